@@ -7,17 +7,17 @@
 #include "support/base/result.h"
 #include "support/cli/app.h"
 
-// Single files that a command writes beside its answer.
+// Single files that a command writes in addition to its main output.
 
 namespace shardwright::apps {
 
-/// Refuses outputs that exist without --force, before any work is done. Rank 0 looks.
-/// \param paths  empty ones stand for nothing
+/// Fails if outputs exist, unless --force is given. Rank 0 checks them before any work is done.
+/// \param paths  empty ones are ignored
 /// \error kBusy
 /// Collective.
 Status CheckOutputs(cli::Context& context, const std::vector<std::string>& paths);
 
-/// Writes one whole, or leaves what was there.
+/// Writes a file atomically. Replaces an existing file only with --force, and never on error.
 /// \error as os::CommitFile
 /// Local.
 Status WriteText(cli::Context& context, const std::string& path, const std::string& text);

@@ -17,7 +17,7 @@ namespace {
 using Column = text::Table::Column;
 using text::kRight;
 
-/// Bytes of each rank; of many ranks their number.
+/// Formats the bytes of each rank, or only the number of ranks if there are many.
 std::string Shares(const std::vector<std::uint64_t>& bytes) {
   constexpr std::size_t kListed = 4;
   if (bytes.size() > kListed) return std::to_string(bytes.size());
@@ -32,7 +32,7 @@ std::string Iterations(const std::vector<std::uint64_t>& list) {
   return text;
 }
 
-/// K now, what it has spent of its share, all K of the limit, and faults that are left.
+/// Shows the current K, the budget it has spent, the total K of the limit, and faults left.
 void ShowDynamicK(cli::Context& context, const partial::DynamicKReport& report) {
   const partial::DynamicK& now = report.state;
   std::string covered = "unknown";

@@ -22,44 +22,44 @@
 
 namespace shardwright::apps {
 
-/// What stands between the separators; empty parts too.
+/// Splits a text at a separator. Keeps empty parts.
 std::vector<std::string> Split(const std::string& text, char at);
 
-/// What stands between the commas of all values of a flag.
+/// Splits all values of a flag at commas, and joins the parts to one list.
 std::vector<std::string> Words(const std::vector<std::string>& values);
 
-/// Parses --keep: components, each once, separated by commas or given several times.
+/// Parses --keep: each component at most once, separated by commas or in several flags.
 /// \error kUsage
 Result<partial::KeptComponents> ParseKeep(const std::vector<std::string>& words);
 
-/// Whose agents are accepted, at socket files and at ports. At ports: --key, or --insecure. On this
-/// host too, where every user can reach a port; those of the agent's own have the socket file,
-/// which needs neither.
+/// Flags that decide which agents are accepted. A port requires --key or --insecure,
+/// even on this host, where every user can reach it. The socket file of an agent
+/// requires neither: only the agent's own user, root and --trust-user can connect to it.
 struct KeyFlags {
-  std::string key;  ///< a file
+  std::string key;  ///< path of the key file
   bool insecure = false;
   TrustFlags trust;
 
   void AddTo(cli::App& app);
-  /// Within a rule. \error kUsage  an address; a port that is given neither
+  /// Checks the flags. \error kUsage  an invalid address; a port without --key or --insecure
   Status CheckRules(const cli::App& app, const std::vector<std::string>& addresses);
-  /// Reads the key, on every rank; --insecure warns.
-  /// \returns null: no address needs one
+  /// Reads the key on every rank. Warns with --insecure.
+  /// \returns null if no address needs a key
   /// \error as os::TlsKey::Read
   /// Collective.
   Result<std::shared_ptr<const os::TlsKey>> Read(cli::Context& context) const;
 
  private:
-  std::string port_;  // the first address that is one
+  std::string port_;  // the first address that is a port
 };
 
-/// What a save did, or with --dry-run what it would do.
+/// Shows the result of a save, or its forecast with --dry-run.
 void ShowSave(cli::Context& context, const partial::SaveReport& report, bool dry_run);
 
-/// The checkpoints of a store and how old their modules are.
+/// Shows the checkpoints of a store and the age of their modules.
 void ShowListing(cli::Context& context, const partial::StoreListing& listing);
 
-/// What is wrong with a store.
+/// Shows the damage of a store.
 /// \error kMismatch  something is damaged
 Status ShowCheck(cli::Context& context, const std::string& path, const partial::StoreCheck& check);
 
@@ -68,14 +68,14 @@ Status ShowCheck(cli::Context& context, const std::string& path, const partial::
 Status ShowRepair(cli::Context& context, const std::string& path,
                   const partial::StoreRepair& repair);
 
-/// What a collection removed, or would remove.
+/// Shows the files that a collection removed, or with --dry-run would remove.
 void ShowCollected(cli::Context& context, const partial::Collected& collected,
                    const partial::CollectedLog& log, bool dry_run);
 
-/// What pec-save undo did.
+/// Shows the result of pec-save undo.
 void ShowUndone(cli::Context& context, const partial::Undone& undone, bool confirmed);
 
-/// What a restore chose: module, version, source; tokens lost; what is abandoned.
+/// Shows the restored version and source of each module, lost tokens, and abandoned checkpoints.
 void ShowRestore(cli::Context& context, const partial::RestoreReport& report);
 
 }  // namespace shardwright::apps

@@ -17,7 +17,7 @@
 namespace shardwright::apps {
 namespace {
 
-/// "dp tp zero", without those that are flags.
+/// Returns the target keys of a format without those that are flags, such as "dp tp zero".
 std::string KeysOf(const checkpoints::Format& format) {
   std::string keys;
   for (const checkpoints::TargetKey& key : format.keys) {
@@ -28,7 +28,7 @@ std::string KeysOf(const checkpoints::Format& format) {
   return keys;
 }
 
-/// The sets of weights that a checkpoint has, where there are several.
+/// Shows the sets of weights of a checkpoint that has several.
 void ShowWeightSets(const checkpoints::Checkpoint& checkpoint, std::ostream& out) {
   if (checkpoint.weight_sets.size() < 2) return;
   for (const checkpoints::WeightSet& set : checkpoint.weight_sets) {
@@ -292,7 +292,7 @@ Status Describe(cli::Context& context, const SourceFlags& source) {
                   FormatBytes(row.bytes), std::move(row.split), std::move(row.states)});
   }
   context.Print(table);
-  // A report takes more memory than all else of a list, and nothing reads it without --json.
+  // Skip the JSON report without --json. It needs more memory than the rest of a list.
   if (!context.flags().json) return {};
   nlohmann::json list = convert::ListJson(checkpoint);
   list["fingerprint"] = convert::FingerprintText(*input);

@@ -15,16 +15,16 @@
 
 namespace shardwright::apps {
 
-/// --patterns.
+/// Adds --patterns.
 void AddPatterns(cli::App& app, std::vector<std::string>* files);
 
-/// --trust-user: a user whose agents and shared-memory caches are accepted at socket files, besides
-/// those of this process's user and of root.
+/// --trust-user: a user whose agents and shared-memory caches are accepted
+/// at socket files, in addition to those of this process's user and of root.
 struct TrustFlags {
   std::string user;
 
   void AddTo(cli::App& app);
-  /// Reads the user, once the flags are parsed. \error kUsage  there is no such user
+  /// Returns the user, after the flags are parsed. \error kUsage  there is no such user
   Result<std::optional<std::uint32_t>> User() const;
 };
 
@@ -42,46 +42,46 @@ struct SourceFlags {
   std::string weights_of;
   std::uint64_t io_concurrency = os::kIoThreads;
 
-  /// \param parts  whether ranks may see parts of INPUT: --node-local
+  /// \param parts  adds --node-local, for commands whose ranks may see parts of INPUT
   void AddTo(cli::App& app, bool parts = true);
-  /// And --siblings, of commands that write what they read; on unless told otherwise.
+  /// Adds --siblings, for commands that write a copy of INPUT. The default is `copy`.
   void AddSiblingsTo(cli::App& app);
   /// Adds --map, --map-sizes and --weights-of, for commands that can rename tensors.
   void AddMapTo(cli::App& app);
-  /// As the library takes them; with --dry-run and what describes INPUT no payload is read.
-  /// \param output  what is to be written, if it is a path
+  /// Returns the options for the library. With --dry-run, --list or --explain, no payload is read.
+  /// \param output  the output of the command, if it is a path
   convert::InputOptions Options(const cli::CommonFlags& flags,
                                 const std::string& output = {}) const;
 };
 
-/// What a command writes: --format, --target with the format's keys, and the keys that are flags of
-/// their own.
+/// Flags for the output of a command: --format, --target with
+/// the format's keys, and keys that have their own flag.
 struct FormatFlags {
   const checkpoints::Format* format = &checkpoints::Formats().front();
   std::string target;
-  bool fixed = false;      ///< the command writes one format, and has no --format
-  bool of_source = false;  ///< without --format that of INPUT is written: then `format` is null
+  bool fixed = false;      ///< the command writes one format and has no --format
+  bool of_source = false;  ///< the default is the format of INPUT: then `format` is null
   bool strict = false;     ///< --strict
-  bool for_ranks = false;  ///< only formats whose files are for certain ranks
+  bool for_ranks = false;  ///< only formats with files for certain ranks
   bool or_none = false;    ///< --format none writes nothing: `format` is null
-  std::string none_help;   ///< what that means, for --help
+  std::string none_help;   ///< help text of this value
 
-  /// \param what  of keys that are not named, for --help
+  /// \param what  effect of keys you omit, for --help
   void AddTo(cli::App& app, const std::string& what);
   void AddKeyFlags(cli::App& app);
-  /// And --strict.
+  /// Adds --strict.
   void AddStrictTo(cli::App& app);
-  /// What is asked for, once the flags are parsed; nothing while `format` is null. \error kUsage
+  /// Returns the requested keys after parsing. Empty while `format` is null. \error kUsage
   Result<checkpoints::TargetSpec> Spec(const cli::App& app) const;
-  /// The names that a map that is found by itself leads to (checkpoints::Format::sides).
+  /// Returns the naming schemes that "auto" maps may lead to (checkpoints::Format::sides).
   std::vector<std::string> Sides(const checkpoints::TargetSpec& spec) const;
-  /// The first flag of a key that is given, "--loader", but for `except`; empty without one.
+  /// Returns the first key flag given, such as "--loader", except `except`; empty without one.
   std::string GivenKeyFlag(const cli::App& app, std::string_view except = {}) const;
-  /// The value of the flag of a key, that was given or its default. \pre there is such a flag
+  /// Returns the value of a key's flag, given or default. \pre there is such a flag
   const std::string& ValueOf(std::string_view key) const;
 
  private:
-  /// A key of one format as a flag.
+  /// A key of one format that has its own flag.
   struct KeyFlag {
     const checkpoints::Format* format = nullptr;
     const checkpoints::TargetKey* key = nullptr;
@@ -93,7 +93,7 @@ struct FormatFlags {
   std::vector<std::unique_ptr<KeyFlag>> key_flags_;  // the parser keeps their addresses
 };
 
-/// The shared flags of a command that writes `output`.
+/// Returns the options of a conversion that writes `output`, from the shared flags.
 convert::ConvertOptions WriteOptions(const cli::CommonFlags& flags, const std::string& output);
 
 /// Opens a command's input as convert::OpenInput does. A stop request interrupts it at any point.
@@ -102,11 +102,11 @@ convert::ConvertOptions WriteOptions(const cli::CommonFlags& flags, const std::s
 Result<std::unique_ptr<convert::Input>> OpenInput(cli::Context& context,
                                                   const convert::InputOptions& options);
 
-/// Answers --list or --explain.
+/// Handles --list and --explain.
 /// Collective.
 Status Describe(cli::Context& context, const SourceFlags& source);
 
-/// Shows what was done, or with --dry-run what would be done.
+/// Shows the result of a conversion, or its forecast with --dry-run.
 /// \error kIo  with --dry-run, and `output` would not fit on its file system
 Status ShowConversion(cli::Context& context, const convert::ConvertReport& report,
                       const std::string& output);

@@ -18,7 +18,7 @@ constexpr std::uint64_t kMostIterations = UINT64_MAX - 1;
 
 tl::unexpected<Error> Usage(std::string message) { return Fail(Errc::kUsage, std::move(message)); }
 
-/// Flags that only some strategies know: with others they would silently do nothing.
+/// Flags that only some strategies use. Others would silently ignore them.
 struct Known {
   const char* flag = nullptr;
   std::array<std::string_view, 5> strategies;
@@ -38,13 +38,13 @@ constexpr Known kKnown[] = {
     {"--spare", {"hecate"}},
     {"--nonmoe-seconds", {"hecate"}},
 };
-/// Flags whose effect on a single plan is checked afterwards; in a replay nobody would notice.
+/// Flags whose effect on a single plan is checked later. A simulated run has no such check.
 constexpr Known kKnownInReplays[] = {
     {"--faults", {"best", "lazarus", "spread", "compact", "vanilla"}},
     {"--unit", {"best", "lazarus", "spread", "compact"}},
 };
 
-/// Reads --max-moves: a count, a size or a share.
+/// Parses --max-moves: a count, a size or a share.
 /// \error kUsage
 Result<placement::MovesLimit> ParseMaxMoves(const std::string& text) {
   placement::MovesLimit limit;
@@ -69,7 +69,7 @@ Result<placement::MovesLimit> ParseMaxMoves(const std::string& text) {
   return limit;
 }
 
-/// Reads --join: a path, or a path and a weight.
+/// Parses --join: a path, or a path and a weight.
 /// \error kUsage
 Result<placement::JoinedLoads> ParseJoined(const std::string& text) {
   placement::JoinedLoads joined;
@@ -87,7 +87,7 @@ Result<placement::JoinedLoads> ParseJoined(const std::string& text) {
                std::string(begin, end) + "\"");
 }
 
-/// Reads --effort: a count of steps, or a time with its unit.
+/// Parses --effort: a number of steps, or a time with its unit.
 /// \error kUsage
 Status SetEffort(const std::string& text, placement::Options* options) {
   constexpr double kMostSeconds = 3600;
@@ -309,7 +309,7 @@ void MoeFlags::AddShared(const cli::CommonFlags& common) {
 
 Status MoeFlags::CheckKnown(const cli::App& app, const std::string& strategy, bool replayed,
                             bool writes_eplb) const {
-  // For recovery, best plans as lazarus does.
+  // For recovery, `best` plans like `lazarus`.
   const bool recovers = objective_ == "recovery" || objective_ == "mixed";
   const std::string planner = strategy == "best" && recovers ? "lazarus" : strategy;
   std::string other = "--strategy " + strategy;

@@ -12,32 +12,32 @@
 
 namespace shardwright::apps {
 
-/// The flags of moe-replace and its subcommands; each adds those that it knows.
+/// The flags of moe-replace and its subcommands. Each subcommand adds the flags that it supports.
 struct MoeFlags {
   placement::PlanRequest request;
   std::string report;
 
-  /// The positional LOADS.
+  /// Adds the positional LOADS, a source of token counts.
   void AddLoadsTo(cli::App& app);
-  /// The cluster and what is read of the loads.
-  /// \param at  also the iteration that is planned for, and that of measuring
+  /// Adds the flags for the cluster and for selecting token counts.
+  /// \param at  also adds --at, the planned iteration, and --measured-at
   void AddInputTo(cli::App& app, bool at);
-  /// What strategies are asked for. \param moves  also --old and --forward
+  /// Adds the options of strategies. \param moves  also adds --old and --forward
   void AddStrategyOptionsTo(cli::App& app, bool moves);
-  /// --faults and --unit.
+  /// Adds --faults and --unit.
   void AddFaultsTo(cli::App& app);
-  /// How a plan is looked at.
+  /// Adds the flags for reports about a plan.
   void AddReportTo(cli::App& app);
 
-  /// Completes `request`; rules of the flags above that join several.
-  /// \param cluster_needed  false where a plan may tell its own
+  /// Completes `request`, and checks rules that combine several of the flags above.
+  /// \param cluster_needed  false if a plan may describe its own cluster
   /// \error kUsage
   Status CheckRules(const cli::App& app, bool cluster_needed);
-  /// Takes over what the shared flags say.
+  /// Copies the values of the shared flags.
   void AddShared(const cli::CommonFlags& common);
-  /// Refuses flags that the strategy does not know.
-  /// \param replayed  also those whose effect on a single plan is checked afterwards
-  /// \param writes_eplb  the format of the plan knows --groups
+  /// Fails if a flag has no effect on the strategy.
+  /// \param replayed  also checks flags whose effect on a single plan is checked afterwards
+  /// \param writes_eplb  the format of the plan supports --groups
   /// \error kUsage
   Status CheckKnown(const cli::App& app, const std::string& strategy, bool replayed,
                     bool writes_eplb) const;
@@ -52,17 +52,17 @@ struct MoeFlags {
   std::string everywhere_;
   std::vector<std::string> joined_;
   std::string objective_;
-  // Numbers that the library keeps in smaller types.
+  // The library stores these numbers in smaller types.
   std::uint64_t groups_ = 1;
   std::string effort_ = "4";
   std::optional<std::uint64_t> overlap_;
   std::optional<std::uint64_t> spare_;
 };
 
-/// --strategy.
+/// Adds --strategy.
 void AddStrategy(cli::App& app, std::string* strategy);
 
-// The subcommands: each takes all arguments and returns the exit code.
+// The subcommands. Each takes all arguments and returns the exit code.
 int CompareMain(int argc, const char* const* argv);
 int ReplayMain(int argc, const char* const* argv);
 int EvaluateMain(int argc, const char* const* argv);

@@ -9,8 +9,8 @@
 
 namespace shardwright::apps {
 
-/// Shows one plan: what it is good for, where it was written, and a line per layer.
-/// \param output  file that it was written to; empty: none
+/// Shows one plan: its quality, its output file, and one line per layer.
+/// \param output  path of the written plan; empty: none
 void ShowPlan(cli::Context& context, const MoeFlags& flags, const placement::PlanInput& input,
               const placement::PlannedRow& row, const std::string& output);
 

@@ -8,7 +8,7 @@
 namespace shardwright::apps {
 namespace {
 
-/// The values of --lost-nodes.
+/// Parses the values of --lost-nodes.
 Status ParseLost(const std::vector<std::string>& words, partial::RestoreOptions* options) {
   if (words.empty()) return {};
   if (options->agents.empty()) {
@@ -113,7 +113,7 @@ Status RestoreFlags::CheckRules(cli::App& app) {
         "--trim-tokens requires --restart, because only a restart makes later lines invalid");
   }
   if (options.format != nullptr) return {};
-  // Nothing is written there.
+  // --format none writes no output.
   app.AllowAbsent(&output);
   for (const char* flag : {"--target", "--force", "--resume", "--verify", "--strict", "--mode"}) {
     if (!app.IsSet(flag)) continue;

@@ -14,16 +14,16 @@ namespace shardwright::apps {
 
 /// The flags of pec-restore.
 struct RestoreFlags {
-  partial::RestoreOptions options;  ///< without how to write
+  partial::RestoreOptions options;  ///< without the options for writing
   std::string output;
   FormatFlags format;
   std::vector<std::string> agents;
   std::vector<std::string> lost;
   KeyFlags key;
-  std::string token_log;  ///< to be trimmed; empty: none
+  std::string token_log;  ///< token log to trim; empty: none
 
   void AddTo(cli::App& app);
-  /// Completes `options`; rules that join several flags.
+  /// Completes `options`, and checks rules that combine several flags.
   /// \error kUsage
   Status CheckRules(cli::App& app);
 };

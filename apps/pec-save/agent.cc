@@ -34,7 +34,7 @@ using Json = nlohmann::json;
 constexpr std::uint64_t kMostMicroBatches = 65536;
 constexpr std::chrono::hours kStopPatience(24 * 30);
 
-/// A number of the answer as text; "none" where it is absent.
+/// Formats a number of the answer; "none" if it is absent.
 std::string Number(const Json& json, const char* key) {
   const auto found = json.find(key);
   if (found == json.end() || !found->is_number()) return "none";
@@ -46,7 +46,7 @@ std::uint64_t Bytes(const Json& json, const char* key) {
   return found != json.end() && found->is_number_unsigned() ? found->get<std::uint64_t>() : 0;
 }
 
-/// Where ranks idle: how much of what was sent was sent then.
+/// Shows how much was sent in idle intervals, if ranks report them.
 void ShowSent(std::ostream& out, const Json& json) {
   const Json sent = json.value("sent", Json::object());
   const std::uint64_t idle = Bytes(sent, "idle");
@@ -94,7 +94,7 @@ void ShowStatus(cli::Context& context, const Json& json) {
   context.Print(table);
 }
 
-/// What policy gradient-log takes, and what it leaves to the log.
+/// Flags of policy gradient-log: the interval of full states and the log's memory limit.
 struct ReplayFlags {
   std::uint64_t full_every = 500;
   std::uint64_t held_bytes = std::uint64_t{1} << 30;
@@ -117,7 +117,7 @@ Status RunAgent(cli::Context& context, const SaveFlags& save, const KeyFlags& ke
                 const ReplayFlags& replay, partial::AgentRunOptions options) {
   options.agent.save = save.Options(context.flags());
   options.agent.save.replay.full_every = replay.full_every;
-  // A copy on another node may be gone on from when this agent and what it holds back are gone.
+  // Copies on other nodes must not depend on gradients that only this agent has in memory.
   options.agent.held_bytes = options.peers.empty() ? replay.held_bytes : 0;
   options.input = save.source.Options(context.flags());
   options.agent.pattern_files = options.input.pattern_files;
@@ -134,7 +134,7 @@ Status RunAgent(cli::Context& context, const SaveFlags& save, const KeyFlags& ke
   return {};
 }
 
-/// Where --replay has nothing to do.
+/// Fails if --replay would have no effect.
 Status CheckReplay(const cli::App& app, const partial::AgentRunOptions& options,
                    partial::Policy policy) {
   if (options.copies_only)
@@ -149,7 +149,7 @@ Status CheckReplay(const cli::App& app, const partial::AgentRunOptions& options,
               "--replay requires --listen unix:PATH, where trainers submit gradients");
 }
 
-/// When ranks idle, as flags say.
+/// Flags that describe when ranks are idle.
 struct IdleFlags {
   std::string pipeline;
   std::string stages;
@@ -196,7 +196,7 @@ struct IdleFlags {
   }
 };
 
-/// Which agent is asked, and how.
+/// Flags that select an agent and authenticate to it.
 struct AddressFlags {
   std::string address;
   KeyFlags key;
@@ -334,7 +334,7 @@ int TellMain(int argc, const char* const* argv) {
   flags.AddTo(app);
   app.AddInput(&request, "snapshot, flush or stop (docs/formats/agent.md)", "REQUEST");
   return app.Run(argc, argv, [&](cli::Context& context) -> Status {
-    // Stopping takes as long as saving all snapshots; a signal ends the wait.
+    // A stop takes as long as saving all snapshots. A signal ends the wait.
     const std::chrono::milliseconds patience =
         request == "stop" ? kStopPatience : partial::kAgentPatience;
     SW_TRY_ASSIGN(const auto client, flags.Client(context, patience));

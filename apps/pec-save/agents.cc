@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// pec-save agents: agents that trainers started for themselves, found by the names of their folders
-// (lib/trainer/torch/shardwright/_agent_process.py).
+// pec-save agents: lists agents that trainers started automatically. Finds them by
+// the names of their folders (lib/trainer/torch/shardwright/_agent_process.py).
 
 #include <unistd.h>
 
@@ -29,16 +29,16 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr std::chrono::seconds kStatusPatience(10);
-constexpr std::chrono::hours kEndPatience(24 * 30);  // it saves all that it holds first
+constexpr std::chrono::hours kEndPatience(24 * 30);  // it first saves all buffered snapshots
 
-/// An agent, or what one that has ended left behind.
+/// A running agent, or the files that an ended one left.
 struct Found {
   std::string folder;
-  std::string state = "running";  ///< "ended": nothing listens; "silent": it does not answer
-  Json status;                    ///< of a running one
+  std::string state = "running";  ///< "ended": no process listens; "silent": it does not answer
+  Json status;                    ///< only of a running agent
 };
 
-/// The folder in which trainers put the sockets of their agents, as their package chooses it.
+/// Returns the folder in which the Python package puts the sockets of agents.
 std::string RuntimeFolder() {
   for (const char* name : {"XDG_RUNTIME_DIR", "TMPDIR"}) {
     const char* const value = std::getenv(name);
@@ -123,7 +123,7 @@ void Show(cli::Context& context, const std::vector<Found>& all) {
   }
 }
 
-/// Ends those that run, each when all that it holds is saved.
+/// Ends all running agents. Each first saves its buffered snapshots.
 Status StopAll(cli::Context& context, const std::vector<Found>& all) {
   Status first;
   for (const Found& one : all) {

@@ -12,7 +12,7 @@ namespace {
 constexpr std::uint64_t kMostParams = std::uint64_t{1} << 48;
 constexpr std::uint64_t kMostModules = 1'000'000;
 
-/// "PARAMS[xCOUNT],..." as parameters by module.
+/// Parses "PARAMS[xCOUNT],..." and returns the parameters of each module.
 Result<std::vector<std::uint64_t>> ParseModules(const std::string& text) {
   std::vector<std::uint64_t> params;
   for (const std::string& part : Split(text, ',')) {
@@ -34,7 +34,7 @@ Result<std::vector<std::uint64_t>> ParseModules(const std::string& text) {
   return params;
 }
 
-/// "WEIGHTS,MASTER,MOMENTS".
+/// Parses "WEIGHTS,MASTER,MOMENTS", in bytes per parameter.
 Result<partial::ComponentBytes> ParseParamBytes(const std::string& text) {
   const std::vector<std::string> parts = Split(text, ',');
   if (parts.size() != 3) {

@@ -11,22 +11,22 @@
 
 namespace shardwright::apps {
 
-/// The flags of pec-save plan, tune and simulate that describe a job: STORE, or sizes.
+/// Flags of pec-save plan, tune and simulate that describe a job, by STORE or by sizes.
 struct JobFlags {
   std::string nonexpert_params = "52428800,2097152,4202496x24,8393728x12,16384x12,2048";
   std::string param_bytes = "2,4,8";
   std::vector<std::string> keep;
 
-  /// \param shape  also --experts and --moe-layers; without it a trace says them
+  /// \param shape  also adds --experts and --moe-layers; otherwise a trace defines these numbers
   void AddTo(cli::App& app, partial::JobRequest* job, bool shape);
-  /// Parses what is text. \error kUsage  sizes beside a store; a text that is none
+  /// Parses text values. \error kUsage  sizes together with a store; an invalid value
   Status Complete(const cli::App& app, partial::JobRequest* job) const;
 };
 
-/// The times of a step, which tune and simulate know besides.
+/// Adds the durations of a step, which only tune and simulate need.
 void AddStepTimes(cli::App& app, partial::JobRequest* job);
 
-/// "0-3,7" as numbers. \error kUsage  not such a list; kLimit
+/// Parses a list such as "0-3,7". \error kUsage  not such a list; kLimit
 Result<std::vector<std::uint32_t>> ParseRanks(const std::string& text);
 
 }  // namespace shardwright::apps

@@ -18,10 +18,10 @@ constexpr std::uint64_t kMostCheckpoints = 100'000;
 constexpr std::uint64_t kMostWorkers = 1'000'000;
 constexpr std::uint64_t kMostStages = 10'000;
 
-/// A flag, and the flags of which one must be there.
+/// A flag that requires at least one of several other flags.
 struct Need {
   const char* flag;
-  std::array<const char*, 3> any;  // null: none
+  std::array<const char*, 3> any;  // null: unused
 };
 
 constexpr Need kNeeds[] = {{"--pp", {"--copies", "--micro-batches"}},
@@ -45,7 +45,7 @@ constexpr Need kNeeds[] = {{"--pp", {"--copies", "--micro-batches"}},
 Status CheckNeeds(const cli::App& app, partial::Policy policy) {
   for (const Need& need : kNeeds) {
     if (!app.IsSet(need.flag)) continue;
-    // Gradients are logged in every iteration between.
+    // With gradient-log, the gradients of every iteration in between are logged.
     const std::string_view name = need.flag;
     const bool of_log = name == "--interval" || name == "--full-every";
     if (policy == partial::Policy::kReplay && of_log) continue;
@@ -72,7 +72,7 @@ struct PlanFlags {
   std::optional<std::uint64_t> lost_tokens;
 
   void AddTo(cli::App& app);
-  /// Rules that join several flags; completes `request`.
+  /// Checks rules that combine several flags, and completes `request`.
   Status CheckRules(const cli::App& app);
 
  private:

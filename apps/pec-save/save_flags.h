@@ -13,13 +13,13 @@
 
 namespace shardwright::apps {
 
-/// Most iterations, tokens or checkpoints that a flag takes.
+/// Limit for iterations, tokens or checkpoints in a flag.
 inline constexpr std::uint64_t kMany = std::uint64_t{1} << 53;
 
-/// The words of --policy.
+/// Returns the values of --policy.
 const std::vector<std::pair<std::string, partial::Policy>>& PolicyWords();
 
-/// The flags that choose experts, of a save, an agent and a plan.
+/// Flags that choose experts, for a save, an agent and a plan.
 struct SelectionFlags {
   partial::Policy policy = partial::Policy::kSequential;
   std::uint64_t k = 1;
@@ -31,12 +31,12 @@ struct SelectionFlags {
   std::string tokens;
 
   void AddTo(cli::App& app);
-  /// Rules that join several flags.
+  /// Checks rules that combine several flags.
   /// \error kUsage
   Status CheckRules(const cli::App& app) const;
 };
 
-/// The flags of a save and of an agent, which saves too.
+/// Flags of a save, and of an agent, which saves its snapshots.
 struct SaveFlags {
   SourceFlags source;
   SelectionFlags selection;
@@ -44,14 +44,14 @@ struct SaveFlags {
   std::vector<std::string> keep;
   std::string compress = "none";
   std::optional<std::uint64_t> iterations;
-  bool agent = false;  ///< of an agent, which gradients may come to
+  bool agent = false;  ///< true for an agent, which can receive gradients
 
   void AddTo(cli::App& app);
-  /// And what an agent finds out for itself.
+  /// Adds flags for values that an agent determines by itself.
   void AddSaveOnlyTo(cli::App& app);
   /// \error kUsage
   Status CheckRules(const cli::App& app);
-  /// As the library takes them, but for the tokens.
+  /// Returns the request for the library, without the token counts.
   partial::SaveRequest Options(const cli::CommonFlags& common) const;
 
  private:

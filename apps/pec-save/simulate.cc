@@ -33,7 +33,7 @@ struct SimulateFlags {
   Status ReadFaults(const cli::App& app);
 };
 
-/// A number reads as a rate, anything else is a file.
+/// Parses a number as a rate. Returns nothing for other texts, which are paths.
 std::optional<double> AsRate(const std::string& text) {
   double rate = 0;
   const char* end = text.data() + text.size();

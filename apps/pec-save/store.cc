@@ -20,7 +20,7 @@ namespace shardwright::apps {
 
 namespace {
 
-/// What is wrong with a store's log of gradients; empty where there is none, or nothing is.
+/// Returns the damage of a store's gradient log. Empty if there is no log, or no damage.
 Result<std::string> DamageOfLog(const std::string& path, unsigned threads) {
   SW_TRY_ASSIGN(const bool there, os::IsDir(path + "/logs"));
   if (!there) return std::string();
@@ -31,7 +31,7 @@ Result<std::string> DamageOfLog(const std::string& path, unsigned threads) {
 
 struct CheckFlags {
   std::string store;
-  std::string repair;  ///< checkpoint; empty: none
+  std::string repair;  ///< path of a checkpoint; empty: none
   std::vector<std::string> also;
   std::vector<std::string> patterns;
 };
@@ -60,7 +60,7 @@ Status Repair(cli::Context& context, const CheckFlags& flags) {
   source.source_paths = {flags.repair};
   source.source_paths.insert(source.source_paths.end(), flags.also.begin(), flags.also.end());
   source.pattern_files = flags.patterns;
-  // The digests of blobs prove more than these two.
+  // The digests of blobs already verify more than these two checks.
   source.allow_mixed = true;
   source.proof.reset();
   SW_TRY_ASSIGN(const auto input, OpenInput(context, source));

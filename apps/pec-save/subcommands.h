@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// The subcommands of pec-save: each takes all arguments and returns the exit code.
+// The subcommands of pec-save. Each takes all arguments and returns the exit code.
 
 namespace shardwright::apps {
 

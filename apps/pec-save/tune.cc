@@ -16,7 +16,7 @@
 namespace shardwright::apps {
 namespace {
 
-/// Both bandwidths of a rank, measured while all ranks do the same.
+/// Measures both bandwidths of a rank, while all ranks do the same.
 Result<partial::Bandwidths> Measure(cli::Context& context, const std::string& folder) {
   SW_TRY_ASSIGN(const partial::Bandwidths measured,
                 partial::MeasureBandwidths(context.comm(), folder, context.sink()));

@@ -41,7 +41,7 @@ int main(int argc, char** argv) {
     if (context.flags().describes()) return shardwright::apps::Describe(context, source);
     shardwright::convert::InputOptions from = source.Options(context.flags(), output);
     if (!pack) from.proof.reset();  // no payload is read
-    from.bound = true;              // a catalogue describes every file as it is
+    from.bound = true;              // a catalogue describes every file unchanged
     SW_TRY_ASSIGN(const auto input, shardwright::apps::OpenInput(context, from));
     for (const std::string& one : shardwright::checkpoints::OptimizerLeftOut(input->checkpoint)) {
       context.sink().Warn(one);

@@ -18,10 +18,10 @@ Status CheckBoth(cli::Context& context, const SourceFlags& source, const std::st
                  const std::string& only) {
   convert::InputOptions first = source.Options(context.flags());
   first.siblings = false;
-  first.bound = !only.empty();  // what is not compared may be of any form
+  first.bound = !only.empty();  // states that are not compared may have any form
   convert::InputOptions second = first;
   second.source_paths = {other};
-  second.maps = {};  // its names are those that the first gets
+  second.maps = {};  // its names are the targets of the first one's maps
   second.weights_if_present = true;
   SW_TRY_ASSIGN(const auto b, OpenInput(context, second));
   first.maps.like = &b->checkpoint;
@@ -44,9 +44,9 @@ Status CheckBoth(cli::Context& context, const SourceFlags& source, const std::st
 
 namespace {
 
-/// Finds a map that leads from the names of a checkpoint to those of a format's programs.
-/// \returns "llama:megatron", or "auto" if several maps do; empty where the names are theirs
-///          already, or no map knows them
+/// Finds a map from the names of a checkpoint to those of a format's programs.
+/// \returns  "llama:megatron", or "auto" if several maps fit; empty if the
+///        names already match or no map knows them
 Result<std::string> MissingMap(const checkpoints::Checkpoint& checkpoint,
                                const std::vector<std::string>& wanted) {
   std::vector<std::string> found;

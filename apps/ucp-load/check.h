@@ -12,7 +12,7 @@
 
 namespace shardwright::apps {
 
-/// Answers --check: compares the source with a second checkpoint and shows what differs.
+/// Handles --check: compares the source with a second checkpoint and shows the differences.
 /// \param other  path of the second checkpoint
 /// \param only   the state to compare alone: "weight" or "master"; empty: everything
 /// \error kMismatch  they differ; as convert::OpenInput and convert::Check
@@ -20,7 +20,7 @@ namespace shardwright::apps {
 Status CheckBoth(cli::Context& context, const SourceFlags& source, const std::string& other,
                  const std::string& only);
 
-/// Refuses or warns of names that the programs which read a format do not look for.
+/// Fails or warns if the programs that read a format do not look for these names.
 /// \param wanted  as FormatFlags::Sides
 /// \error kUsage  Megatron, which initializes parameters that it does not find
 /// Local.

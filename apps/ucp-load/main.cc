@@ -51,7 +51,7 @@ int main(int argc, char** argv) {
               "compare INPUT with OUTPUT (with --only: just these weights); exit with code 5 if "
               "they differ");
   shardwright::checkpoints::TargetSpec spec;
-  std::string only;  // of --check: "weight", "master", or empty
+  std::string only;  // for --check: "weight", "master", or empty for everything
   app.Check([&]() -> Status {
     for (const char* flag : {"--target", "--format", "--force", "--resume", "--dry-run", "--verify",
                              "--siblings", "--link", "--strict", "--mode"}) {
@@ -75,7 +75,7 @@ int main(int argc, char** argv) {
     if (context.flags().describes()) return shardwright::apps::Describe(context, source);
     if (check) return shardwright::apps::CheckBoth(context, source, output, only);
     shardwright::convert::InputOptions first = source.Options(context.flags(), output);
-    first.bound = true;  // equal layouts keep every file as it is
+    first.bound = true;  // for equal layouts, files are copied unchanged
     first.maps.sides = format.Sides(spec);
     SW_TRY_ASSIGN(const auto input, shardwright::apps::OpenInput(context, first));
     if (format.format == nullptr) {

@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// What ucp-load does with memory in place of files.
+// The subcommands of ucp-load for checkpoints in shared memory.
 
 namespace shardwright::apps {
 
-/// "ucp-load serve": loads into memory, and stays for trainers.
+/// "ucp-load serve": keeps a checkpoint in shared memory for trainers to load.
 int ServeMain(int argc, const char* const* argv);
 
-/// "ucp-load status": what a resident load does.
+/// "ucp-load status": shows the state of a shared-memory cache.
 int ServeStatusMain(int argc, const char* const* argv);
 
-/// "ucp-load stop": ends one.
+/// "ucp-load stop": ends a shared-memory cache.
 int ServeStopMain(int argc, const char* const* argv);
 
 }  // namespace shardwright::apps

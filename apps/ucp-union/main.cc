@@ -51,7 +51,7 @@ int main(int argc, char** argv) {
   app.Check([&]() -> Status {
     SW_TRY_ASSIGN(spec, format.Spec(app));
     if (!compatible.output.empty()) {
-      // As the converter that these flags are of, which leaves what lies beside where it is.
+      // Like the upstream converter that defined these flags, leave sibling files in place.
       if (source.siblings && app.IsSet("--siblings")) {
         return shardwright::Fail(shardwright::Errc::kUsage,
                                  "--siblings=copy cannot be combined with --output_folder, which "
@@ -64,7 +64,7 @@ int main(int argc, char** argv) {
   return app.Run(argc, argv, [&](shardwright::cli::Context& context) -> Status {
     if (context.flags().describes()) return shardwright::apps::Describe(context, source);
     shardwright::convert::InputOptions from = source.Options(context.flags(), output);
-    from.bound = true;  // Convert refuses what it cannot write
+    from.bound = true;  // Convert fails if it cannot write the state
     SW_TRY_ASSIGN(const auto input, shardwright::apps::OpenInput(context, from));
     auto options = shardwright::apps::WriteOptions(context.flags(), output);
     options.strict = format.strict;

@@ -12,35 +12,35 @@
 #include "support/os/dir.h"
 #include "support/zstd/contexts.h"
 
-// Byte form: magic, CRC-32 of what follows it, one zstd frame. In the frame, numbers are LEB128,
-// texts a length and bytes: the format's name, tag, warnings, manifest, files, siblings, what is
-// left out. A file has containers, and each of these the number of its metadata: the first
-// container that has one brings it along. A storage is its key (unless it is its index), the gap to
-// the payload before it, its length, and its CRC-32 if it has one. Form 5 is written of a source
-// with compressed items, whose stretches follow each container; form 4, which has none, of all
-// others. The forms before are read: every container of form 3 brings its metadata along, files of
-// forms 1 and 2 are one pickled container and formats have numbers, and form 1 has no siblings.
+// Layout: magic, CRC-32 of the rest, one zstd frame. Inside the frame, numbers are LEB128 and a
+// text is its length and its bytes. The frame contains the format's name, tag, warnings, manifest,
+// files, siblings and left-out entries. A file has containers, each with a metadata number; the
+// first container with a new number also contains the metadata. A storage has a key (unless it
+// equals its index), the gap after the previous payload, a length, and a CRC-32 if known. Version
+// 5 is written for sources with compressed items and adds their byte ranges to each container;
+// version 4 is written otherwise. Older versions are readable: in 3 every container contains its
+// metadata; in 1 and 2 a file is one pickled container and formats are numbers; 1 has no siblings.
 
 namespace shardwright::checkpoints {
 namespace {
 
-constexpr std::string_view kMagic("SWsource\0\0\0", 11);  // and a byte, the form
+constexpr std::string_view kMagic("SWsource\0\0\0", 11);  // followed by one byte, the version
 constexpr unsigned kForm = 5;
 constexpr unsigned kPlainForm = 4;
 constexpr std::size_t kHeaderBytes = kMagic.size() + 1 + 4;
 constexpr std::uint64_t kCatalogueBytes = std::uint64_t{16} << 30;
 constexpr int kLevel = 1;
-// The window covers the whole content up to this: a metadata is 200 KiB and much like the one 100
-// files before.
+// Largest zstd window. One metadata has about 200 KiB and resembles
+// that of the file 100 files earlier, so the window must cover both.
 constexpr int kWindowLog = 27;
 constexpr int kWindowLogMin = 17;
-// What goes in and out of zstd at once: less than what malloc gets from the system each time anew.
+// Bytes per call of zstd, small enough that malloc does not request them from the system each time.
 constexpr std::size_t kPieceBytes = std::size_t{1} << 16;
 
-/// Compresses what is written to it.
+/// Compresses the bytes that are written to it.
 class Packer {
  public:
-  /// \param content_bytes  about how much will be written: no larger a window is made
+  /// \param content_bytes  approximate size of the content; limits the size of the window
   explicit Packer(std::uint64_t content_bytes) : context_(NewZstdWriter()), buffer_(kPieceBytes) {
     Set(ZSTD_c_compressionLevel, kLevel);
     Set(ZSTD_c_enableLongDistanceMatching, 1);
@@ -49,7 +49,7 @@ class Packer {
     Set(ZSTD_c_checksumFlag, 1);
   }
 
-  // Small pieces are gathered: a call into zstd costs more than a copy.
+  // Buffers small pieces, because a call of zstd costs more than a copy.
   void Bytes(std::string_view bytes) {
     if (bytes.size() < kPieceBytes) {
       gathered_.append(bytes);
@@ -116,7 +116,7 @@ tl::unexpected<Error> Damaged(const std::string& what) {
   return Fail(Errc::kBadInput, "catalogue: " + what);
 }
 
-/// Reads a frame piece by piece. Lengths are believed only as far as there are bytes.
+/// Decompresses a frame in pieces. Allocates only for bytes that exist, whatever a length claims.
 class Unpacker {
  public:
   explicit Unpacker(std::string_view frame) : context_(NewZstdReader()), buffer_(kPieceBytes) {
@@ -147,7 +147,7 @@ class Unpacker {
     while (left > 0) {
       while (at_ == have_) SW_TRY(Refill());
       const auto n = static_cast<std::size_t>(std::min<std::uint64_t>(left, have_ - at_));
-      // Doubling by hand: an exact append would copy a long text once per block.
+      // Doubles the capacity: an exact reserve would copy a long text once per block.
       if (text.capacity() - text.size() < n) {
         text.reserve(std::max(text.size() + n, text.capacity() * 2));
       }
@@ -159,7 +159,7 @@ class Unpacker {
     return text;
   }
 
-  /// The frame is read to its end, and nothing follows it.
+  /// Reads the frame to its end. Fails if anything follows it.
   Status Done() {
     while (!ended_) {
       SW_TRY(Refill());
@@ -237,8 +237,8 @@ void PackMetadata(const files::ContainerMetadata& metadata, Packer* out) {
   }
 }
 
-/// \param head  whether it says of what kind it is and where it begins
-/// \param name  of the file
+/// \param head  the metadata starts with its kind and its offset
+/// \param name  name of the file
 Result<files::ContainerMetadata> UnpackMetadata(bool head, const std::string& name, Unpacker* in) {
   files::ContainerMetadata out;
   if (head) {
@@ -410,7 +410,7 @@ void PackFile(const SourceFile& file, unsigned form, MetadataTable* metadata_tab
   }
 }
 
-/// Reads the files of a set, in any form.
+/// Reads the files of a set, in any version.
 class FileUnpacker {
  public:
   FileUnpacker(unsigned form, Unpacker* in) : form_(form), in_(*in) {}
@@ -471,10 +471,10 @@ class FileUnpacker {
   const unsigned form_;
   Unpacker& in_;
   std::vector<Shared> known_;  // by number
-  MetadataTable shared_;       // of the forms without numbers
+  MetadataTable shared_;       // for versions without metadata numbers
 };
 
-// Forms 1 and 2 number the formats that there were then.
+// Versions 1 and 2 store a format as an index into this list.
 constexpr std::array<std::string_view, 2> kNumbered = {"deepspeed", "universal"};
 
 Result<std::string> UnpackFormat(unsigned form, Unpacker* in) {
@@ -495,8 +495,8 @@ std::uint32_t Sum(std::string_view bytes) { return Crc32(std::as_bytes(std::span
 }  // namespace
 
 std::string Serialize(const SourceSet& source) {
-  constexpr std::uint64_t kStorageBytes = 16;  // a usual storage, packed
-  constexpr std::uint64_t kFileBytes = 256;    // a usual file without its metadata
+  constexpr std::uint64_t kStorageBytes = 16;  // estimated size of a packed storage
+  constexpr std::uint64_t kFileBytes = 256;    // estimated size of a file without its metadata
   MetadataTable metadata_table;
   std::uint64_t content_bytes = kFileBytes * source.files.size();
   std::size_t different = 0;
@@ -532,7 +532,7 @@ std::string Serialize(const SourceSet& source) {
 }
 
 Result<SourceSet> DeserializeSource(std::string_view bytes) {
-  constexpr std::size_t kVersionBytes = 3;  // but for the form
+  constexpr std::size_t kVersionBytes = 3;  // without the version byte
   const std::string_view name = kMagic.substr(0, kMagic.size() - kVersionBytes);
   if (!bytes.starts_with(name)) return Damaged("not a catalogue");
   if (bytes.size() <= kMagic.size()) return Damaged("it ends early");
@@ -553,7 +553,7 @@ Result<SourceSet> DeserializeSource(std::string_view bytes) {
   SourceSet out;
   SW_TRY_ASSIGN(out.format, UnpackFormat(form, &in));
   SW_TRY_ASSIGN(out.tag, in.Text());
-  // A rank that sees nothing of a checkpoint does not know its tag.
+  // The tag is empty if the rank saw no part of the checkpoint.
   if (!out.tag.empty() && !os::SafeName(out.tag)) return Damaged("a tag that no folder has");
   SW_TRY_ASSIGN(const std::uint64_t warnings, in.Number());
   for (std::uint64_t i = 0; i < warnings; ++i) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A checkpoint of which every rank sees a part only.
+// Merges the parts of a checkpoint of which every rank sees only some files.
 
 #include <algorithm>
 #include <map>
@@ -11,7 +11,7 @@
 namespace shardwright::checkpoints {
 namespace {
 
-/// Some formats have no checksums, nor have old files of others.
+/// Returns true if all storages have checksums; some formats and old files have none.
 bool HasSums(const SourceFile& file) {
   return std::any_of(file.containers.begin(), file.containers.end(), [](const Container& one) {
     return std::any_of(one.metadata->storages.begin(), one.metadata->storages.end(),
@@ -21,9 +21,9 @@ bool HasSums(const SourceFile& file) {
 
 std::string OnRank(std::size_t rank) { return "rank " + std::to_string(rank); }
 
-/// The names of all parts' files, as one folder would list them.
+/// Returns the names of all parts' files in the form of one folder.
 Listing NamesOf(const std::vector<SourceSet>& parts) {
-  std::set<std::pair<std::string, bool>> names;  // and whether it is a folder
+  std::set<std::pair<std::string, bool>> names;  // with true for folders
   for (const SourceSet& part : parts) {
     for (const SourceFile& file : part.files) {
       const std::size_t slash = file.name.find('/');
@@ -38,8 +38,8 @@ Listing NamesOf(const std::vector<SourceSet>& parts) {
   return listing;
 }
 
-/// The format of what all parts hold together: a part by itself may look like another's, as model
-/// states without the atoms that another rank sees.
+/// Detects the format of all parts together. One part may look like another
+/// format, for example model states without the atoms that another rank sees.
 /// \error kNotFound, kBadInput  as UniteParts
 Result<const Format*> CheckParts(const std::vector<SourceSet>& parts) {
   const SourceSet* first = nullptr;
@@ -74,7 +74,7 @@ Result<const Format*> CheckParts(const std::vector<SourceSet>& parts) {
   return format;
 }
 
-/// What is to be said of a rank's file that a rank before it has, too.
+/// Compares a rank's file with an earlier rank's file of the same name; warns or fails if unequal.
 Status CheckCopy(const Format& format, const SourceFile& have, int owner, const SourceFile& other,
                  std::size_t rank, std::vector<std::string>* warnings) {
   if (other.identity == have.identity || SameSums(have.containers, other.containers)) return {};
@@ -88,12 +88,12 @@ Status CheckCopy(const Format& format, const SourceFile& have, int owner, const 
   return {};
 }
 
-/// Where siblings of the parts are in the united set, and the rank that sees each.
+/// Merges siblings, and records their index in the merged set and the first rank that sees each.
 class Siblings {
  public:
   explicit Siblings(SourceSet* all) : all_(*all) {}
 
-  /// Adds what a rank sees to what ranks before it see.
+  /// Adds the siblings of one rank to those of the ranks before it.
   void Add(SourceSet* part, std::size_t rank) {
     for (SiblingFile& sibling : part->siblings) {
       const auto [known, fresh] = seen_.try_emplace(sibling.name, Seen{all_.siblings.size(), rank});
@@ -108,7 +108,7 @@ class Siblings {
           (known_bytes ? other.content == sibling.content : other.identity == sibling.identity)) {
         continue;
       }
-      // No rank sees both, so bytes that are not in the set cannot be compared.
+      // No rank sees both files, so content that is not in the set cannot be compared.
       const std::string first = "that of " + OnRank(known->second.rank);
       part->left_out.push_back({sibling.name + " of " + OnRank(rank),
                                 sized && !known_bytes
@@ -124,7 +124,7 @@ class Siblings {
     }
   }
 
-  /// Sorts them, and tells the ranks of those whose bytes are not in the set.
+  /// Sorts the siblings, and appends to `owner` the ranks of those without `content`.
   void Finish(std::vector<int>* owner) {
     std::sort(
         all_.siblings.begin(), all_.siblings.end(),

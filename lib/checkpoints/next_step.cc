@@ -14,13 +14,13 @@
 namespace shardwright::checkpoints {
 namespace {
 
-/// Weights that some program pickles, and how to make them readable.
+/// A kind of pickled weights: its description, and the steps that make it readable.
 struct PickledKind {
   std::string_view what;
   std::string_view next;
 };
 
-/// What a file is, by its name, where it holds weights in a form that no format reads.
+/// Returns the kind of a file that contains weights in an unreadable form, by its name.
 std::optional<PickledKind> PickledKindOf(std::string_view name) {
   constexpr PickledKind kHub = {
       "weights of Hugging Face, pickled by torch.save",
@@ -30,7 +30,7 @@ std::optional<PickledKind> PickledKindOf(std::string_view name) {
       "a file of torch.save by itself",
       "if it holds weights, load it with torch.load(FILE, weights_only=True) and save them with "
       "safetensors.torch.save_file, whose files are read"};
-  // What trainers keep next to weights.
+  // Excludes files that trainers write next to weights.
   for (const std::string_view other :
        {"optimizer", "scheduler", "scaler", "rng_state", "random_states", "training_args"}) {
     if (name.starts_with(other)) return std::nullopt;
@@ -45,7 +45,7 @@ std::optional<PickledKind> PickledKindOf(std::string_view name) {
   return std::nullopt;
 }
 
-/// A name without its digits: what the folders of steps have in common.
+/// Returns a name without its digits; folders of different steps have this in common.
 std::string WithoutDigits(const std::string& name) {
   std::string rest;
   std::copy_if(name.begin(), name.end(), std::back_inserter(rest),
@@ -53,8 +53,8 @@ std::string WithoutDigits(const std::string& name) {
   return rest;
 }
 
-/// The newest folders of other steps next to `folder` that its format can scan, newest first, for
-/// the message about one that it cannot.
+/// Returns the newest folders of other steps next to `folder` that the format
+/// can scan, newest first. Used in the message about a step that is incomplete.
 std::vector<std::string> CompleteNextTo(const Format& format, const std::string& folder,
                                         const std::string& name) {
   constexpr std::size_t kTried = 3;

@@ -11,13 +11,13 @@
 
 namespace shardwright::checkpoints {
 
-/// Returns the error for a file of pickled weights, by its name; nothing for other names.
-/// \param folder  the folder of the file
+/// Returns the error for a file of pickled weights, recognized by its name. Other names: nothing.
+/// \param folder  the folder that contains the file
 /// Pure.
 std::optional<Error> PickledWeights(const std::string& folder, const std::string& name);
 
 /// Adds the newest complete sibling steps to the error of an incomplete step.
-/// \param folder  the folder of the step; empty: its files are in several folders
+/// \param folder  the folder of the step, or empty if the step's files are in several folders
 /// \param name    the name of that folder
 /// Local; scans up to three folders.
 Error WithOtherSteps(Error error, const Format& format, const std::string& folder,

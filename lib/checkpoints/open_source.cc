@@ -14,15 +14,15 @@ namespace {
 
 constexpr std::uint64_t kTagBytes = 4096;
 
-/// One root, looked at.
+/// An inspected source path.
 struct SourcePath {
   std::string path;
-  std::optional<std::string> tag;        // what its pointer file says
-  std::string_view pointer;              // its name
-  std::optional<Listing::Folder> alone;  // it is a file, and this its listing
+  std::optional<std::string> tag;        // the tag in its pointer file
+  std::string_view pointer;              // name of its pointer file
+  std::optional<Listing::Folder> alone;  // set if the path is a file: the listing with this file
 };
 
-/// The tag in a root's pointer file, if it has one.
+/// Reads the tag in the pointer file of a source path, if it has one.
 Status ReadPointer(SourcePath* root) {
   for (const Format& format : Formats()) {
     if (format.pointer.empty()) continue;
@@ -36,7 +36,7 @@ Status ReadPointer(SourcePath* root) {
   return {};
 }
 
-/// The format that claims a folder with these names, or null.
+/// Returns the format that claims a folder with these names, or null.
 const Format* ClaimantOf(const Listing& listing) {
   for (const Format& format : Formats()) {
     if (format.claims(listing)) return &format;
@@ -48,13 +48,13 @@ const Format* ClaimantOf(const std::string& path, const std::vector<os::Entry>& 
   return ClaimantOf(Listing{{{path, entries}}});
 }
 
-/// A folder in a root, as far as the names in it tell.
+/// A folder in a source path, described by the names of its entries.
 struct Subfolder {
   std::string name;
   const Format* claimant = nullptr;
-  bool pointed = false;  // it holds a pointer file
+  bool pointed = false;  // it contains a pointer file
 
-  /// Weights beside a pointer file are no tag folder: there the pointer says what is meant.
+  /// False for weights next to a pointer file: there the pointer file names the tag folder.
   bool IsTag() const { return claimant != nullptr && !(claimant->pointer.empty() && pointed); }
 };
 
@@ -72,8 +72,8 @@ Result<std::vector<Subfolder>> FoldersIn(const std::string& root,
   return folders;
 }
 
-/// Why a file cannot be INPUT.
-/// \error kUnsupported  pickled weights; kNotFound  one of several files of a checkpoint, or absent
+/// Fails with the reason why a file is not a valid INPUT; succeeds only if os::ExpectDir does.
+/// \error kUnsupported  pickled weights; kNotFound  one file of a larger checkpoint, or absent
 Status NotAlone(const std::string& path, const std::string& parent, const std::string& name) {
   SW_TRY_ASSIGN(const bool there, os::Exists(path));
   if (!there) return os::ExpectDir(path);
@@ -89,9 +89,9 @@ Status NotAlone(const std::string& path, const std::string& parent, const std::s
   return os::ExpectDir(path);
 }
 
-/// The one file of a root that is no folder but a whole checkpoint by itself; nothing if it is a
-/// folder.
-/// \error kNotFound  it is absent, or a file of which no format says that; as NotAlone
+/// Returns a listing with the one file of a source path that
+/// is a complete checkpoint; nothing if the path is a folder.
+/// \error kNotFound  the path is absent or not such a file; other errors as NotAlone
 Result<std::optional<Listing::Folder>> FileAlone(const std::string& path) {
   SW_TRY_ASSIGN(const bool folder, os::IsDir(path));
   if (folder) return std::nullopt;
@@ -111,14 +111,14 @@ Result<std::optional<Listing::Folder>> FileAlone(const std::string& path) {
   return Listing::Folder{parent, {{name, os::EntryType::kFile}}};
 }
 
-/// A file's name without its last extension, where that leaves more than dots: the name of a
-/// folder.
+/// Returns a file's name without its last extension, unless
+/// only dots would remain. The result serves as the tag.
 std::string Stem(const std::string& name) {
   const std::string stem = name.substr(0, name.rfind('.'));
   return stem.find_first_not_of('.') == std::string::npos ? name : stem;
 }
 
-/// True if a folder is a save folder, as far as can be told: it has a pointer file, or tag folders.
+/// Returns true if a folder looks like a save folder: it has a pointer file or tag folders.
 bool LooksLikeSave(const std::string& folder) {
   const auto entries = os::ListDir(folder);
   if (!entries) return false;
@@ -131,7 +131,7 @@ bool LooksLikeSave(const std::string& folder) {
   });
 }
 
-/// "b and a", newest first as far as their numbers tell, the oldest of many left out.
+/// Joins names, highest number first: "b and a". Counts the names after the first five.
 std::string NewestOf(std::vector<std::string> names) {
   constexpr std::size_t kShown = 5;
   std::sort(names.begin(), names.end(),
@@ -146,8 +146,8 @@ std::string NewestOf(std::vector<std::string> names) {
   return text;
 }
 
-/// ", but b and a are checkpoints: name one of them": the tag folders `found` in a root, and save
-/// folders in it, as a Trainer makes one for every step. Nothing where there is none.
+/// Returns ", but b and a are checkpoints: name one of them" for the tag folders `found` and for
+/// save folders in a source path (Trainer makes one for every step); empty if there are none.
 std::string OtherCheckpoints(const std::string& root, const std::vector<os::Entry>& entries,
                              std::vector<std::string> found) {
   for (const os::Entry& entry : entries) {
@@ -161,7 +161,7 @@ std::string OtherCheckpoints(const std::string& root, const std::vector<os::Entr
          (one ? " is a checkpoint: name it" : " are checkpoints: name one of them");
 }
 
-/// Why a folder without a pointer file is no checkpoint.
+/// Returns the error for a folder without a pointer file that is not a checkpoint.
 tl::unexpected<Error> NoCheckpoint(const std::string& root, const std::vector<os::Entry>& entries,
                                    std::vector<std::string> found) {
   const os::Entry store{"store.json", os::EntryType::kFile};
@@ -182,15 +182,15 @@ tl::unexpected<Error> NoCheckpoint(const std::string& root, const std::vector<os
                                    FormatNames() + ")");
 }
 
-/// The folder's own name, also where the path ends in "." or a slash.
+/// Returns the name of a folder, even if the path ends in "." or a slash.
 Result<std::string> FolderName(const std::string& path) {
-  // Only the parent of a name is made canonical, so the folder is asked for as one.
+  // SplitOutput resolves only the parent of a name, so the folder is passed as the parent.
   SW_TRY_ASSIGN(const os::ParentName inside, os::SplitOutput(path + "/name"));
   const std::size_t slash = inside.parent.rfind('/');
   return slash == std::string::npos ? inside.parent : inside.parent.substr(slash + 1);
 }
 
-/// The folder that holds a tag folder, if it is a save folder: it has a pointer to some tag.
+/// Returns the parent of a tag folder if it is a save folder, which has a pointer file.
 Result<std::optional<std::string>> SaveFolderOf(const std::string& tag_folder) {
   std::string path = tag_folder;
   while (path.size() > 1 && path.ends_with('/')) path.pop_back();
@@ -208,7 +208,7 @@ Result<std::optional<std::string>> SaveFolderOf(const std::string& tag_folder) {
   return path;
 }
 
-/// Adds the save folder of a tag folder that was named itself.
+/// Adds the save folder of a tag folder that the user specified directly.
 Status AddSaveFolder(const Format& format, const std::string& folder,
                      std::vector<std::string>* save_folders) {
   if (format.pointer.empty()) {
@@ -220,7 +220,7 @@ Status AddSaveFolder(const Format& format, const std::string& folder,
   return {};
 }
 
-/// Looks at every root. \param pointed  gets the tag that their pointer files name
+/// Inspects every source path. \param pointed  receives the tag in their pointer files
 Result<std::vector<SourcePath>> InspectPaths(const std::vector<std::string>& paths,
                                              std::optional<std::string>* pointed) {
   std::vector<SourcePath> source_paths;
@@ -239,13 +239,13 @@ Result<std::vector<SourcePath>> InspectPaths(const std::vector<std::string>& pat
   return source_paths;
 }
 
-/// What a folder without a pointer file stands for.
+/// The checkpoint that a folder without a pointer file contains.
 struct Claim {
-  const Format* claimant = nullptr;  // of the folder itself; null: its tag folder `tag`
+  const Format* claimant = nullptr;  // format of the folder itself; null: use tag folder `tag`
   std::string tag;
 };
 
-/// \param pointed  the tag that another root's pointer file names
+/// \param pointed  the tag in the pointer file of another source path
 /// \error kNotFound  no checkpoint, or several
 Result<Claim> ClaimOf(const std::string& root, const std::vector<os::Entry>& entries,
                       const std::optional<std::string>& pointed) {
@@ -253,8 +253,8 @@ Result<Claim> ClaimOf(const std::string& root, const std::vector<os::Entry>& ent
   meant.claimant = ClaimantOf(root, entries);
   if (meant.claimant != nullptr && !meant.claimant->pointer.empty()) return meant;
   SW_TRY_ASSIGN(const std::vector<Subfolder> folders, FoldersIn(root, entries));
-  // A Trainer puts weights beside its tag folders; whoever names that folder means the training
-  // state, and must not get less of it only because the pointer file is missing.
+  // Trainer stores weights next to its tag folders. A user who specifies this folder expects
+  // the training state, so a missing pointer file must not reduce it to the weights.
   const bool trained = std::any_of(folders.begin(), folders.end(), [](const Subfolder& one) {
     return one.claimant != nullptr && !one.claimant->pointer.empty();
   });
@@ -274,8 +274,8 @@ Result<Claim> ClaimOf(const std::string& root, const std::vector<os::Entry>& ent
   return meant;
 }
 
-/// Reports what lies around the one folder that a root stands for, which may be of the same
-/// checkpoint: OLMo-core has config.json and train/ there.
+/// Reports the entries next to the only tag folder of a source path. They may
+/// belong to the same checkpoint: OLMo-core stores config.json and train/ there.
 void ReportAround(const std::vector<os::Entry>& entries, const std::string& folder,
                   SourceSet* out) {
   std::vector<std::string> names;
@@ -288,19 +288,19 @@ void ReportAround(const std::vector<os::Entry>& entries, const std::string& fold
   out->warnings.push_back("around " + folder + ", not carried over: " + FirstFew(names));
 }
 
-/// The same of a folder that was named itself, where its name tells that there is more.
+/// Like ReportAround, for a folder that the user specified directly and that OLMo-core has named.
 Status ReportAroundNamed(const std::string& path, SourceSet* out) {
   constexpr std::string_view kOlmo = "model_and_optim";
   SW_TRY_ASSIGN(const std::string name, FolderName(path));
   if (name != kOlmo) return {};
-  // The folder above may be out of reach.
+  // The parent folder may be unreadable.
   const auto above = os::ListDir(path + "/..");
   if (above) ReportAround(*above, name, out);
   return {};
 }
 
-/// Turns every root into the tag folder it stands for, or the one file, and finds the one tag of
-/// all; fills tag and save folders of the set.
+/// Resolves every source path to its tag folder or single file and determines the
+/// tag, which must be the same for all. Sets tag and save folders of the set.
 Result<Listing> Resolve(const std::vector<std::string>& paths, SourceSet* out) {
   std::optional<std::string> pointed;
   SW_TRY_ASSIGN(std::vector<SourcePath> source_paths, InspectPaths(paths, &pointed));
@@ -337,7 +337,7 @@ Result<Listing> Resolve(const std::vector<std::string>& paths, SourceSet* out) {
     const std::vector<os::Entry> around = entries;
     SW_TRY_ASSIGN(const bool there, os::IsDir(folder));
     if (!there) {
-      // verl's pointer file has the name of Megatron's, and another meaning.
+      // verl's pointer file has the name of Megatron's but a different meaning.
       return Fail(Errc::kNotFound, folder + ": no such folder, although " + root.path + "/" +
                                        std::string(root.pointer) + " names it" +
                                        OtherCheckpoints(root.path, entries, {}));
@@ -352,10 +352,10 @@ Result<Listing> Resolve(const std::vector<std::string>& paths, SourceSet* out) {
   return listing;
 }
 
-/// Reads what is listed: nothing, if there is nothing.
+/// Scans a listing; an empty listing yields a set without files.
 Status ScanListing(const Listing& listing, const ScanOptions& options, SourceSet* out) {
   const Format* format = ClaimantOf(listing);
-  // A folder that nobody claims may still hold what its files cannot be told without.
+  // Without a claiming format, the first format's scan reports the specific error.
   if (format == nullptr) format = &Formats().front();
   Result<SourceSet> scanned = format->scan(listing, options);
   if (!scanned) {

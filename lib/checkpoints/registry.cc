@@ -106,7 +106,7 @@ constexpr Format kFormats[] = {
      .sides = safetensors::Sides},
 };
 
-/// The names of records of a table: "deepspeed, universal".
+/// Joins the names of a table's records: "deepspeed, universal".
 template <typename Record>
 std::string NamesOf(std::span<const Record> records) {
   std::vector<std::string> names;
@@ -149,7 +149,7 @@ Result<const Format*> RequireFormat(std::string_view name) {
 
 namespace {
 
-/// Takes the kind of tensors whose kind no file records from the user's pattern files.
+/// Sets the kind of undecided tensors according to the user's pattern files.
 void DecideKinds(const Patterns& patterns, Checkpoint* checkpoint) {
   std::unordered_set<std::string> frozen;
   for (Param& param : checkpoint->params) {
@@ -171,8 +171,8 @@ void DecideKinds(const Patterns& patterns, Checkpoint* checkpoint) {
   }
 }
 
-/// As Format::read. Scans find what is in the given folders, so a reader that lacks files lacks
-/// folders too.
+/// Calls Format::read. A scan finds all files of the given folders, so
+/// if files are missing, the error suggests another folder with --also.
 Result<Checkpoint> ReadWhole(const Format& format, const SourceSet& source,
                              const Patterns& patterns) {
   Result<Checkpoint> whole = format.read(source, patterns);
@@ -203,7 +203,7 @@ Result<Checkpoint> ReadCheckpointOrWeights(const SourceSet& source, const Patter
   if (code != Errc::kNotFound && code != Errc::kUnsupported) return whole;
   Result<Checkpoint> model = format->read_weights(source, patterns);
   if (!model) {
-    // What the model lacks is mostly what the first error names.
+    // The first error usually includes the reason why the model could not be read.
     Error error = std::move(whole).error();
     const std::string& alone = model.error().message;
     if (error.message.find(alone) == std::string::npos) {

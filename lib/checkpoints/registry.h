@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // lib/checkpoints: how trainers lay out checkpoints.
-// formats.cc holds the table: one row for each format, and nothing else names one. Reading:
-// ScanSource (scan.h) asks every row whether it claims a folder and reads its files but for the
-// payloads, then ReadCheckpoint makes a Checkpoint of them. Writing is the reverse: a row resolves
-// --target to a Layout and makes a plan::Target of Checkpoint and Layout. Rooms: core has the words
-// that all of them speak, build what every reader and writer needs, rules knows how tensor
-// parallelism cuts a parameter; each format is a folder, and zero is what the two of DeepSpeed
-// share.
+// registry.cc contains the table of formats, one row for each. No other code names a format.
+// To read, ScanSource (open_source.h) asks every row if it claims a folder and reads the
+// metadata of its files, without the payloads. ReadCheckpoint then makes a Checkpoint of
+// them. To write, a row resolves --target to a Layout and makes a plan::Target from it.
+// Submodules: `model` defines the common types, `pickled` has building blocks for formats
+// made of pickles, `tp_rules` knows how tensor parallelism shards a parameter, and
+// `name_maps` translates names. Each format has a folder; `deepspeed` contains two formats.
 
 #pragma once
 
@@ -22,21 +22,21 @@
 
 namespace shardwright::checkpoints {
 
-/// All formats, each a row; where several claim a folder, the first does.
+/// Returns one row for each format. If several formats claim a folder, the first of them reads it.
 std::span<const Format> Formats();
 
-/// The names of all formats, for messages: "deepspeed, universal".
+/// Returns the names of all formats for messages: "deepspeed, universal".
 std::string FormatNames();
 
-/// The row of that name, or null.
+/// Returns the row of the format with this name, or null.
 const Format* FindFormat(std::string_view name);
 
-/// \error kUsage  there is none; the message names those there are
+/// Like FindFormat. \error kUsage  no format has this name; the message lists the known names
 Result<const Format*> RequireFormat(std::string_view name);
 
-/// Understands a scanned source by its format's `read`.
-/// \error kBadInput, kNotFound (missing rank files, named), kUnsupported
-/// Pure: payload values that it needs are inlined in the set.
+/// Interprets a scanned source with the `read` function of its format.
+/// \error kBadInput, kNotFound (rank files are missing; names them), kUnsupported
+/// Pure: the scan has already inlined the payload values that this function needs.
 Result<Checkpoint> ReadCheckpoint(const SourceSet& source, const Patterns& patterns);
 
 /// Calls ReadCheckpoint. If that fails because a part of the optimizer is missing or not supported,
@@ -45,9 +45,9 @@ Result<Checkpoint> ReadCheckpoint(const SourceSet& source, const Patterns& patte
 /// Pure.
 Result<Checkpoint> ReadCheckpointOrWeights(const SourceSet& source, const Patterns& patterns);
 
-/// Parses `key=value,...` with the keys of a format. A key that lists ranges comes last when it
-/// does, since they hold commas: "pp=2,stages=0-3,4-7".
-/// \error kUsage names the key and what it accepts
+/// Parses `key=value,...` with the keys of a format. If a key accepts lists of
+/// ranges, which may contain commas, it must come last: "pp=2,stages=0-3,4-7".
+/// \error kUsage  the message names the key and the accepted values
 /// Pure.
 Result<TargetSpec> ParseTarget(const Format& format, std::string_view text);
 

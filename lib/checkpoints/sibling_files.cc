@@ -20,10 +20,10 @@ constexpr std::uint64_t kContentBytes = std::uint64_t{64} << 10;
 constexpr std::uint64_t kAllContentBytes = std::uint64_t{4} << 20;
 constexpr int kAttempts = 3;
 
-/// Where each sibling is in the set, by name.
+/// Index of each sibling in the set, by name.
 using ByName = std::map<std::string, std::size_t>;
 
-/// The siblings of one save folder.
+/// Finds the siblings of one save folder.
 class Folder {
  public:
   Folder(const std::string& path, SourceSet* set, ByName* by_name)
@@ -34,7 +34,7 @@ class Folder {
     SW_TRY_ASSIGN(const std::vector<os::Entry> entries, os::ListDir(path_));
     const std::size_t before = set_->siblings.size();
     for (const os::Entry& entry : entries) {
-      if (IsPointer(entry.name)) continue;  // written anew
+      if (IsPointer(entry.name)) continue;  // outputs get a new one
       if (entry.name == set_->tag) continue;
       if (format_ != nullptr && format_->pointer.empty() &&
           format_->belongs(entry.name) != Belongs::kNo) {
@@ -68,7 +68,7 @@ class Folder {
   }
 
  private:
-  /// A folder that comes along: its files. Of others only the name is told.
+  /// Adds the files of a folder in folders_beside. Records only the name of any other folder.
   Status AddFolder(const std::string& name, const std::string& real) {
     const auto along =
         format_ == nullptr ? std::span<const std::string_view>() : format_->folders_beside;
@@ -90,14 +90,14 @@ class Folder {
     return {};
   }
 
-  /// Trainers write these files anew with every checkpoint, and the pointer names the last one.
+  /// Warns if the pointer file names another tag, because trainers rewrite siblings at every save.
   void WarnIfNotNewest() {
     std::string newest;
     for (const Format& format : Formats()) {
       if (format.pointer.empty()) continue;
       const Result<std::string> tag = PointedTag(format, path_);
       if (!tag) continue;
-      if (PlainTag(*tag) == PlainTag(set_->tag)) return;  // atoms are of the step of their source
+      if (PlainTag(*tag) == PlainTag(set_->tag)) return;  // universal tags are also accepted
       if (newest.empty()) newest = *tag;
     }
     if (newest.empty()) return;
@@ -113,8 +113,8 @@ class Folder {
     surprising_[why].push_back(name);
   }
 
-  /// A link is followed only where IsLinkAllowed: a checkpoint from elsewhere must not be able to
-  /// put any file of this machine into the output.
+  /// Follows a link only if IsLinkAllowed permits it: a downloaded checkpoint
+  /// must not be able to copy arbitrary files of this machine into the output.
   Status AddLink(const std::string& name, const std::string& real_folder) {
     const std::string real = os::RealPath(path_ + "/" + name);
     if (real.empty()) {
@@ -130,11 +130,11 @@ class Folder {
       LeaveOut(name, "a link to a folder");
       return {};
     }
-    // By where it leads now: led elsewhere later, it would be another file.
+    // Uses the resolved path, so a link that changes later cannot replace the file.
     return Add(name, real, real, true);
   }
 
-  /// \param real  where it is without links: none is followed, also if one took its place since
+  /// \param real  path without links; opening fails if a link has replaced a part of it
   Status Add(const std::string& name, const std::string& path, const std::string& real,
              bool is_link) {
     SiblingFile found;
@@ -144,7 +144,7 @@ class Folder {
     Result<os::File> file = os::Directory::OpenReal(real, path);
     if (!file) {
       SW_TRY_ASSIGN(const bool there, os::Exists(found.path));
-      if (!there) return {};  // removed since it was listed
+      if (!there) return {};  // removed after it was listed
       if (file.error().sys == ELOOP || file.error().sys == ENOTDIR) {
         LeaveOutSurprising(name, "a link took its place while the folder was read");
         return {};
@@ -169,7 +169,7 @@ class Folder {
     return {};
   }
 
-  /// Takes the bytes of a small file, if they stay the same while they are read.
+  /// Reads the content of a small file, unless the file changes during the read.
   Status ReadContent(const os::File& file, SiblingFile* found) const {
     const std::uint64_t bytes = found->identity.bytes;
     if (bytes > kContentBytes || content_bytes_ + bytes > kAllContentBytes) return {};
@@ -190,7 +190,7 @@ class Folder {
     return SameBytes(a.path, b.path, a.identity.bytes);
   }
 
-  /// False if another root has a file of that name; a different one is worth a warning.
+  /// Returns false if another save folder has a file of that name; warns if the two differ.
   Result<bool> IsNew(const SiblingFile& found) {
     const auto have = by_name_.find(found.name);
     if (have == by_name_.end()) return true;
@@ -244,7 +244,7 @@ bool IsAppendedTo(std::string_view path) {
 }
 
 std::optional<std::uint64_t> RankOfSibling(std::string_view name) {
-  // Hugging Face Trainer; Accelerate.
+  // By Hugging Face Trainer and by Accelerate.
   constexpr std::array<std::pair<std::string_view, std::string_view>, 2> kForms = {
       {{"rng_state_", ".pth"}, {"random_states_", ".pkl"}}};
   for (const auto& [begin, end] : kForms) {

@@ -22,8 +22,8 @@ constexpr std::string_view kFusedSide = "fused";
 
 using Names = std::map<std::string, std::vector<std::string>, std::less<>>;
 
-/// A checkpoint of some parameters, and of those of their tensors that `wanted` accepts, which the
-/// source loses.
+/// Moves the tensors of `params` that `wanted` accepts out of `source`
+/// and returns them as a checkpoint of only these parameters.
 template <class Wanted>
 Checkpoint TakePart(Checkpoint* source, std::vector<Param> params, Wanted&& wanted) {
   Checkpoint part;
@@ -53,7 +53,7 @@ Checkpoint TakePart(Checkpoint* source, std::vector<Param> params, Wanted&& want
   return part;
 }
 
-/// What DCP folders say of the members of groups, by the new names.
+/// Renames the members of optimizer groups that DCP folders record.
 void RenameMembers(const Names& made, Checkpoint* checkpoint) {
   const auto* own = dynamic_cast<const dcp::DcpState*>(checkpoint->own.get());
   if (own == nullptr) return;
@@ -73,14 +73,14 @@ void RenameMembers(const Names& made, Checkpoint* checkpoint) {
   checkpoint->own = std::move(renamed);
 }
 
-/// "layers.0.attention.qkv_linear." of a name whose module the optimizer may have fused.
+/// Returns "layers.0.attention.qkv_linear." of a name: its module, without the projection.
 std::string ModuleOf(std::string_view name) {
   const std::size_t leaf = name.rfind('.');
   const std::size_t part = leaf == std::string_view::npos ? leaf : name.rfind('.', leaf - 1);
   return part == std::string_view::npos ? "" : std::string(name.substr(0, part + 1));
 }
 
-/// The part of ModuleOf that is a projection: "wq" or "wqkv".
+/// Returns the part after ModuleOf that names a projection: "wq" or "wqkv".
 std::string_view ProjectionOf(std::string_view name) {
   const std::string module = ModuleOf(name);
   if (!module.ends_with(".qkv_linear.")) return {};
@@ -88,12 +88,12 @@ std::string_view ProjectionOf(std::string_view name) {
   return rest.substr(0, rest.find('.'));
 }
 
-/// "layers.0.attention.qkv_linear.weight": what the parts of one fused parameter have in common.
+/// Returns the name that the parts of a fused parameter share: "layers.0.qkv_linear.weight".
 std::string CommonOf(std::string_view name) {
   return ModuleOf(name) + std::string(name.substr(name.rfind('.') + 1));
 }
 
-/// By the names of `from` those of `to` that are of the same projection.
+/// Maps the names of `from` to the names of `to` that belong to the same fused parameter.
 Names NamesOf(const std::vector<std::string>& from, const std::vector<Param>& to) {
   std::map<std::string, std::vector<std::string>> common;
   for (const Param& param : to) common[CommonOf(param.name)].push_back(param.name);
@@ -109,9 +109,9 @@ std::vector<std::string> NamesIn(const std::vector<Param>& params) {
   return names;
 }
 
-/// Query heads that share one key: the model has both apart, what is fused does not tell.
+/// Returns the number of query heads per key head, from the model's separate projections.
 std::optional<std::uint64_t> QueryHeads(const Checkpoint& source) {
-  std::map<std::string, std::uint64_t> rows;  // of the projections of one module
+  std::map<std::string, std::uint64_t> rows;  // row counts of the projections in one module
   for (const Param& param : source.params) {
     if (ProjectionOf(param.name).empty() || param.shape.empty()) continue;
     if (CommonOf(param.name) != CommonOf(source.fused.front().name)) continue;
@@ -158,7 +158,7 @@ Result<Unfused> SplitFused(Checkpoint source, const ModelSizes& sizes, const Pat
     trained.insert(made.name);
   }
   for (Group& group : source.groups) std::sort(group.params.begin(), group.params.end());
-  // As in every checkpoint of PyTorch: in float32 what is trained is its own master.
+  // As in all PyTorch checkpoints, a trained float32 tensor is its own master weight.
   for (layout::LogicalTensor& tensor : source.map.tensors) {
     const bool master = tensor.state == layout::kWeight && tensor.dtype == DType::kF32;
     if (master && trained.contains(tensor.name)) tensor.state = layout::kMaster;

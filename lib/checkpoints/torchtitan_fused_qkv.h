@@ -10,27 +10,27 @@
 
 namespace shardwright::checkpoints {
 
-/// The built-in map whose sides are what an optimizer has fused and what it is of.
+/// Names the built-in map between fused query-key-value states and the model's split projections.
 inline constexpr std::string_view kFusedMap = "torchtitan_qkv";
 inline constexpr std::string_view kFusedSplit = "split";
-/// In place of one of its sides: the model split and its optimizer fused, as torchtitan saves them.
+/// Stands for a naming scheme of the map: split model, fused optimizer, as torchtitan saves them.
 inline constexpr std::string_view kFusedSaved = "saved";
 
-/// A checkpoint of which the optimizer's part has gone through kFusedMap.
+/// A checkpoint and the sizes that kFusedMap used to convert its optimizer state.
 struct Unfused {
   Checkpoint checkpoint;
-  ModelSizes sizes;  ///< that were used
+  ModelSizes sizes;  ///< the sizes that the conversion used
 };
 
-/// Takes apart what the optimizer has fused: every parameter of the model gets its own states.
+/// Splits fused optimizer states so that every parameter of the model has states of its own.
 /// \pre source.fused is not empty
-/// \error as ApplyMap; kUnsupported  a fused parameter that no rule takes apart; kBadInput  shapes
-///        that are not those of the model
+/// \error as ApplyMap; kUnsupported  no rule splits a fused
+///        parameter; kBadInput  shapes that do not match the model's
 /// Pure.
 Result<Unfused> SplitFused(Checkpoint source, const ModelSizes& sizes, const Patterns& patterns);
 
-/// The reverse: query, key and value have their states as one; the model stays as it is.
-/// \error as ApplyMap; kUnsupported  there is nothing to fuse
+/// Inverse of SplitFused: query, key and value share one state. The model itself is unchanged.
+/// \error as ApplyMap; kUnsupported  the checkpoint has no projections to fuse
 /// Pure.
 Result<Unfused> FuseOptimizer(Checkpoint source, const ModelSizes& sizes, const Patterns& patterns);
 

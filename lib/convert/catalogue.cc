@@ -54,8 +54,8 @@ Result<nlohmann::json> ReadManifest(const std::string& folder) {
   return json;
 }
 
-/// The packed clone of a source: one file of payloads for each of its files.
-/// \param builder  gets the pack files, `map` the members that feed them
+/// Plans the packed clone of a source: one file of payloads for each of its files.
+/// \param builder  receives the pack files, and `map` the members that feed them
 checkpoints::SourceSet PackedClone(const checkpoints::SourceSet& set, Pack pack,
                                    layout::ShardMap* map, plan::TargetBuilder* builder) {
   checkpoints::SourceSet packed = set;
@@ -69,7 +69,7 @@ checkpoints::SourceSet PackedClone(const checkpoints::SourceSet& set, Pack pack,
       files::ContainerMetadata& metadata = metadata_table.emplace_back(*container.metadata);
       for (files::Storage& to : metadata.storages) {
         const files::Storage from = to;
-        // An empty storage lies nowhere, and rounded up its place could be beyond the file's end.
+        // An empty storage has no offset. A rounded one could exceed the file's size.
         const std::uint64_t end = builder->bytes(out);
         to.offset = from.bytes == 0 ? end : RoundUp(end, kPackAlign);
         if (from.bytes == 0) continue;
@@ -86,7 +86,7 @@ checkpoints::SourceSet PackedClone(const checkpoints::SourceSet& set, Pack pack,
           std::make_shared<const files::ContainerMetadata>(std::move(metadata_table[c]));
       clone.containers[c].stretches.clear();
     }
-    clone.path = path;  // relative: a packed catalogue may be moved
+    clone.path = path;  // relative, because a packed catalogue may be moved
     clone.identity = {builder->bytes(out), 0, 0};
   }
   for (checkpoints::SiblingFile& clone : packed.siblings) {
@@ -101,8 +101,8 @@ checkpoints::SourceSet PackedClone(const checkpoints::SourceSet& set, Pack pack,
   return packed;
 }
 
-/// Compares a sibling's pack file with its digest in the manifest. Nothing else vouches for its
-/// bytes: the checksums of a checkpoint's own files are in those files.
+/// Compares a sibling file's pack with its digest in the manifest, the only checksum
+/// of its bytes. For files of the checkpoint, the source itself has checksums.
 Status CheckPack(const os::File& stored, const std::string& name, Pack pack,
                  const std::map<std::string, exec::ListedFile>& files) {
   const auto listed = files.find(name);
@@ -119,7 +119,7 @@ Status CheckPack(const os::File& stored, const std::string& name, Pack pack,
     if (pack == Pack::kCopy) {
       units.push_back(exec::DigestOf(buffer));
     } else {
-      whole.Add(buffer);  // a compressed file is all frame
+      whole.Add(buffer);  // a compressed file has only frame bytes
     }
   }
   const std::string found = exec::Hex(exec::FileDigest(units, whole.Finish()));
@@ -128,8 +128,8 @@ Status CheckPack(const os::File& stored, const std::string& name, Pack pack,
                                    ", in the manifest " + listed->second.digest);
 }
 
-/// Points a packed set at the payload files beside its catalogue. They were written after the
-/// catalogue's text was fixed, so only their sizes can be in it.
+/// Sets the paths of a packed set to the payload files next to its catalogue. They
+/// were written after the catalogue's text was fixed, so it contains only their sizes.
 Status FindPacks(const std::string& folder, Pack pack, const nlohmann::json& manifest,
                  checkpoints::SourceSet* set) {
   const auto files = exec::ListedFiles(manifest);
@@ -148,7 +148,7 @@ Status FindPacks(const std::string& folder, Pack pack, const nlohmann::json& man
                                        " bytes expected from the catalogue, found " +
                                        std::to_string(found.bytes));
     }
-    // A compressed one has another size; what it stands for is what the catalogue says.
+    // A compressed file has its own size, so keep the uncompressed size from the catalogue.
     *identity = {pack == Pack::kCopy ? found.bytes : identity->bytes, found.mtime_ns, found.inode};
     return sibling ? CheckPack(stored, name, pack, *files) : Status();
   };

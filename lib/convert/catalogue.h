@@ -13,18 +13,18 @@
 
 namespace shardwright::convert {
 
-/// True if the folder is a fragment catalogue that ExtractCatalogue wrote.
-/// \error kNotFound if it cannot be asked
+/// Returns true if the folder is a fragment catalogue that ExtractCatalogue wrote.
+/// \error kNotFound  the folder cannot be read
 Result<bool> IsCatalogue(const std::string& folder);
 
-/// The source that a catalogue describes. Packed catalogues describe their own copy of the
-/// payloads; of them those of siblings are read here and compared with their digests.
-/// \param siblings  whether to look for them
+/// Reads the source that a catalogue describes. A packed catalogue describes its own copy
+/// of the payloads. Its sibling files are read here and compared with their digests.
+/// \param siblings  true to include the sibling files
 /// \error kBadInput  not complete, or damaged
 /// Local.
 Result<checkpoints::SourceSet> ReadCatalogue(const std::string& folder, bool siblings);
 
-/// The maps that a catalogue was made with, as MapsOfRecipes takes them; empty without any.
+/// Reads the maps that were applied to a catalogue, for MapsOfRecipes. Empty if there are none.
 /// \error as ReadCatalogue
 /// Local.
 Result<std::string> MapsOfCatalogue(const std::string& folder);
@@ -34,13 +34,13 @@ Result<std::string> MapsOfCatalogue(const std::string& folder);
 /// Local.
 Result<std::string> WeightsOfCatalogue(const std::string& folder);
 
-/// True if the payloads of a set read by ReadCatalogue are compressed, so that ZpackBytes must read
-/// them.
+/// Returns true if the payloads of a set from ReadCatalogue
+/// are compressed. Then only ZpackBytes can read them.
 bool IsCompressed(const checkpoints::SourceSet& set);
 
 enum class Pack : std::uint8_t {
-  kNone,  ///< the payloads stay where they are
-  kCopy,  ///< the catalogue holds the payloads too
+  kNone,  ///< the payloads stay in the source
+  kCopy,  ///< the catalogue contains the payloads too
   kZstd,  ///< compressed (engine/exec/zpack.h)
 };
 

@@ -38,14 +38,14 @@ std::string Label(const std::string& name, const std::string& state) {
   return "\"" + name + "\" " + state;
 }
 
-/// True if a checkpoint holds the tensor, or something that it is derived from.
+/// Returns true if a checkpoint has the tensor or another from which it can be derived.
 bool Derivable(const layout::TensorIndex& index, const LogicalTensor& tensor) {
   if (index.Find(tensor.name, tensor.state)) return true;
   return (tensor.state == layout::kWeight && index.Find(tensor.name, layout::kMaster)) ||
          (tensor.state == layout::kMaster && index.Find(tensor.name, layout::kWeight));
 }
 
-/// The tensors to compare, as a target that is never written: one whole tensor per file.
+/// The tensors to compare, as a target that is never written. It has one file per tensor.
 class Common {
  public:
   void Add(const LogicalTensor& tensor) {
@@ -58,7 +58,7 @@ class Common {
   plan::TargetBuilder builder_;
 };
 
-/// Returns the names of trained parameters without optimizer state, in a checkpoint with some.
+/// Returns the trained parameters without optimizer state, in a checkpoint that has such state.
 std::set<std::string> Stateless(const checkpoints::Checkpoint& checkpoint) {
   std::set<std::string> names;
   if (checkpoint.states.empty()) return names;
@@ -72,13 +72,13 @@ std::set<std::string> Stateless(const checkpoints::Checkpoint& checkpoint) {
   return names;
 }
 
-/// How far the elements of a tensor are apart.
+/// Differences between the elements of two tensors.
 struct Apart {
-  double largest = 0;  ///< absolute; infinite where only one of two is a number
-  double sum = 0;      ///< of absolute differences
+  double largest = 0;  ///< absolute; infinite if only one of two is a number
+  double sum = 0;      ///< sum of absolute differences
 };
 
-/// Compares floating elements by value. Pure.
+/// Computes the differences of floating-point elements by value. Pure.
 Apart ApartOf(DType dtype, std::span<const std::byte> a, std::span<const std::byte> b) {
   constexpr std::size_t kElems = 4096;
   std::vector<double> left(kElems);
@@ -104,18 +104,18 @@ Apart ApartOf(DType dtype, std::span<const std::byte> a, std::span<const std::by
   return apart;
 }
 
-/// "0.125"
+/// Formats a number with few digits, such as "0.125".
 std::string NumberText(double number) {
   char text[32];
   std::snprintf(text, sizeof text, "%.3g", number);
   return text;
 }
 
-/// What is known of a tensor that differs.
+/// Description of a tensor that differs.
 struct Difference {
-  std::uint64_t unit = 0;  ///< the first one that differs
-  std::string text;        ///< the first difference
-  Apart apart;             ///< of all units; stays zero for integers
+  std::uint64_t unit = 0;  ///< the first unit that differs
+  std::string text;        ///< text of the first difference
+  Apart apart;             ///< total of all units; stays zero for integers
 };
 
 class Checker {
@@ -150,8 +150,8 @@ class Checker {
     if (report_.differences.size() < kShownDifferences)
       report_.differences.push_back(std::move(line));
   }
-  /// The pass over optimizer states that one side alone has, of parameters that have no state on
-  /// the other side yet.
+  /// Returns the pass over optimizer states that only one checkpoint
+  /// has. Their parameters have no state in the other checkpoint yet.
   std::size_t IdlePass(bool first) const { return commons_.size() - (first ? kSides : 1); }
   bool IsIdle(std::size_t pass) const { return pass >= IdlePass(true); }
   void AddUnpaired(const LogicalTensor& tensor, bool first);
@@ -172,16 +172,16 @@ class Checker {
   Input& a_;
   Input& b_;
   const CompareOptions& options_;
-  const std::string only_;  // of Check
+  const std::string only_;  // as in Check
   Sink& sink_;
   Alike alike_;
   static constexpr std::size_t kSides = 2;
   const std::set<std::string> idle_a_;  // trained parameters without optimizer state
   const std::set<std::string> idle_b_;
-  std::vector<std::string> idle_;  // of these, parameters whose states the other side has
-  std::vector<Common> commons_;    // of alike_.maps, then of each of alike_.tied, then IdlePass
+  std::vector<std::string> idle_;  // those whose states only the other checkpoint has
+  std::vector<Common> commons_;    // for alike_.maps, each of alike_.tied, and both IdlePass
   std::mutex mutex_;
-  using Tensor = std::pair<std::size_t, std::uint32_t>;  // of one of commons_
+  using Tensor = std::pair<std::size_t, std::uint32_t>;  // index in commons_, tensor
   std::map<Tensor, Difference> different_;
   CheckReport report_;
 };
@@ -239,7 +239,7 @@ void Checker::CompareNames() {
   }
 }
 
-/// The model's tensors of a map by name, each with one of its states, if possible the wanted one.
+/// Returns the model's tensors by name, each in one of its states, preferably the wanted one.
 std::map<std::string_view, const LogicalTensor*> ModelOf(const layout::ShardMap& map,
                                                          std::string_view wanted) {
   std::map<std::string_view, const LogicalTensor*> model;
@@ -251,14 +251,14 @@ std::map<std::string_view, const LogicalTensor*> ModelOf(const layout::ShardMap&
   return model;
 }
 
-/// Types of compute weights by name.
+/// Returns the types of compute weights by name.
 std::map<std::string_view, DType> WeightTypes(const checkpoints::Checkpoint& checkpoint) {
   std::map<std::string_view, DType> types;
   for (const checkpoints::Param& param : checkpoint.params) types.emplace(param.name, param.dtype);
   return types;
 }
 
-/// The type in which compute weights of two types are compared.
+/// Returns the type in which compute weights of two types are compared.
 DType Narrower(DType a, DType b) {
   if (a == b) return a;
   if (ItemSize(a) == ItemSize(b)) return DType::kF32;
@@ -307,7 +307,7 @@ void Checker::CompareModel() {
   }
 }
 
-/// Those of the model and those that the optimizer has as one.
+/// Returns the parameters of the model and the fused parameters of the optimizer.
 std::vector<const checkpoints::Param*> AllOf(const checkpoints::Checkpoint& checkpoint) {
   std::vector<const checkpoints::Param*> all;
   for (const checkpoints::Param& param : checkpoint.params) all.push_back(&param);
@@ -327,7 +327,7 @@ void Checker::CompareParams() {
       continue;
     }
     const checkpoints::Param& other = *found->second;
-    if (!tie_known) {  // its elements are compared
+    if (!tie_known) {  // the elements are compared instead
       of_b.erase(found);
       continue;
     }
@@ -337,7 +337,7 @@ void Checker::CompareParams() {
       Differ("\"" + param.name + "\": tied to \"" + param.alias_of + "\" and \"" + other.alias_of +
              "\"");
     }
-    // Where one side has no state yet, the other's must be zeros, whatever its step.
+    // If one checkpoint has no state yet, the other one's must be zeros at any step.
     const bool idle = idle_a_.contains(param.name) != idle_b_.contains(param.name);
     for (const std::string& line :
          idle ? std::vector<std::string>() : ScalarDifferences(param.scalars, other.scalars)) {
@@ -360,7 +360,7 @@ void Checker::CompareParams() {
   CompareGroupsOfParams(one_format);
 }
 
-/// How far training was. Not every format has a place for it.
+/// Compares the progress of training. Not every format records it.
 void Checker::CompareProgress() {
   const auto compare = [&](const char* what, const auto& a, const auto& b) {
     if (!a || !b || *a == *b) return;
@@ -396,8 +396,8 @@ void Checker::CompareGroups() {
   }
 }
 
-/// Formats order groups as they like, and part or unite those of experts; what a parameter is
-/// trained with is the same in all.
+/// Compares the groups of each parameter. Formats order groups differently, and split
+/// or merge those of experts, but the options of a parameter are the same in all.
 void Checker::CompareGroupsOfParams(bool one_format) {
   std::map<std::string, std::int32_t> of_b;
   for (const checkpoints::Param* param : AllOf(b_.checkpoint)) of_b[param->name] = param->group;
@@ -499,7 +499,7 @@ Status Checker::ShareDifferences() {
   for (const comm::Bytes& part : parts) {
     SW_TRY_ASSIGN(const json::Json theirs, json::ParseMessagePack(part, "differences of a rank"));
     for (const json::Json& one : theirs) {
-      // Ranks have consecutive units: the first rank has the first difference.
+      // Ranks have consecutive units, so the first rank has the first difference.
       Difference& whole = all[Tensor(one[0].get<std::size_t>(), one[1].get<std::uint32_t>())];
       if (whole.text.empty()) whole.text = one[2].get<std::string>();
       const auto largest = std::bit_cast<double>(one[3].get<std::uint64_t>());

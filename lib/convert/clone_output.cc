@@ -8,7 +8,7 @@
 namespace shardwright::convert {
 namespace {
 
-/// True if the set's files are the checkpoint's own; a packed catalogue holds their payloads only.
+/// Returns false for a packed catalogue, which has the payloads but not the original files.
 bool HasOwnFiles(const checkpoints::SourceSet& set) {
   return std::all_of(set.files.begin(), set.files.end(), [](const checkpoints::SourceFile& file) {
     return file.path.ends_with("/" + file.name);

@@ -9,19 +9,19 @@
 
 namespace shardwright::convert {
 
-/// True if the source's files are of the format to write and can be read, and the layout is their
-/// own: the output then repeats them, with what a conversion could not keep.
+/// Returns true if the source consists of its original files (not of a packed catalogue), in
+/// the format and layout to write. Then the output repeats the files with everything in them.
 bool IsVerbatim(const Input& input, const checkpoints::Format& format,
                 const checkpoints::Layout& layout);
 
-/// What makes OUTPUT/<tag> a copy of the source's files, with its pointer file.
+/// A plan that makes OUTPUT/<tag> a copy of the source's files, with its pointer file.
 struct Verbatim {
   layout::ShardMap map;  ///< whole files, and the checksummed members within them
   plan::Target target;
 };
 
-/// \param clone  how files come to be; a file that is not of this rank alone can only be copied
-/// \error kBadInput  a name that cannot be a file name
+/// \param clone  copies, clones or hard links of the source's files
+/// \error kBadInput  a tag or file name that is not a valid file name
 Result<Verbatim> PlanVerbatim(const Input& input, const checkpoints::Format& format,
                               plan::CloneMode clone);
 

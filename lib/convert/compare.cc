@@ -27,7 +27,7 @@ namespace {
 using layout::LogicalTensor;
 using layout::ShardMap;
 
-/// One of the two while payloads are compared.
+/// One of the two sources while payloads are compared.
 struct Side {
   Side(comm::Comm& comm, const plan::Plan& its_plan, const Compared& compared)
       : plan(its_plan),
@@ -38,7 +38,7 @@ struct Side {
   exec::SourceSums sums;
 };
 
-/// Takes the units of the first, gathers those of the second, and shows both.
+/// Receives units of the first source, gathers those of the second, and passes on both.
 class CompareSink final : public exec::UnitSink {
  public:
   CompareSink(Side& side, const OnUnit& on_unit) : side_(side), on_unit_(on_unit) {}
@@ -96,7 +96,7 @@ Result<std::uint64_t> CompareSources(comm::Comm& comm, const Compared& a, const 
   std::vector<std::uint64_t> mine(units * (rank + 1) / ranks - first);
   std::iota(mine.begin(), mine.end(), first);
   const std::uint64_t workspaces = std::uint64_t{2} * options.threads * exec::kWorkspaceBytes;
-  const std::uint64_t budget =  // of a round, of which each side holds one
+  const std::uint64_t budget =  // for a round; each source buffers one
       (options.memory_bytes - std::min(options.memory_bytes, workspaces)) / 2;
   const std::uint64_t most =
       std::min(side_a.source.RoundUnits(budget), side_b.source.RoundUnits(budget));
@@ -119,7 +119,7 @@ bool IsNan(DType dtype, std::span<const std::byte> element) {
   return std::isnan(value);
 }
 
-/// The place of a floating number among all of its type, in ascending order.
+/// Returns the rank of a floating-point number among all numbers of its type.
 std::int64_t Ordered(std::span<const std::byte> element) {
   std::uint64_t bits = 0;
   std::memcpy(&bits, element.data(), element.size());
@@ -128,7 +128,7 @@ std::int64_t Ordered(std::span<const std::byte> element) {
   return (bits & sign) != 0 ? -magnitude : magnitude;
 }
 
-/// True for two numbers with no other between them.
+/// Returns true for equal numbers, and for two without another number between them.
 bool AreNeighbours(std::span<const std::byte> a, std::span<const std::byte> b) {
   const std::int64_t x = Ordered(a);
   const std::int64_t y = Ordered(b);
@@ -203,7 +203,7 @@ void WeightsAndMasters::Add(const Weighed& param) {
 
 namespace {
 
-/// Compares the weights of the inferred parameters with those that the masters make.
+/// Compares the weights of inferred parameters with their rounded masters.
 class Proof {
  public:
   explicit Proof(const checkpoints::Checkpoint& checkpoint)
@@ -221,7 +221,7 @@ class Proof {
   const checkpoints::Checkpoint& checkpoint_;
   WeightsAndMasters sides_;
   std::mutex mutex_;
-  std::uint64_t failed_ = std::numeric_limits<std::uint64_t>::max();  // the first unit that differs
+  std::uint64_t failed_ = std::numeric_limits<std::uint64_t>::max();  // first differing unit
   Status status_;
 };
 
@@ -260,7 +260,7 @@ void Proof::Look(std::uint64_t index, const plan::Unit& unit, std::span<const st
     return ElementText(tensor.dtype, bytes.subspan(differing.first * item, item)) + " in " +
            FileOf(map, its, element);
   };
-  // Masters that lie elsewhere agree with the weight by chance only.
+  // Masters at another place agree with the weight only by chance.
   const bool elsewhere = differing.count > unit.bytes / item / 2;
   const std::string both = "element " + std::to_string(element) + ": " +
                            side(sides_.masters(), master, rounded) + ", rounded, and " +
@@ -277,7 +277,7 @@ Status Proof::Run(comm::Comm& comm, exec::ByteSource& bytes, const std::vector<i
   const OnUnit look =
       [this](std::uint64_t index, const plan::Unit& unit, std::span<const std::byte> weight,
              std::span<const std::byte> rounded) { Look(index, unit, weight, rounded); };
-  // Checksums first: of damage all ranks say that it is damage, not that places are wrong.
+  // Checksums first, so that all ranks report damage as damage and not as a wrong place.
   SW_TRY(CompareSources(comm, {sides_.weights(), bytes, file_owner},
                         {sides_.masters(), bytes, file_owner}, sides_.target(), options, look,
                         sink));

@@ -19,29 +19,29 @@
 
 namespace shardwright::convert {
 
-/// How a comparison works; the fields are the shared flags.
+/// Options of a comparison, as the shared flags set them.
 struct CompareOptions {
   unsigned threads = 1;
-  /// Bytes that a rank may hold of what others send it, where files are not visible on all.
+  /// Limit for data received from other ranks, if files are not visible to every rank.
   std::uint64_t memory_bytes = std::uint64_t{1} << 30;
 };
 
-/// One of two sources to compare; all outlive the comparison.
+/// One of two sources to compare. All referenced objects must outlive the comparison.
 struct Compared {
   const layout::ShardMap& map;
   exec::ByteSource& bytes;
-  const std::vector<int>& file_owner;  ///< as exec::Exchange takes it
+  const std::vector<int>& file_owner;  ///< as in exec::Exchange
 };
 
-/// Sees a unit as both sides have it. Thread-safe.
+/// Receives one unit with its bytes from both sources. Must be thread-safe.
 using OnUnit =
     std::function<void(std::uint64_t index, const plan::Unit& unit, std::span<const std::byte> of_a,
                        std::span<const std::byte> of_b)>;
 
-/// Gathers every unit of a target, which is never written, from both sources, unit by unit in
-/// bounded memory, and compares every source member read with its checksum.
+/// Gathers every unit of a target from both sources and passes it to `on_unit`. Never writes the
+/// target, and uses bounded memory. Compares every source member that it reads with its checksum.
 /// \returns  bytes of the target
-/// \error kBadInput, kNotFound  a source; kStopped
+/// \error kBadInput, kNotFound  a source is damaged or missing; kStopped
 /// Collective; units are spread over ranks and threads, each rank has consecutive ones.
 Result<std::uint64_t> CompareSources(comm::Comm& comm, const Compared& a, const Compared& b,
                                      const plan::Target& target, const CompareOptions& options,
@@ -90,25 +90,25 @@ struct Differing {
 /// Compares two units element by element. Pure.
 Differing CompareElements(DType dtype, std::span<const std::byte> a, std::span<const std::byte> b);
 
-/// Returns the file that holds an element of a tensor.
+/// Returns the path of the file that contains element `element` of a tensor.
 const std::string& FileOf(const layout::ShardMap& map, const layout::LogicalTensor& tensor,
                           std::uint64_t element);
 
-/// Proves what a reader had to infer: a parameter's master weights, rounded to the type of its
-/// weight, are its weight, every element of them. Nothing to do where nothing was inferred.
+/// Verifies a mapping that a reader had to infer: every element of a parameter's weight must
+/// equal its master weight, rounded to the weight's type. Does nothing if nothing was inferred.
 /// \param bytes       reads the checkpoint's map
-/// \param file_owner  as exec::Exchange takes it
-/// \error kUnsupported  a parameter's masters lie elsewhere, or cannot be compared; names it, the
-///        files and both values
-/// \error kBadInput  its masters lie there but for some elements, the first of which the message
-///        shows; a file is damaged, as its checksum tells
+/// \param file_owner  as in exec::Exchange
+/// \error kUnsupported  the masters are stored at another place or cannot be compared; the
+///        message has the parameter, the files and both values
+/// \error kBadInput  the place is right, but some elements differ, and the message shows the
+///        first; or a file does not match its checksum
 /// Collective.
 Status ProveInferred(comm::Comm& comm, const checkpoints::Checkpoint& checkpoint,
                      exec::ByteSource& bytes, const std::vector<int>& file_owner,
                      const CompareOptions& options, Sink& sink);
 
-/// Number of elements in the middle of each parameter that CheckOneSave compares, unless there is
-/// evidence of two saves. A smaller parameter is compared whole.
+/// Number of elements in the middle of each parameter that CheckOneSave compares,
+/// unless there is evidence of two saves. Smaller parameters are compared completely.
 inline constexpr std::uint64_t kSampledElements = 16384;
 
 /// Result of CheckOneSave for a checkpoint that is accepted.
@@ -116,7 +116,7 @@ struct OneSave {
   /// Parameters whose compute weights differ from their rounded master weights. Weights that are
   /// converted from the masters differ from those that the trainer used.
   std::vector<std::string> weights_apart;
-  /// Reason why the files may be of two saves, without proof; empty: none.
+  /// Reason to suspect that the files are of two saves, without proof. Empty if there is none.
   std::string doubt;
 };
 
@@ -131,7 +131,7 @@ struct OneSave {
 ///    optimizer's state was reset or imported.
 ///  - If no weights can be compared (ZeRO stage 3), different steps are reported as a doubt.
 /// \param bytes        reads the checkpoint's map
-/// \param file_owner   as exec::Exchange takes it
+/// \param file_owner   as in exec::Exchange
 /// \param how          nothing: reads no payload, compares only steps, and reports a difference
 /// \param allow_mixed  report instead of failing
 /// \error kBadInput  the files are of two saves; names both files and both values

@@ -57,7 +57,7 @@ nlohmann::ordered_json ManifestHead(const std::string& command, const std::strin
 
 namespace {
 
-/// A dry run writes nothing, so it only warns.
+/// Warns if there are too few inodes. Only a warning, because a dry run writes nothing.
 void WarnOfInodes(const std::string& output, const plan::Totals& totals, Sink& sink) {
   const Result<os::ParentName> place = os::SplitOutput(output);
   if (!place) return;
@@ -159,16 +159,16 @@ Result<ConvertReport> RunPlan(comm::Comm& comm, const Input& input, const layout
 
 namespace {
 
-/// Equal layouts: how the source's files become the output's.
+/// Returns how to create the output's files from the source's, for equal layouts.
 plan::CloneMode CloneFor(const Input& input, const ConvertOptions& options) {
-  // A clone is not read, so nothing of it could be verified; and the root makes it.
+  // A clone is not read, so it cannot be verified. Only the root rank creates clones.
   const bool reads =
       options.verify == exec::Verify::kReplicas || options.verify == exec::Verify::kReadback;
   if (reads || !input.file_owner.empty()) return plan::CloneMode::kCopy;
   return options.link ? plan::CloneMode::kLink : plan::CloneMode::kClone;
 }
 
-/// Refuses what cannot be done with links instead of doing something else.
+/// Fails if links are requested but not possible. Never falls back to copies.
 Status CheckLink(const Input& input, const checkpoints::Layout& layout,
                  const checkpoints::Format& format, const ConvertOptions& options) {
   std::string why;
@@ -191,7 +191,7 @@ Status CheckLink(const Input& input, const checkpoints::Layout& layout,
               "--link: files of an equal layout can be linked, but " + why + "; leave --link out");
 }
 
-/// Copies, clones or links the source's files.
+/// Copies, clones or links the source's files, for equal layouts.
 Result<ConvertReport> RunVerbatim(comm::Comm& comm, const Input& input,
                                   const checkpoints::Format& format,
                                   const nlohmann::ordered_json& head, const ConvertOptions& options,
@@ -224,7 +224,7 @@ Result<ConvertReport> RunVerbatim(comm::Comm& comm, const Input& input,
 Result<const checkpoints::Format*> DefaultFormat(comm::Comm& comm, const Input& input) {
   const checkpoints::Format* const first = &checkpoints::Formats().front();
   std::string origin = input.checkpoint.origin;
-  if (origin == "universal") {  // atoms: what they were made from, if their manifest tells
+  if (origin == "universal") {  // use the original format, if the manifest records it
     const auto look = [&]() -> Result<std::string> {
       for (const std::string& folder : input.set.save_folders) {
         const Result<std::string> text =
@@ -265,7 +265,7 @@ Status CheckCarried(const ConvertOptions& options, const std::vector<std::string
 
 namespace {
 
-/// Hyper-parameters that are tensors are only carried over to another format if they were read.
+/// Fails if a hyper-parameter that is a tensor was not read, so that it cannot be converted.
 Status CheckOptions(const checkpoints::Checkpoint& source) {
   for (std::size_t g = 0; g < source.groups.size(); ++g) {
     const checkpoints::Group& group = source.groups[g];
@@ -283,10 +283,10 @@ Status CheckOptions(const checkpoints::Checkpoint& source) {
 
 namespace {
 
-/// One line for all lines that differ in numbers only: the first of them, and how many more.
+/// Merges lines that differ only in numbers: returns the first of them and the number of others.
 std::vector<std::string> OneOfEachKind(const std::vector<std::string>& lines) {
   std::vector<std::string> kinds;
-  std::map<std::string, std::pair<std::size_t, std::uint64_t>> by_kind;  // place, how many
+  std::map<std::string, std::pair<std::size_t, std::uint64_t>> by_kind;  // index, count
   for (const std::string& line : lines) {
     std::string kind;
     for (const char c : line) {
@@ -308,7 +308,7 @@ std::vector<std::string> OneOfEachKind(const std::vector<std::string>& lines) {
   return kinds;
 }
 
-/// Warns that programs cannot open a folder of weights without the model's configuration.
+/// Warns if a folder of weights lacks the model's config.json, which programs need to open it.
 void WarnIfNoConfig(const Input& input, const checkpoints::Format& format,
                     const plan::Target& target, Sink& sink) {
   if (!format.only_weights || !input.siblings) return;
@@ -354,8 +354,8 @@ void DescribeLayout(const checkpoints::Layout& layout, nlohmann::ordered_json* h
 
 namespace {
 
-/// Parameters whose compute weights differ from the master weights, where the target is made of the
-/// masters only; one sentence, or nothing.
+/// Returns a sentence about parameters whose compute weights differ from their
+/// masters, if the target has only weights derived from masters. Otherwise empty.
 std::vector<std::string> WeightsLeftBehind(const Input& input, const plan::Target& target) {
   if (input.one_save.weights_apart.empty()) return {};
   const layout::TensorIndex of_source(input.checkpoint.map);
@@ -366,7 +366,7 @@ std::vector<std::string> WeightsLeftBehind(const Input& input, const plan::Targe
   for (const std::string& name : input.one_save.weights_apart) {
     const auto from = of_source.Find(name, layout::kWeight);
     const auto to = of_target.Find(name, layout::kWeight);
-    // Under a map's names it is not found again: then any weights are taken for its own.
+    // A map has renamed the tensor. Assume that any weights in the target are its own.
     const bool kept =
         from ? to && input.checkpoint.map.tensors[*from].dtype == target.map.tensors[*to].dtype
              : any;
@@ -393,7 +393,7 @@ Result<ConvertReport> Convert(comm::Comm& comm, Input& input, const checkpoints:
                               const checkpoints::Format& format, const std::string& command,
                               const ConvertOptions& options, Sink& sink) {
   const checkpoints::Checkpoint& source = input.checkpoint;
-  // Nothing that was not read can be repeated, not even by copies of the files: some are missing.
+  // State that was not read cannot be written, not even by copying files: some are missing.
   if (source.only_weights && !format.only_weights) {
     return WithExport(source.only_weights->why, input, options.output);
   }

@@ -15,7 +15,7 @@ namespace {
 using checkpoints::Checkpoint;
 using checkpoints::Param;
 
-/// Most regions of a fragment that --explain lists one by one.
+/// Limit of slots of a fragment that --explain lists one by one.
 constexpr std::size_t kShownRegions = 8;
 
 std::string KindText(const Param& param) {
@@ -39,7 +39,7 @@ const std::vector<checkpoints::OpaqueEntry>& OpaqueEntries(const Checkpoint& che
   return state == nullptr ? kNone : state->entries;
 }
 
-/// "state entry, dict".
+/// Formats the type of an entry for people, such as "state entry, dict".
 std::string TypeText(const checkpoints::OpaqueEntry& entry) {
   const pickle::Node* value = nullptr;
   for (const auto& one : entry.by_tp) value = value == nullptr ? one.node : value;
@@ -76,7 +76,7 @@ Result<const Param*> FindParam(const Checkpoint& checkpoint, const std::string& 
                                    (near.empty() ? "" : "; there is \"" + near + "\""));
 }
 
-/// One stretch of a fragment in one holder's region.
+/// A consecutive range of a fragment's elements in one slot.
 struct Stretch {
   const layout::Member* member;
   const std::string* file;

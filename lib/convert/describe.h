@@ -14,39 +14,39 @@
 
 namespace shardwright::convert {
 
-/// One parameter as --list shows it.
+/// One parameter as a row of --list.
 struct ListRow {
   std::string name;
   std::string kind;  ///< "trainable", "frozen", "buffer", "tied to NAME", "state entry"
   std::string shape;
   std::string states;       ///< "fp32 exp_avg exp_avg_sq weight"
-  std::string split;        ///< how tensor parallelism cuts it
-  std::uint64_t bytes = 0;  ///< of all its states, logical
+  std::string split;        ///< its sharding by tensor parallelism
+  std::uint64_t bytes = 0;  ///< of all its states, each element counted once
 };
 
 std::vector<ListRow> List(const checkpoints::Checkpoint& checkpoint);
 
-/// What --list --json holds: the layout, parameters, states, groups.
+/// Returns the JSON of --list --json: the layout, parameters, states and groups.
 nlohmann::json ListJson(const checkpoints::Checkpoint& checkpoint);
 
-/// Which shards and bytes form one parameter's tensors: a few lines for each state.
-/// \error kNotFound  no such parameter; names near ones
+/// Describes the shards and bytes of one parameter's tensors in a few lines for each state.
+/// \error kNotFound  no such parameter; the message suggests similar names
 Result<std::string> ExplainParam(const checkpoints::Checkpoint& checkpoint,
                                  const std::string& name);
 
-/// The same for programs.
+/// Returns the same description as JSON.
 Result<nlohmann::ordered_json> ExplainJson(const checkpoints::Checkpoint& checkpoint,
                                            const std::string& name);
 
-/// Maps that a source went through, as a report's `maps`.
+/// Returns the maps that were applied to a source, as `maps` of a report.
 /// Pure.
 nlohmann::json MapsJson(const std::vector<MapUsed>& maps);
 
-/// The report's `result` of a conversion: layouts, plan, what was read and written.
+/// Returns `result` of a conversion's report: layouts, plan, bytes read and written.
 /// Pure.
 nlohmann::json ConversionJson(const ConvertReport& report);
 
-/// The report's `result` of a comparison.
+/// Returns `result` of a comparison's report.
 /// Pure.
 nlohmann::json CheckJson(const CheckReport& report);
 

@@ -10,9 +10,9 @@
 
 namespace shardwright::convert {
 
-/// The flags of DeepSpeed's ds_to_universal, so that a job script changes one word. With
-/// --output_folder the atoms lie directly in that tag folder, and its parent's `latest_universal`
-/// is pointed to it once it is complete.
+/// The flags of DeepSpeed's ds_to_universal, so that a job script changes one
+/// word. With --output_folder, that tag folder directly contains the atoms,
+/// and `latest_universal` in its parent is set to it once it is complete.
 /// Source: docs/formats/deepspeed.md, "The upstream converter".
 struct DsToUniversal {
   std::string output;
@@ -30,11 +30,11 @@ struct DsToUniversal {
   void Adjust(ConvertOptions* options) const;
 };
 
-/// Moves a target from save-folder form (tag folder beside its pointer) to the tag folder
-/// alone.
+/// Changes a target from save-folder form (tag folder next to
+/// its pointer) to the tag folder alone, for --output_folder.
 void Flatten(const checkpoints::Format& format, plan::Target* target);
 
-/// Points the format's pointer file beside a finished tag folder to it, in one step.
+/// Atomically points the format's pointer file, next to a finished tag folder, to that folder.
 /// \error kIo
 Status PointLatest(const checkpoints::Format& format, const std::string& tag_folder);
 

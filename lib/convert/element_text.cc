@@ -28,7 +28,7 @@ std::string RealText(double value) {
   return std::strtod(shorter, nullptr) == value ? shorter : text;
 }
 
-/// As a number: the last byte first.
+/// Formats bytes as a hexadecimal number, last byte first.
 std::string HexText(std::span<const std::byte> bytes) {
   const std::vector<std::byte> number(bytes.rbegin(), bytes.rend());
   return "0x" + Hex(number);
@@ -37,7 +37,7 @@ std::string HexText(std::span<const std::byte> bytes) {
 constexpr std::size_t kShownBytes = 16;
 constexpr std::size_t kShownText = 1000;
 
-/// Adds what a value is, until the text is long: one list may hang in many places of another.
+/// Appends a value until the text is long enough. Lists can share items, so the text could explode.
 void AddValueText(const pickle::Node* node, std::string* text) {
   if (text->size() > kShownText) {
     text->append("...");
@@ -88,7 +88,7 @@ std::string ScalarText(const checkpoints::Scalar& scalar) {
          " bytes " + Hex(bytes.first(std::min<std::size_t>(bytes.size(), kShownBytes)));
 }
 
-/// What a group's hyper-parameters are, as a trainer's options have them.
+/// Converts a group's hyper-parameters to the options of a trainer.
 const pickle::Node* OptionsOf(const checkpoints::HyperParams& hyper, pickle::Arena* arena) {
   pickle::Node* options = arena->Dict();
   const auto set = [&](std::string_view key, const std::optional<double>& value) {
@@ -117,11 +117,11 @@ bool IsSequence(const pickle::Node& node) {
          node.kind == pickle::Kind::kSize;
 }
 
-/// Compares values of two object graphs. One node may hang in many places, so what was found equal
-/// is remembered: else a graph of a few hundred nodes could keep this busy for years.
+/// Compares values of two object graphs. Nodes can have several parents, so it remembers
+/// equal pairs. Without that, a graph of a few hundred nodes could take years.
 class Comparison {
  public:
-  /// As Python's ==, but that a tuple equals a list, and a NaN another.
+  /// Same as Python's ==, except that a tuple equals a list and NaN equals NaN.
   bool Same(const pickle::Node* a, const pickle::Node* b) {
     if (a == nullptr || b == nullptr) return a == b;
     if (a == b || equal_.contains({a, b})) return true;
@@ -137,7 +137,7 @@ class Comparison {
     if (IsNumber(a) && IsNumber(b)) return SameNumbers(a, b);
     if (IsSequence(a) && IsSequence(b)) return SameLists(a.items, b.items);
     if (a.kind != b.kind || a.text != b.text || a.integer != b.integer) return false;
-    if (a.is_tensor()) {  // where their elements are is known to whoever read the file
+    if (a.is_tensor()) {  // only the reader of the file can access their elements
       return a.tensor->dtype == b.tensor->dtype && a.tensor->shape == b.tensor->shape;
     }
     if (a.is_dict()) return SameEntries(a, b);
@@ -162,7 +162,7 @@ class Comparison {
         [this](const pickle::Node* one, const pickle::Node* other) { return Same(one, other); });
   }
 
-  /// Entries of dicts, in any order; of large ones, which no trainer writes here, in one order.
+  /// Compares dict entries in any order, but those of large dicts, which are unusual, in order.
   bool SameEntries(const pickle::Node& a, const pickle::Node& b) {
     constexpr std::size_t kAnyOrder = 1000;
     if (a.entry_count() != b.entry_count()) return false;
@@ -186,7 +186,7 @@ class Comparison {
 
 bool SameValue(const pickle::Node* a, const pickle::Node* b) { return Comparison().Same(a, b); }
 
-/// By value: optimizers keep the same number as a plain one, or as a tensor of some type.
+/// Compares by value: optimizers store the same number as a plain one or as a tensor of some type.
 bool SameScalar(const checkpoints::Scalar& a, const checkpoints::Scalar& b) {
   const std::optional<double> x = checkpoints::NumberOf(a);
   const std::optional<double> y = checkpoints::NumberOf(b);
@@ -196,13 +196,13 @@ bool SameScalar(const checkpoints::Scalar& a, const checkpoints::Scalar& b) {
   return a.dtype == b.dtype && a.bytes == b.bytes;
 }
 
-/// True for a key without which nobody knows how a parameter is trained, in any format.
+/// Returns true for a key that defines the training of a parameter in every format.
 bool IsNeeded(std::string_view key) {
   return key == "lr" || key == "betas" || key == "eps" || key == "weight_decay";
 }
 
-/// True for a value that optimizers and schedulers take where a group does not have the key, so
-/// that a group with it and one without are trained alike.
+/// Returns true for the value that optimizers and schedulers use if a group lacks
+/// the key. Then groups with and without the key are trained in the same way.
 bool IsAssumed(const std::string& key, const pickle::Node* value, const pickle::Node* options) {
   if (key == "initial_lr") return SameValue(value, options->Find("lr"));
   if (key == "foreach" || key == "fused") return value->is_none();
@@ -271,14 +271,14 @@ std::vector<std::string> GroupDifferences(const checkpoints::Group& a, const che
   }
   std::vector<std::string> lines;
   for (const std::string& key : keys) {
-    // Marks of how a layout parts experts from the rest say nothing of how they are trained.
+    // Marks that separate experts in a layout do not affect their training.
     if (key == "params" || key == "moe" || key == "is_expert_parallel") continue;
     if (a.moe && key == "name") continue;
     const pickle::Node* left = of_a->Find(key);
     const pickle::Node* right = of_b->Find(key);
-    // A name is a label, and not every format that a group has been in keeps it.
+    // A name is only a label, and some formats drop it.
     const bool needed = trainers && IsNeeded(key);
-    // A step that an optimizer keeps in the group is compared by parameter.
+    // A step stored in the group is compared by parameter.
     const pickle::Node* one = left != nullptr ? left : right;
     const bool step = key == "step" && one != nullptr && IsNumber(*one);
     const bool may_lack = (!both && !needed) || key == "name" || step;
@@ -303,7 +303,7 @@ using checkpoints::ParamKind;
 using layout::LogicalTensor;
 using layout::ShardMap;
 
-/// Everything of a map but its tensors.
+/// Returns a copy of a map without its tensors.
 ShardMap WithoutTensors(const ShardMap& map) {
   ShardMap out;
   out.files = map.files;
@@ -338,14 +338,14 @@ class AlikeMaker {
   const Checkpoint& b_;
   layout::TensorIndex index_a_;
   layout::TensorIndex index_b_;
-  std::map<std::string, std::size_t> passes_;  // by holder: tied names that have been added
+  std::map<std::string, std::size_t> passes_;  // number of pairs by name of the tied parameter
   std::vector<std::string> kinds_;
   std::vector<std::string> tied_;
   std::vector<std::string> untold_;
   Alike out_;
 };
 
-/// The tensor that a parameter is without its optimizer: the first of these states that is there.
+/// Finds the parameter's tensor without optimizer state: the first existing one of these states.
 std::optional<std::uint32_t> ValueOf(const layout::TensorIndex& index, const std::string& name) {
   for (const std::string_view state :
        {layout::kFrozen, layout::kBuffer, layout::kWeight, layout::kMaster}) {
@@ -354,7 +354,7 @@ std::optional<std::uint32_t> ValueOf(const layout::TensorIndex& index, const std
   return std::nullopt;
 }
 
-/// Gives a tensor of two kinds one state on both sides.
+/// Gives a tensor with two kinds the same state in both checkpoints.
 void AlikeMaker::UniteKinds(const Param& of_a, const Param& of_b) {
   const bool untrained = of_a.kind != ParamKind::kTrainable && of_b.kind != ParamKind::kTrainable;
   const bool unknown = !a_.order_unknown.empty() || !b_.order_unknown.empty();
@@ -367,9 +367,9 @@ void AlikeMaker::UniteKinds(const Param& of_a, const Param& of_b) {
   kinds_.push_back(Quoted(of_a.name));
 }
 
-/// Compares a name that one side ties to another with the tensor of its own that the other side
-/// has.
-/// \param other  the parameter of that name on the other side, or null
+/// Pairs a name that one checkpoint ties to another name with the separate
+/// tensor of the other checkpoint, to compare the two.
+/// \param other  the parameter with that name in the other checkpoint, or null
 void AlikeMaker::UniteTie(bool first_ties, const Param& tied, const Param* other) {
   if (other == nullptr) {
     out_.ties.insert(tied.name);
@@ -410,7 +410,7 @@ void AlikeMaker::Note(const std::vector<std::string>& names, const std::string& 
 }
 
 Alike AlikeMaker::Make() {
-  const bool alike = a_.origin == b_.origin;  // both record what their format does
+  const bool alike = a_.origin == b_.origin;  // both record the same properties
   const Names of_a = NamesOf(a_);
   const Names of_b = NamesOf(b_);
   for (const auto& [name, param] : of_a) {

@@ -14,31 +14,31 @@
 
 namespace shardwright::convert {
 
-/// One element as a person reads it: "0.0125", "17", and the bits where a number would hide the
-/// difference.
+/// Formats one element for people, such as "0.0125" or "17". Adds
+/// the bits where the decimal number alone would hide a difference.
 std::string ElementText(DType dtype, std::span<const std::byte> element);
 
-/// A plain value of an object graph as text: "0.001", "[0.9, 0.95]", "'decay'". A long one is cut
-/// off, with "..." in place of the rest.
+/// Formats a plain value of an object graph: "0.001", "[0.9,
+/// 0.95]", "'decay'". Cuts off a long value and appends "...".
 std::string ValueText(const pickle::Node* node);
 
-/// A line for every scalar that differs: "step: 4 and 5".
+/// Returns one line for every scalar that differs, such as "step: 4 and 5". Pure.
 std::vector<std::string> ScalarDifferences(const std::vector<checkpoints::Scalar>& a,
                                            const std::vector<checkpoints::Scalar>& b);
 
-/// A line for every hyper-parameter that differs: "lr: 0.001 and 0.002". Values are compared, not
-/// how a format spells them: 1 is 1.0, a tuple is a list. Of two formats only what both of them can
-/// say is compared: a group without options says what its HyperParams hold, and of groups of two
-/// formats (\param one_format is false) the keys that both have, and those without which nobody
-/// knows how a parameter is trained (lr, betas, eps, weight_decay) if one of two trainers has them.
-/// A key that one side lacks and the other has at the value which optimizers take without it is no
-/// difference. The name of an expert group holds the size of its layout and is not compared; of
-/// tensors among options only type and shape are.
+/// Returns one line for every hyper-parameter that differs, such as "lr: 0.001 and
+/// 0.002". Compares values and ignores spelling: 1 equals 1.0, and a tuple equals a
+/// list. A missing key equals the default that optimizers use for it. Of tensors among
+/// the options, compares only type and shape. Ignores the name of an expert group, which
+/// contains the size of its layout. If the formats differ (\param one_format is false),
+/// compares only the keys that both groups have. The keys that define the training of a
+/// parameter (lr, betas, eps, weight_decay) are compared even if one group lacks them,
+/// unless a format records no options. Then HyperParams are used in their place.
 /// Pure.
 std::vector<std::string> GroupDifferences(const checkpoints::Group& a, const checkpoints::Group& b,
                                           bool one_format = true);
 
-/// Tensors of two checkpoints under the same names and states.
+/// Pair of maps with the tensors of two checkpoints under the same names and states.
 struct MapPair {
   layout::ShardMap a;
   layout::ShardMap b;
@@ -48,12 +48,12 @@ struct MapPair {
 /// whether a tensor is frozen or a buffer, or that two names are tied. Such properties are noted
 /// and not compared between two formats; the elements are compared.
 struct Alike {
-  /// All tensors except those in `tied`; nothing: the unchanged maps.
+  /// Maps of all tensors except those in `tied`. Empty if the maps are unchanged.
   std::optional<MapPair> maps;
-  std::set<std::string> kinds;  ///< parameters whose kind only one side records
-  std::set<std::string> ties;   ///< names that only one side records as tied
-  /// Tensors that one side stores separately and the other as a second name of a tied parameter.
-  /// There are several pairs, because a parameter can have many names and a map holds it once.
+  std::set<std::string> kinds;  ///< parameters whose kind only one checkpoint records
+  std::set<std::string> ties;   ///< names that only one checkpoint records as tied
+  /// Tensors that one checkpoint stores separately and the other under a second name. There
+  /// are several pairs, because a parameter can have many names, and a map contains it once.
   std::vector<MapPair> tied;
   std::vector<std::string> notes;  ///< one sentence each
 };

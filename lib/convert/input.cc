@@ -76,18 +76,18 @@ exec::SourcePath PathOf(const checkpoints::SourceFile& file) {
 
 exec::SourcePath PathOf(const checkpoints::SiblingFile& sibling) {
   const std::string& path = sibling.path;
-  std::string real = sibling.real;  // empty: found by another rank
+  std::string real = sibling.real;  // empty: another rank found it
   if (real.empty()) real = checkpoints::RealPathInFolder(path).value_or(path);
   return {path, sibling.identity, checkpoints::IsAppendedTo(path), {}, std::move(real)};
 }
 
-/// True if this rank sees a catalogued file as it was then.
+/// Returns true if this rank can open a catalogued file and it has not changed.
 bool IsVisible(const exec::SourcePath& source) { return exec::OpenUnchanged(source).has_value(); }
 
-/// Leaves the files of a catalogue that this rank sees as they were when it was made.
+/// Removes the files of a catalogue that this rank cannot open or that have changed.
 void KeepVisible(unsigned io_threads, checkpoints::SourceSet* set) {
   std::vector<std::uint8_t> visible_files(set->files.size());
-  // It never fails: a file that cannot be opened is not visible.
+  // The lambda cannot fail: a file that cannot be opened is not visible.
   (void)os::ForEachFile(set->files.size(), io_threads, [&](std::uint64_t i) -> Status {
     visible_files[i] = IsVisible(PathOf(set->files[i])) ? 1 : 0;
     return {};
@@ -105,8 +105,8 @@ void KeepVisible(unsigned io_threads, checkpoints::SourceSet* set) {
   set->siblings = std::move(siblings);
 }
 
-/// Every catalogued file is in what the ranks see together.
-/// \error kNotFound, naming one that is not
+/// Checks that the ranks together can open every catalogued file.
+/// \error kNotFound  names a file that no rank can open
 Status CheckCatalogued(const std::set<std::string>& catalogued, const checkpoints::SourceSet& all) {
   std::set<std::string> seen;
   for (const checkpoints::SourceFile& file : all.files) seen.insert(file.name);
@@ -121,7 +121,7 @@ Status CheckCatalogued(const std::set<std::string>& catalogued, const checkpoint
 /// This rank's part of a node-local source.
 struct Part {
   checkpoints::SourceSet set;
-  std::set<std::string> catalogued;  // names of all files, if it is a catalogue
+  std::set<std::string> catalogued;  // for a catalogue: the names of all files
 };
 
 Result<Part> ScanPart(const std::vector<std::string>& source_paths, bool siblings,
@@ -129,7 +129,7 @@ Result<Part> ScanPart(const std::vector<std::string>& source_paths, bool sibling
   Part part;
   SW_TRY_ASSIGN(part.set, ScanAny(source_paths, siblings, scan));
   SW_TRY_ASSIGN(const bool catalogue, IsCatalogue(source_paths.front()));
-  // Compressed files are in the catalogue itself, and have been looked for when it was read.
+  // Compressed files are in the catalogue itself and were found when it was read.
   if (!catalogue || IsCompressed(part.set)) return part;
   for (const checkpoints::SourceFile& file : part.set.files) part.catalogued.insert(file.name);
   for (const checkpoints::SiblingFile& one : part.set.siblings) part.catalogued.insert(one.name);
@@ -137,7 +137,7 @@ Result<Part> ScanPart(const std::vector<std::string>& source_paths, bool sibling
   return part;
 }
 
-/// A text of every rank. Collective.
+/// Gathers a text from every rank. Collective.
 Result<std::vector<std::string>> GatherTexts(comm::Comm& comm, const std::string& mine) {
   SW_TRY_ASSIGN(const std::vector<comm::Bytes> gathered, comm.AllGather(BytesOf(mine)));
   std::vector<std::string> texts;
@@ -151,10 +151,10 @@ bool HasPointer(const std::string& format) {
   return row != nullptr && !row->pointer.empty();
 }
 
-/// Looks again where this rank did not find what others have: only one node needs to hold `latest`,
-/// and not every node a part, so those without are told the tag. A node that sees weights where
-/// others see a tag folder looks for that, and for what lies beside it.
-/// \param mine  what this rank has found by itself
+/// Scans again if this rank did not find the files that others have. Only one node needs
+/// `latest`, and some nodes may have no part, so the ranks exchange the tag. A node that found
+/// weights while others found a tag folder searches for that folder and its sibling files.
+/// \param mine  the part that this rank has found so far
 /// Collective.
 Result<Part> Recheck(comm::Comm& comm, const std::vector<std::string>& source_paths, bool siblings,
                      const checkpoints::ScanOptions& scan, Result<Part> mine) {
@@ -177,7 +177,7 @@ Result<Part> Recheck(comm::Comm& comm, const std::vector<std::string>& source_pa
   return part;
 }
 
-/// XXH3-128 of a file's bytes. Local; reads all of it.
+/// Returns the XXH3-128 digest of a file. Reads the whole file. Local.
 Result<std::string> DigestOfFile(const std::string& path) {
   SW_TRY_ASSIGN(const os::File file, os::File::OpenRead(path));
   SW_TRY_ASSIGN(const os::Identity identity, file.Stat());
@@ -191,8 +191,8 @@ Result<std::string> DigestOfFile(const std::string& path) {
   return exec::Hex(digest.Finish());
 }
 
-/// Gives files that only their bytes can prove the same their digests. Each is read by one of the
-/// ranks that see it.
+/// Adds digests to files of which only the contents can prove that
+/// they are copies. One of the ranks that see a file reads it.
 /// Collective.
 Status DigestCopies(comm::Comm& comm, std::vector<checkpoints::SourceSet>* parts) {
   SW_TRY_ASSIGN(const auto names, checkpoints::CopiesToCompare(*parts));
@@ -224,8 +224,8 @@ Status DigestCopies(comm::Comm& comm, std::vector<checkpoints::SourceSet>* parts
   return {};
 }
 
-/// Every rank's part of a node-local source, united: a file that several ranks see belongs to the
-/// lowest of them. Ranks that see nothing of it are told in a warning.
+/// Unites every rank's part of a node-local source. A file that several ranks see
+/// belongs to the lowest of them. A warning lists ranks that see none of the files.
 /// Collective.
 Result<checkpoints::SourceSet> ScanParts(comm::Comm& comm, const InputOptions& options,
                                          std::vector<int>* file_owner) {
@@ -251,14 +251,14 @@ Result<checkpoints::SourceSet> ScanParts(comm::Comm& comm, const InputOptions& o
   return all;
 }
 
-/// A text of the source's manifest, if the source is a catalogue; else empty.
+/// Returns a text from the source's manifest, or an empty one if the source is not a catalogue.
 /// Collective.
 Result<std::string> FromCatalogue(comm::Comm& comm, const InputOptions& options,
                                   Result<std::string> (*text_of)(const std::string& folder)) {
   const std::vector<std::string> source_paths = Expand(options.source_paths, comm.rank());
   const auto read = [&]() -> Result<std::string> {
     if (source_paths.size() > 1 && !options.node_local) return std::string();
-    // What cannot be asked is told by the scan.
+    // The scan reports folders that cannot be read.
     if (!IsCatalogue(source_paths.front()).value_or(false)) return std::string();
     return text_of(source_paths.front());
   };
@@ -271,14 +271,14 @@ Result<std::string> FromCatalogue(comm::Comm& comm, const InputOptions& options,
   return std::string();
 }
 
-/// The maps that a catalogue was made with: whoever reads it sees the names that they lead to.
+/// Returns the maps that were applied to a catalogue. Its names are those after the maps.
 /// Collective.
 Result<std::vector<MapChoice>> CataloguedMaps(comm::Comm& comm, const InputOptions& options) {
   SW_TRY_ASSIGN(const std::string recipes, FromCatalogue(comm, options, MapsOfCatalogue));
   return MapsOfRecipes(recipes, Expand(options.source_paths, comm.rank()).front());
 }
 
-/// Understands a source. What is asked for by name may be missing in it, if the options say so.
+/// Reads a checkpoint. Options decide if a requested set of weights may be missing.
 Result<checkpoints::Checkpoint> ReadAsked(const InputOptions& options,
                                           const checkpoints::Patterns& patterns,
                                           checkpoints::SourceSet* set) {
@@ -327,7 +327,7 @@ os::Fingerprint FingerprintOf(const std::vector<checkpoints::SiblingFile>& sibli
   return Finish(digest);
 }
 
-/// Reads the payloads of an input's map.
+/// Opens the payloads of an input's map.
 std::unique_ptr<exec::ByteSource> PayloadsOf(const Input& input) {
   std::vector<exec::SourcePath> paths = PathsOf(input.set);
   if (!IsCompressed(input.set)) {
@@ -339,7 +339,7 @@ std::unique_ptr<exec::ByteSource> PayloadsOf(const Input& input) {
   return std::make_unique<exec::ZpackBytes>(input.checkpoint.map, std::move(packs));
 }
 
-/// The error of a scan that found no checkpoint; it says so if the checkpoint lies at the output.
+/// Extends the error of a scan that found no checkpoint, if there is one at the output path.
 /// Collective.
 tl::unexpected<Error> WithOrder(comm::Comm& comm, const InputOptions& options, Error error) {
   if (error.code == Errc::kNotFound && !options.output.empty()) {
@@ -372,7 +372,7 @@ Status CheckNew(const std::string& output) {
   return {};
 }
 
-/// Proves what a reader inferred, or warns that nothing has proved it.
+/// Verifies inferred mappings, or warns that they are not verified.
 /// Collective.
 Status ProvePlaces(comm::Comm& comm, const InputOptions& options, const Input& input, Sink& sink) {
   const checkpoints::Inferred& inferred = input.checkpoint.inferred;
@@ -413,7 +413,7 @@ Result<std::unique_ptr<Input>> OpenInput(comm::Comm& comm, const InputOptions& o
   input->siblings = options.siblings;
   input->io_threads = options.io_threads;
   exec::DigestStream digest;
-  // Read once and by one rank: all go by the same rules, and the fingerprint is theirs.
+  // One rank reads each file once, so that all ranks use the same rules and fingerprint.
   const auto read_pattern_file = [&](const std::string& path) -> Result<std::string> {
     Result<std::string> text = comm.OnRootText([&] { return ReadPatternFile(path); });
     if (text) digest.Add(BytesOf(*text));
@@ -440,7 +440,7 @@ Result<std::unique_ptr<Input>> OpenInput(comm::Comm& comm, const InputOptions& o
   input->siblings_fingerprint = FingerprintOf(input->set.siblings);
   input->bytes = PayloadsOf(*input);
   SW_TRY(ProvePlaces(comm, options, *input, sink));
-  // By a reader of its own: what the command reads is counted without it.
+  // A separate reader, so that the command's own reads are counted without these.
   const std::unique_ptr<exec::ByteSource> checked = PayloadsOf(*input);
   std::optional<exec::CountReads> reads(std::in_place, *checked, sink);
   SW_TRY_ASSIGN(input->one_save, CheckOneSave(comm, input->checkpoint, *checked, input->file_owner,

@@ -20,15 +20,15 @@
 
 namespace shardwright::convert {
 
-/// What a command reads.
+/// Options that describe the source of a command.
 struct InputOptions {
-  /// A checkpoint's save or tag folder, a folder of atoms, a catalogue, or a file by itself; more
-  /// source_paths hold further parts of the same checkpoint. With node_local, `{rank}` and `{node}`
-  /// are replaced by the rank's number and the node's name.
+  /// A save or tag folder, a folder of atoms, a catalogue, or a single file.
+  /// Further source_paths add parts of the same checkpoint. With node_local,
+  /// `{rank}` and `{node}` are replaced by the rank's number and the node's name.
   std::vector<std::string> source_paths;
   std::vector<std::string> pattern_files;
   bool node_local = false;
-  bool siblings = false;                 ///< look for the files beside the tag folder too
+  bool siblings = false;                 ///< also search for the sibling files of the tag folder
   unsigned io_threads = os::kIoThreads;  ///< files whose headers a rank reads at the same time
   /// Accept a checkpoint whose optimizer state cannot be written in another layout: rank-specific
   /// state (Checkpoint::bound), or an optimizer that is missing or of an unsupported form
@@ -40,75 +40,75 @@ struct InputOptions {
   /// False: payloads are written later, so CheckOneSave compares steps only.
   bool has_payloads = true;
   MapsAsked maps = {};
-  /// The set of weights to read if the checkpoint has several (checkpoints::WeightSet::name);
-  /// empty: the model's, or the set of the catalogue.
+  /// The set of weights to read if the checkpoint has several
+  /// (checkpoints::WeightSet::name). Empty: the model's, or the set of the catalogue.
   std::string weights_of = {};
-  /// Ignore `weights_of` if the source has one set of weights, or none of that name.
+  /// Ignore `weights_of` if the source has one set of weights, or none with that name.
   bool weights_if_present = false;
-  /// How places that had to be inferred are proved, which reads weights and master weights whole.
-  /// Nothing: they are not, and a warning says so, for what reads no payload.
+  /// Options for verifying inferred mappings, which reads weights and master weights
+  /// completely. Empty: OpenInput skips it and warns, for commands that read no payload.
   std::optional<CompareOptions> proof = CompareOptions{};
-  /// What the command is to write, if it is a path: where no checkpoint is at `source_paths` but
-  /// one is there, the error says that the two may have changed places.
+  /// The output path of the command, if it has one. If a checkpoint is found here and none
+  /// at `source_paths`, the error message suggests that the two arguments are swapped.
   std::string output = {};
-  /// Fail if something is at `output`, before payloads are read.
+  /// Fail before reading payloads if `output` exists.
   bool new_output = false;
 };
 
-/// An opened source: its metadata_table, what they mean, and how to read its payloads.
+/// An opened source: its metadata, the checkpoint that it describes, and access to payloads.
 struct Input {
   std::vector<std::string> source_paths;  ///< InputOptions::source_paths
   checkpoints::SourceSet set;
   checkpoints::Patterns patterns;
   checkpoints::Checkpoint checkpoint;
-  /// node_local: the rank that reads each of PathsOf(set); else empty.
+  /// With node_local, the rank that reads each of PathsOf(set). Otherwise empty.
   std::vector<int> file_owner;
   std::unique_ptr<exec::ByteSource> bytes;
   bool siblings = false;                 ///< InputOptions::siblings
   unsigned io_threads = os::kIoThreads;  ///< InputOptions::io_threads
   OneSave one_save;
-  std::vector<MapUsed> mapped;  ///< not empty: `checkpoint` has other names than its files
-  /// Of the source: names, identities and object graphs of all its files, the pattern files and
-  /// the maps.
+  std::vector<MapUsed> mapped;  ///< if not empty, `checkpoint` has other names than its files
+  /// Fingerprint of the source: names, identities and object
+  /// graphs of all its files, the pattern files and the maps.
   os::Fingerprint fingerprint{};
-  /// Of the siblings that were looked for: names, sizes, and content or time.
+  /// Fingerprint of the sibling files found: names, sizes, and content or time.
   os::Fingerprint siblings_fingerprint{};
 };
 
-/// The patterns of files, before those that are built in.
+/// Reads pattern files. Their patterns take precedence over the built-in ones.
 /// \error kNotFound, kBadInput  a file
 /// Local.
 Result<checkpoints::Patterns> ReadPatterns(const std::vector<std::string>& files);
 
-/// Finds, scans and understands a source, proves what had to be inferred, and takes it through the
-/// maps that are asked for. Rank 0 looks and tells the others; with node_local every rank looks at
-/// its own files and the parts are united (checkpoints::UniteParts); a rank may see none. Only rank
-/// 0 needs to see the pattern files.
-/// \error kNotFound, kBadInput, kUnsupported as checkpoints::ScanSource,
-///        checkpoints::ReadCheckpointOrWeights and, without `bound`, checkpoints::CheckUnbound; as
-///        CheckOneSave; with maps as ReadMaps and UseMaps
+/// Finds and reads a source, verifies inferred mappings, and applies the
+/// requested maps. Rank 0 searches and shares the result. With node_local, every
+/// rank reads its own files, of which there may be none, and the parts are united
+/// (checkpoints::UniteParts). Only rank 0 needs access to the pattern files.
+/// \error kNotFound, kBadInput, kUnsupported  as checkpoints::ScanSource,
+///        checkpoints::ReadCheckpointOrWeights, CheckOneSave, and without `bound`
+///        checkpoints::CheckUnbound; with maps as ReadMaps and UseMaps
 /// Collective.
 Result<std::unique_ptr<Input>> OpenInput(comm::Comm& comm, const InputOptions& options, Sink& sink);
 
-/// Finds the metadata_table of a source only, as OpenInput does first.
+/// Finds only the metadata of a source, the first step of OpenInput.
 /// Collective.
 Result<checkpoints::SourceSet> ScanInput(comm::Comm& comm, const InputOptions& options,
                                          std::vector<int>* file_owner);
 
-/// Compares files of a source with the digests that the checkpoint itself tells of them
-/// (Checkpoint::digests). Ranks and threads share them out; each file is read whole.
+/// Compares files of a source with the digests that the checkpoint itself records
+/// (Checkpoint::digests). Ranks and threads share the files, and read each one completely.
 /// \error kBadInput  names the file and both digests; kNotFound  a file is gone
 /// Collective.
 Status VerifyDigests(comm::Comm& comm, const Input& input, unsigned threads, Sink& sink);
 
-/// How to open the files of a set, in the order of its map: its own, then the siblings whose
-/// bytes are not known yet.
+/// Returns how to open the files of a set, in the order of its map. The set's
+/// own files come first, then the sibling files that were not read yet.
 std::vector<exec::SourcePath> PathsOf(const checkpoints::SourceSet& set);
 
-/// The source's fingerprint as manifests have it.
+/// Formats the source's fingerprint as manifests store it.
 std::string FingerprintText(const Input& input);
 
-/// Fingerprint of a run: of its source and everything that shapes its output.
+/// Combines the fingerprint of the source with everything that determines the output of a run.
 os::Fingerprint RunFingerprint(const Input& input, const std::string& parameters);
 
 }  // namespace shardwright::convert

@@ -19,7 +19,7 @@
 namespace shardwright::convert {
 namespace {
 
-/// "NAME:FROM:TO" taken apart.
+/// The parts of "NAME:FROM:TO".
 struct MapName {
   std::string map;
   std::string from;
@@ -27,7 +27,7 @@ struct MapName {
 };
 
 Result<MapName> TakeApart(const std::string& text) {
-  // A folder in a path may have a colon in its name; the sides come after the last slash.
+  // A folder name may contain a colon, so search for schemes after the last slash.
   const std::size_t slash = text.rfind('/');
   const std::size_t first = text.find(':', slash == std::string::npos ? 0 : slash);
   MapName name;
@@ -86,7 +86,7 @@ std::string SizesText(const checkpoints::ModelSizes& sizes) {
 
 Result<std::string> FindConfig(const std::vector<std::string>& source_paths) {
   for (const std::string& root : source_paths) {
-    // verl keeps it in a folder of its own.
+    // verl stores it in a separate folder.
     const std::string parent = ParentOf(root);
     for (const std::string& folder :
          {root, root + "/huggingface", parent, parent + "/huggingface"}) {
@@ -127,7 +127,7 @@ namespace {
 
 constexpr std::string_view kAuto = "auto";
 
-/// Collective; rank 0 reads.
+/// Reads one map by name or from a file. Collective; rank 0 reads.
 Result<MapChoice> ReadMap(comm::Comm& comm, const std::string& map) {
   MapChoice choice;
   SW_TRY_ASSIGN(const MapName name, TakeApart(map));
@@ -145,7 +145,7 @@ Result<MapChoice> ReadMap(comm::Comm& comm, const std::string& map) {
   return choice;
 }
 
-/// One map of MapsOfRecipes.
+/// Parses one map of MapsOfRecipes.
 Result<MapChoice> ReadRecipe(const json::Json& recipe, const std::string& where) {
   const json::Json* map = recipe.is_object() ? json::Find(recipe, "map") : nullptr;
   const json::Json* from = recipe.is_object() ? json::Find(recipe, "from") : nullptr;
@@ -176,7 +176,7 @@ Result<MapChoice> ReadRecipe(const json::Json& recipe, const std::string& where)
   return choice;
 }
 
-/// Every size is one of some map.
+/// Checks that at least one of the maps uses each size.
 Status CheckSizes(const checkpoints::ModelSizes& sizes, const std::vector<MapChoice>& choices) {
   std::set<std::string> known;
   for (const MapChoice& choice : choices) {
@@ -192,13 +192,13 @@ Status CheckSizes(const checkpoints::ModelSizes& sizes, const std::vector<MapCho
   return {};
 }
 
-/// What is known of a model, and who told it.
+/// The model's config values and their origin.
 struct Facts {
   checkpoints::ModelConfig values;
-  std::string origin;  ///< "ckpt/config.json"; empty: nobody tells anything
+  std::string origin;  ///< "ckpt/config.json"; empty: no values are known
 };
 
-/// The facts of config.json and of the checkpoint itself.
+/// Merges the config values of config.json and of the checkpoint itself.
 Result<Facts> UniteFacts(const std::string& config, const checkpoints::Checkpoint& checkpoint) {
   Facts facts;
   if (!checkpoint.facts.empty()) {
@@ -219,14 +219,14 @@ Result<Facts> UniteFacts(const std::string& config, const checkpoints::Checkpoin
   return Facts{std::move(told), facts.origin.empty() ? path : path + " and the " + facts.origin};
 }
 
-/// A map that the facts tell of, and how it does.
+/// A map that matches the config, and the reason why it matches.
 struct Found {
   checkpoints::ModelMap map;
   std::string to;
   std::string why;
 };
 
-/// The maps of the model that the facts speak of.
+/// Finds the maps of the model family in the config.
 Result<std::vector<Found>> FindFamily(const Facts& facts, const std::string& tag) {
   std::vector<Found> found;
   for (const std::string& name : checkpoints::ModelMap::BuiltInNames()) {
@@ -248,7 +248,7 @@ Result<std::vector<Found>> FindFamily(const Facts& facts, const std::string& tag
                   Joined(checkpoints::ModelMap::BuiltInNames(), ", ") + "; name one, --map MAP:TO");
 }
 
-/// The sides that a map may lead to, the wanted one first; those that it does not have, too.
+/// Returns possible naming schemes of the target, in order of preference. The map may lack some.
 Result<std::vector<std::string>> WantedSides(const checkpoints::ModelMap& map,
                                              const std::string& given, const MapsAsked& asked) {
   if (!given.empty()) return std::vector<std::string>{given};
@@ -263,8 +263,8 @@ Result<std::vector<std::string>> WantedSides(const checkpoints::ModelMap& map,
                   : "--map auto: any names will do for what is asked for: say " + which);
 }
 
-/// The one map of the model's family that leads to the wanted side, or nothing if the names are of
-/// that side already.
+/// Finds the one map of the model's family that leads to the wanted naming
+/// scheme. Returns nothing if the names follow that scheme already.
 Result<std::optional<Found>> FindMap(const checkpoints::MapUse& use, const MapsAsked& asked,
                                      const Facts& facts, const checkpoints::ModelSizes& given,
                                      const checkpoints::Patterns& patterns,
@@ -361,7 +361,7 @@ Result<std::vector<MapChoice>> ReadMaps(comm::Comm& comm, const MapsAsked& asked
 
 namespace {
 
-/// What the optimizer has as one is taken apart, or the reverse.
+/// Splits the parameters that the optimizer has fused, or fuses them again.
 Result<MapUsed> UseFused(std::string_view to, checkpoints::ModelSizes sizes, const Facts& facts,
                          const checkpoints::Patterns& patterns, checkpoints::Checkpoint* checkpoint,
                          Sink& sink) {
@@ -391,7 +391,7 @@ Result<std::vector<MapUsed>> UseMaps(const std::vector<MapChoice>& choices, cons
                                      checkpoints::Checkpoint* checkpoint, Sink& sink) {
   SW_TRY_ASSIGN(const Facts facts, UniteFacts(config, *checkpoint));
   std::vector<MapUsed> all;
-  std::optional<checkpoints::Checkpoint> fused;  // before it was split
+  std::optional<checkpoints::Checkpoint> fused;  // state before the split
   if (!checkpoint->fused.empty() && !choices.empty()) {
     fused = *checkpoint;
     SW_TRY_ASSIGN(MapUsed used, UseFused(checkpoints::kFusedSplit, choices.front().use.sizes, facts,
@@ -399,7 +399,7 @@ Result<std::vector<MapUsed>> UseMaps(const std::vector<MapChoice>& choices, cons
     all.push_back(std::move(used));
   }
   const std::size_t before = all.size();
-  bool named = false;  // somebody asked for it
+  bool named = false;  // the user asked for the split
   for (MapChoice choice : choices) {
     std::string why;
     if (!choice.map) {
@@ -444,7 +444,7 @@ Result<std::vector<MapUsed>> UseMaps(const std::vector<MapChoice>& choices, cons
                                  " work it out themselves");
     }
   }
-  if (fused && !named && all.size() == before) {  // the names were right already
+  if (fused && !named && all.size() == before) {  // no map was needed
     *checkpoint = *std::move(fused);
     all.clear();
   }

@@ -17,54 +17,54 @@
 
 namespace shardwright::convert {
 
-/// What is asked for of names and shapes; the fields are --map and --map-sizes.
+/// Maps of names and shapes that the user requests, as in --map and --map-sizes.
 struct MapsAsked {
-  /// Each NAME or FILE, then ":TO" or ":FROM:TO"; or one alone, "auto" or "auto:TO", for the map
-  /// that the source's family has. None: names and shapes stay.
+  /// Each NAME or FILE, then ":TO" or ":FROM:TO". Alternatively one entry "auto" or
+  /// "auto:TO", for the map of the source's model family. Empty: names and shapes stay.
   std::vector<std::string> maps;
   std::string sizes;  ///< "kv_heads=8,head_dim=64", or empty
-  /// "auto" without a side: those that the target's names may be of, the wanted one first.
+  /// For "auto" without a scheme: possible naming schemes of the target, in order of preference.
   std::vector<std::string> sides;
-  /// "auto" without a side: a checkpoint that has the wanted names. Null: `sides` tell.
+  /// For "auto" without a scheme: a checkpoint with the wanted names. Null: `sides` decides.
   const checkpoints::Checkpoint* like = nullptr;
 };
 
-/// What one --map asks for, read and parsed.
+/// One parsed --map option.
 struct MapChoice {
-  std::optional<checkpoints::ModelMap> map;  ///< nothing: to be found
+  std::optional<checkpoints::ModelMap> map;  ///< empty: still to be found
   checkpoints::MapUse use;
   std::string text;  ///< the map's name, or the text of its file, for fingerprints
 };
 
-/// A map that an opened source went through.
+/// A map that was applied to an opened source.
 struct MapUsed {
   std::string name;
   std::string from;
   std::string to;
   checkpoints::ModelSizes sizes;
   std::string map;                       ///< as MapChoice::text
-  std::string why;                       ///< it was found by itself: what told it; else empty
+  std::string why;                       ///< reason why "auto" chose it; empty for a named map
   std::vector<std::string> left_behind;  ///< one sentence for each parameter
 
-  /// As manifests and reports have it.
+  /// Returns the map as manifests and reports show it.
   nlohmann::ordered_json Json() const;
-  /// All that it takes to go through the map again, as the manifest of a catalogue has it.
+  /// Returns everything needed to apply the map again, for the manifest of a catalogue.
   nlohmann::ordered_json Recipe() const;
 };
 
-/// Maps that a catalogue was made with.
+/// Parses the maps that were applied to a catalogue.
 /// \param recipes  text of a JSON list of MapUsed::Recipe, or empty
-/// \error kBadInput  it is none; kNotFound  a built-in map that there is no more
+/// \error kBadInput  not such a list; kNotFound  a built-in map that no longer exists
 /// Pure.
 Result<std::vector<MapChoice>> MapsOfRecipes(const std::string& recipes, const std::string& where);
 
-/// Maps by name or file.
-/// \error kUsage  not of this form, or a size of none of the maps; kNotFound, kBadInput  as
-///        ModelMap, and the files
+/// Reads maps by name or from files.
+/// \error kUsage  wrong syntax, or a size that no map uses;
+///        kNotFound, kBadInput  as ModelMap, and the files
 /// Collective; rank 0 reads.
 Result<std::vector<MapChoice>> ReadMaps(comm::Comm& comm, const MapsAsked& asked);
 
-/// "PATH\nTEXT" of the model's config.json in one of the folders or the one around it, or nothing.
+/// Finds config.json of the model in a source path or its parent. Returns "PATH\nTEXT", or "".
 /// \error kLimit, kBadInput  as os::ReadWholeText
 /// Local.
 Result<std::string> FindConfig(const std::vector<std::string>& source_paths);
@@ -75,13 +75,13 @@ Result<std::string> FindConfig(const std::vector<std::string>& source_paths);
 /// Local.
 Result<std::string> FindAdapterConfig(const std::vector<std::string>& source_paths);
 
-/// Takes a checkpoint through maps, one after the other, and says so. Sizes are those of `asked`,
-/// else of the facts: the config and what the checkpoint tells of itself. Facts choose a map that
-/// is to be found; that it fits is proved by its rules.
-/// \param config  as FindConfig has it
-/// \error as checkpoints::ApplyMap; kBadInput  facts that contradict each other, both are named;
-///        "auto": kUsage  facts or a target that tell no map, or several that fit; kUnsupported  no
-///        map for what they tell
+/// Applies maps to a checkpoint, one after the other, and reports each. Sizes come from
+/// `asked`, or from the model config: config.json and values recorded in the checkpoint.
+/// The config selects the map for "auto", and the rules of the map verify that it fits.
+/// \param config  as FindConfig returns it
+/// \error as checkpoints::ApplyMap; kBadInput  two contradicting config values, both
+///        named; "auto": kUsage  the config or target does not determine one map;
+///        kUnsupported  no map exists for this config
 /// Pure but for the messages.
 Result<std::vector<MapUsed>> UseMaps(const std::vector<MapChoice>& choices, const MapsAsked& asked,
                                      const std::string& config,

@@ -26,7 +26,7 @@ using layout::LogicalTensor;
 using layout::ShardMap;
 using Steps = checkpoints::SaveEvidence::Steps;
 
-/// Numbers of parameters that any rank has found, ascending. Collective.
+/// Returns the numbers of parameters that any rank found, ascending. Collective.
 Result<std::vector<std::uint32_t>> Union(comm::Comm& comm, const std::vector<std::uint32_t>& mine) {
   SW_TRY_ASSIGN(const std::vector<comm::Bytes> parts,
                 comm.AllGather(std::as_bytes(std::span(mine))));
@@ -41,15 +41,15 @@ Result<std::vector<std::uint32_t>> Union(comm::Comm& comm, const std::vector<std
   return all;
 }
 
-/// Compares the elements in the middle of parameters, without checksums: what it finds is looked at
-/// again in whole.
+/// Compares the middle elements of parameters without checksums.
+/// WholeWeights then checks each difference that it finds.
 class WeightSample {
  public:
   WeightSample(comm::Comm& comm, const ShardMap& map, const std::vector<Weighed>& params,
                exec::ByteSource& bytes, const std::vector<int>& file_owner)
       : comm_(comm), map_(map), params_(params), source_(comm, map, bytes, file_owner) {}
 
-  /// \returns  positions in the list of the parameters whose weights are not their rounded masters
+  /// \returns  indexes of the parameters whose weights differ from their rounded masters
   Result<std::vector<std::uint32_t>> Run(const CompareOptions& options, Sink& sink);
 
  private:
@@ -64,7 +64,7 @@ class WeightSample {
     const std::uint64_t elems = std::min(all, kSampledElements);
     return {of, (all - elems) / 2, elems};
   }
-  /// Calls visit(stretch, first byte in the part) for every stretch of a part.
+  /// Calls visit(range, first byte in the part) for every byte range of a part.
   template <class Visit>
   void ForStretches(const Part& part, Visit&& visit) const {
     const std::uint64_t item = ItemSize(part.tensor.dtype);
@@ -154,14 +154,14 @@ Result<std::vector<std::uint32_t>> WeightSample::Run(const CompareOptions& optio
   return Union(comm_, found);
 }
 
-/// What a comparison of all elements has found of one parameter.
+/// Result of comparing all elements of one parameter.
 struct FirstDifference {
-  std::uint64_t unit = 0;  ///< the first that differs
-  std::string text;        ///< its first element, as both sides have it
-  bool apart = false;      ///< by more than one unit in the last place, somewhere
+  std::uint64_t unit = 0;  ///< the first unit that differs
+  std::string text;        ///< its first differing element in both
+  bool apart = false;      ///< true if an element differs by more than one unit in the last place
 };
 
-/// Compares all elements of parameters, and what is read with its checksums.
+/// Compares all elements of parameters, and verifies the checksums of members that it reads.
 class WholeWeights {
  public:
   explicit WholeWeights(const WeightsAndMasters& sides) : sides_(sides) {}
@@ -169,8 +169,8 @@ class WholeWeights {
   Status Run(comm::Comm& comm, exec::ByteSource& bytes, const std::vector<int>& file_owner,
              const CompareOptions& options, Sink& sink);
 
-  /// By parameter, those that differ; the same on all ranks, but for the text, which only the rank
-  /// that found the first difference has.
+  /// Returns the parameters that differ. The same on all ranks, except for
+  /// the text, which only the rank that found the first difference has.
   const std::map<std::uint32_t, FirstDifference>& found() const { return found_; }
 
  private:
@@ -221,7 +221,7 @@ Status WholeWeights::Run(comm::Comm& comm, exec::ByteSource& bytes,
 }
 
 Status WholeWeights::Share(comm::Comm& comm) {
-  // One line for each parameter: its number, the unit, whether it is apart, the text.
+  // One line for each parameter: its number, unit, `apart` and text.
   std::string mine;
   for (const auto& [param, one] : found_) {
     mine += std::to_string(param) + " " + std::to_string(one.unit) + (one.apart ? " 1 " : " 0 ") +
@@ -273,7 +273,7 @@ class SaveCheck {
 
  private:
   void Collect();
-  /// The parameters that are to be compared whole.
+  /// Returns the parameters that must be compared completely.
   Result<std::vector<Weighed>> Suspects(const CompareOptions& how);
   Result<OneSave> Decide(const std::map<std::uint32_t, FirstDifference>& all,
                          const std::vector<Weighed>& suspects);
@@ -287,7 +287,7 @@ class SaveCheck {
   const std::vector<int>& file_owner_;
   bool allow_mixed_;
   Sink& sink_;
-  std::vector<Weighed> params_;  // that can be compared
+  std::vector<Weighed> params_;  // those that can be compared
 };
 
 void SaveCheck::Collect() {

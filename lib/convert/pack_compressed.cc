@@ -20,14 +20,14 @@
 namespace shardwright::convert {
 namespace {
 
-/// A file's line of the manifest, as it travels to the root.
+/// A file's line of the manifest, in the form in which ranks send it to the root.
 struct Line {
   std::uint64_t file = 0;
   std::uint64_t bytes = 0;
   exec::Digest digest{};
 };
 
-/// The rank that writes a pack file: with node-local sources the one that sees what is in it.
+/// Returns the rank that writes a pack file. For node-local sources, a rank that sees its contents.
 int OwnerOf(const comm::Comm& comm, const Input& input, const CompressedPack& pack,
             std::size_t index) {
   if (input.file_owner.empty()) {
@@ -37,7 +37,7 @@ int OwnerOf(const comm::Comm& comm, const Input& input, const CompressedPack& pa
   return payloads.empty() ? 0 : input.file_owner[pack.map.members[payloads.front().member].file];
 }
 
-/// The line of a pack file that a stopped run has completed.
+/// Returns the manifest line of a pack file that a stopped run has completed.
 Result<Line> LineOfKept(std::uint64_t file, const os::File& kept) {
   SW_TRY_ASSIGN(const os::Identity identity, kept.Stat());
   exec::DigestStream digest;
@@ -102,7 +102,7 @@ Result<ConvertReport> PackCompressed(comm::Comm& comm, const Input& input,
   for (const plan::OutputFile& file : pack.target.files) {
     for (const plan::Payload& payload : file.payloads) report.totals.read_bytes += payload.bytes;
   }
-  // An upper bound as far as zstd goes: incompressible data grows by less than one part in 256.
+  // The upper bound of zstd: incompressible data grows by less than one part in 256.
   report.totals.output_files = pack.target.files.size() + 1;
   report.totals.output_bytes =
       pack.catalogue.size() + report.totals.read_bytes + report.totals.read_bytes / 256;
@@ -133,8 +133,8 @@ Result<ConvertReport> PackCompressed(comm::Comm& comm, const Input& input,
   const auto work = [&]() -> Status {
     SW_TRY_ASSIGN(const os::Directory directory, exec::OpenShared(comm, *path, options.output));
     SW_TRY_ASSIGN(const os::Directory journals, directory.OpenDir(os::kJournalDir));
-    // The journal holds no records: it ties the stage to the inputs, so that only the same run
-    // resumes in it.
+    // The journal has no records. It ties the stage to the
+    // inputs, so that only the same run can resume it.
     SW_TRY(os::Journal::Open(journals, std::to_string(comm.rank()), RunFingerprint(input, "zstd")));
     return WriteMine(comm, input, pack, directory, options, sink, &mine, &writes);
   };

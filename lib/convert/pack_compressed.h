@@ -11,19 +11,19 @@
 
 namespace shardwright::convert {
 
-/// What a compressed catalogue is made of.
+/// Parts of a compressed catalogue.
 struct CompressedPack {
   const layout::ShardMap& map;   ///< the members that fill the pack files
-  const plan::Target& target;    ///< the pack files in plain form
+  const plan::Target& target;    ///< the pack files before compression
   exec::ByteSource& bytes;       ///< reads the members
-  std::string catalogue_path;    ///< relative
+  std::string catalogue_path;    ///< relative path of the catalogue
   const std::string& catalogue;  ///< its bytes
   std::string manifest_head;
 };
 
-/// Writes a catalogue with compressed pack files. Sizes are known only when all is compressed, so
-/// this does not run as a copy program; files are spread over ranks, blocks over threads. A resumed
-/// run keeps the files that are complete. Every member is compared with its checksum.
+/// Writes a catalogue with compressed pack files. This is not a copy program, because sizes are
+/// known only after compression. Files are distributed over ranks, and blocks over threads. A
+/// resumed run keeps the files that are complete. Every member is compared with its checksum.
 /// \error kBadInput, kIo, kBusy, kStopped
 /// Collective.
 Result<ConvertReport> PackCompressed(comm::Comm& comm, const Input& input,

@@ -16,7 +16,7 @@
 namespace shardwright::convert {
 namespace {
 
-/// First parts of the paths of a target's files: no sibling may have such a name.
+/// Returns the first parts of the target's paths, which sibling files must not use as names.
 std::set<std::string> NamesOf(const plan::Target& target) {
   std::set<std::string> names;
   for (const plan::OutputFile& file : target.files) {
@@ -25,8 +25,8 @@ std::set<std::string> NamesOf(const plan::Target& target) {
   return names;
 }
 
-/// Whether a target has the same of its own: the adapter that the checkpoint holds, and the
-/// configuration, which its writer has taken over.
+/// Returns true if the target has its own version of a file: an adapter
+/// in the checkpoint, or the configuration that its writer has copied.
 bool IsWritten(const checkpoints::SiblingFile& sibling, const plan::Target& target) {
   if (sibling.name != "adapter_config.json" && sibling.name != "adapter_model.safetensors") {
     return false;
@@ -56,16 +56,16 @@ void Say(const SiblingReport& report, Sink& sink) {
   sink.Note(note, 0);
 }
 
-/// The name of a sibling in the output. Programs look for a model's configuration and tokenizer
-/// next to its weights, not in the folder where trainers keep them.
+/// Returns the name of a sibling file in the output. Programs look for a model's configuration
+/// and tokenizer next to its weights, not in the folder where trainers store them.
 std::string NameIn(const checkpoints::Format& format, const checkpoints::SiblingFile& sibling) {
   constexpr std::string_view kFolder = "huggingface/";
   if (format.name != "safetensors" || !sibling.name.starts_with(kFolder)) return sibling.name;
   return sibling.name.substr(kFolder.size());
 }
 
-/// True for files that programs expect next to a model's weights: configuration, tokenizer, chat
-/// template, code and licence of the model. State and scripts of a trainer are not among them.
+/// Returns true for files that programs expect next to a model's weights: configuration, tokenizer,
+/// chat template, code and license of the model. Trainer state and scripts are not among them.
 bool IsOfModelFolder(std::string_view name) {
   constexpr std::array<std::string_view, 7> kEnds = {".json", ".txt",   ".model",   ".jinja",
                                                      ".md",   ".vocab", ".tiktoken"};
@@ -81,7 +81,7 @@ bool IsOfModelFolder(std::string_view name) {
          (name.ends_with(".py") && std::ranges::any_of(kCode, begins));
 }
 
-/// Type that most bytes of a target's weights have; nothing without floating weights.
+/// Returns the type of most bytes of a target's weights. Empty without floating-point weights.
 std::optional<DType> WeightType(const plan::Target& target) {
   std::map<DType, std::uint64_t> bytes;
   for (const layout::LogicalTensor& tensor : target.map.tensors) {
@@ -95,8 +95,8 @@ std::optional<DType> WeightType(const plan::Target& target) {
   return most == bytes.end() ? std::nullopt : std::optional(most->first);
 }
 
-/// A config.json with the element type of the weights in every "dtype" and "torch_dtype" that has a
-/// floating type; all other bytes stay.
+/// Returns a config.json with the element type of the weights in every "dtype"
+/// and "torch_dtype" that has a floating-point type. Other bytes stay the same.
 std::string WithWeightType(std::string_view config, std::string_view type) {
   constexpr std::array<std::string_view, 4> kTypes = {"bfloat16", "float16", "float32", "float64"};
   std::string out;
@@ -118,7 +118,7 @@ std::string WithWeightType(std::string_view config, std::string_view type) {
   return out.append(config.substr(done));
 }
 
-/// The bytes of a small sibling in the output.
+/// Returns the bytes of a small sibling file in the output.
 std::string ContentIn(const checkpoints::Format& format, const std::string& name,
                       const std::string& content, const plan::Target& target, Sink& sink) {
   if (!format.only_weights || name != "config.json") return content;
@@ -154,8 +154,8 @@ SiblingReport AddSiblings(const checkpoints::SourceSet& set, const checkpoints::
   report.left_out = set.left_out;
   std::set<std::string> taken = NamesOf(*target);
   std::vector<std::string> gone;
-  std::optional<std::uint64_t> last;  // rank of which there is a file
-  // Every file has its place in the source map, carried over or not (PathsOf).
+  std::optional<std::uint64_t> last;  // highest rank that has a file
+  // Every file has an entry in the source map, even if it is omitted (PathsOf).
   const auto leave_out = [&](const checkpoints::SiblingFile& sibling, const char* why) {
     if (!sibling.content) map->files.push_back(sibling.path);
     report.left_out.push_back({sibling.name, why});

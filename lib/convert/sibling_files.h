@@ -15,29 +15,29 @@
 
 namespace shardwright::convert {
 
-/// What became of the files beside a tag folder.
+/// Sibling files of a tag folder: the copied ones and the omitted ones.
 struct SiblingReport {
-  std::vector<std::string> folders;                           ///< where they lie
+  std::vector<std::string> folders;                           ///< folders of the files
   std::vector<std::pair<std::string, std::uint64_t>> copied;  ///< name and bytes
-  std::uint64_t bytes = 0;                                    ///< of all copied ones
+  std::uint64_t bytes = 0;                                    ///< of all copied files
   std::vector<checkpoints::LeftOut> left_out;
-  /// What the target, not the source, is the reason for that it is left out: a sentence each.
+  /// Files that are omitted because of the target, not of the source. One sentence each.
   std::vector<std::string> not_carried;
 };
 
-/// What a catalogue holds of the siblings that a source was searched for: all of them.
+/// Lists the sibling files of a source as a catalogue stores them: all are copied.
 SiblingReport ListSiblings(const checkpoints::SourceSet& set);
 
-/// Adds the siblings that a source was searched for to a target in save-folder form, and their
-/// files to the source map, in the set's order. Says what is left out: files of ranks that
-/// the target does not have, names that the target needs itself, and files that a reader of the
-/// target's format would take for its own. Into a folder of weights alone (Format::only_weights)
-/// go only files that programs expect next to a model's weights, and config.json gets the element
-/// type of the weights.
+/// Adds the sibling files of a source to a target in save-folder form, and their paths
+/// to the source map, in the order of the set. Reports the files that it omits: those
+/// of ranks that the target lacks, those whose name the target itself uses, and those
+/// that a reader of the target's format would read as its own. A folder that contains
+/// only weights (Format::only_weights) gets only the files that programs expect next
+/// to a model's weights, and its config.json gets the element type of the weights.
 /// \param format of the target
-/// \param map    files of the set, in its order; siblings are added after them
-/// \param ranks  of the target; none for atoms, which are for any number of ranks
-/// \param clone   kClone only where the source's files are seen by the root
+/// \param map    files of the set, in its order; sibling files are appended
+/// \param ranks  of the target; empty for atoms, which suit any number of ranks
+/// \param clone   kClone only if the root rank can access the source's files
 SiblingReport AddSiblings(const checkpoints::SourceSet& set, const checkpoints::Format& format,
                           const std::optional<std::uint64_t>& ranks, plan::CloneMode clone,
                           layout::ShardMap* map, plan::Target* target, Sink& sink);

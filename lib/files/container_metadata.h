@@ -8,24 +8,24 @@
 
 namespace shardwright::files {
 
-/// How the header of a container is written.
+/// Encoding of a container's header.
 enum class Head : std::uint8_t {
   kPickle,  ///< an object graph: `.pt`
   kJson,    ///< a JSON object: safetensors
 };
 
-/// Where the bytes of one stored payload lie.
+/// Location of the bytes of one stored payload.
 struct Storage {
-  std::string key;           ///< what the header calls it
+  std::string key;           ///< its name in the header
   std::uint64_t offset = 0;  ///< of the payload, from the start of the file
   std::uint64_t bytes = 0;
-  std::optional<std::uint32_t> crc32;  ///< none where the file does not carry one
+  std::optional<std::uint32_t> crc32;  ///< absent if the file does not contain one
 
   bool operator==(const Storage&) const = default;
 };
 
-/// Everything of a container but the payloads: what a fragment catalogue keeps of it. A container
-/// is the stretch [first, last) of a file, usually all of it.
+/// A container without its payloads: the part that a fragment catalogue stores.
+/// A container is the range [first, last) of a file, usually all of it.
 struct ContainerMetadata {
   Head head = Head::kPickle;
   std::string header;  ///< the object pickle, or the JSON text
@@ -36,7 +36,7 @@ struct ContainerMetadata {
   bool operator==(const ContainerMetadata&) const = default;
 };
 
-/// What messages call a storage: "data/12" where the header is a pickle, else its key.
+/// Returns a storage's name for messages: "data/12" if the header is a pickle, otherwise its key.
 inline std::string NameOf(const ContainerMetadata& metadata, const Storage& storage) {
   return metadata.head == Head::kPickle ? "data/" + storage.key : storage.key;
 }

@@ -7,9 +7,9 @@
 namespace shardwright::files {
 namespace {
 
-/// The local header of a member and the payload of a scalar behind it.
+/// Size of a member's local header with the payload of a scalar after it.
 constexpr std::uint64_t kSmall = 512;
-/// Parts up to this size are read whole, many of them at a time.
+/// Parts up to this size are read whole, many of them in one read.
 constexpr std::uint64_t kSmallPart = std::uint64_t{64} << 10;
 constexpr std::uint64_t kTogether = std::uint64_t{1} << 20;
 

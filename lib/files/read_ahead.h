@@ -12,10 +12,10 @@
 
 namespace shardwright::files {
 
-/// Reads the headers of a container in few calls, since on a network file system each one is a
-/// round trip. Reads a small container at once, otherwise its beginning and its end; single small
-/// reads in the middle bring what follows them along. Keeps what it has read. For one thread.
-/// Refers to the file.
+/// Reads the headers of a container in few calls, because each call is a round trip
+/// on a network file system. Reads a small container at once and the beginning and
+/// end of a larger one. Extends other small reads in the middle to include the
+/// following bytes. Caches the bytes it has read. For one thread. Refers to the file.
 class ReadAhead {
  public:
   /// Sizes in bytes.
@@ -24,19 +24,19 @@ class ReadAhead {
     std::uint64_t head;   ///< read at the beginning of others
     std::uint64_t tail;   ///< read at their end
   };
-  /// Of a file: the head holds most pickles, the tail most directories.
+  /// For files: the head has most pickles, the tail most directories.
   static constexpr Windows kFile = {std::uint64_t{96} << 10, std::uint64_t{64} << 10,
                                     std::uint64_t{16} << 10};
-  /// Of one tensor among many containers in a file.
+  /// For one tensor among many containers in a file.
   static constexpr Windows kItem = {std::uint64_t{8} << 10, std::uint64_t{2} << 10,
                                     std::uint64_t{2} << 10};
 
-  /// The container is [first, first + bytes) of the file.
+  /// Reads the container at [first, first + bytes) of the file.
   ReadAhead(const os::File& file, std::uint64_t first, std::uint64_t bytes, Windows windows)
       : file_(file), first_(first), bytes_(bytes), windows_(windows) {}
 
-  /// As os::File::ReadAt; `offset` counts from the start of the container.
-  /// \pre [offset, offset + out.size()) lies in the container
+  /// Implements os::File::ReadAt; `offset` counts from the start of the container.
+  /// \pre [offset, offset + out.size()) is inside the container
   Status ReadAt(std::uint64_t offset, std::span<std::byte> out);
 
  private:
@@ -53,7 +53,7 @@ class ReadAhead {
   std::vector<Block> blocks_;  // ascending
 };
 
-/// Reads small parts of a file, as many at once as follow one another. For one thread.
+/// Reads small parts of a file, adjacent ones together in one call. For one thread.
 class SmallParts {
  public:
   struct Range {
@@ -61,14 +61,14 @@ class SmallParts {
     std::uint64_t bytes = 0;
   };
 
-  /// True if a part is read with others.
+  /// Returns true if a part is small enough to be read together with others.
   static bool IsSmall(const Range& part);
 
   /// \param parts  ascending, inside the file, which must outlive this
   SmallParts(const os::File& file, std::vector<Range> parts)
       : file_(file), parts_(std::move(parts)) {}
 
-  /// The bytes of a part, until the next call. \pre IsSmall
+  /// Returns the bytes of a part, valid until the next call. \pre IsSmall
   Result<std::span<const std::byte>> At(std::size_t index);
 
  private:

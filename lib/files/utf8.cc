@@ -11,7 +11,7 @@ namespace {
 
 bool IsContinuation(char c) { return (static_cast<unsigned char>(c) & 0xC0U) == 0x80U; }
 
-// Length of the sequence that starts `text`, 0 if it is malformed.
+// Returns the length of the sequence at the start of `text`, or 0 if it is malformed.
 std::size_t SequenceLength(std::string_view text, Surrogates surrogates) {
   const auto lead = static_cast<unsigned char>(text[0]);
   if (lead < 0x80) return 1;

@@ -14,7 +14,7 @@
 namespace shardwright::token_counts {
 namespace {
 
-/// The element of an array that is next, for messages: ": step 3: layer 2 expert 5".
+/// Returns an array element's name for messages: ": step 3: layer 2 expert 5".
 std::string ElementName(const Shape& shape, std::uint64_t element) {
   if (shape.size() < 2 || shape.size() > 3) return ": element " + std::to_string(element);
   const std::uint64_t experts = std::max<std::uint64_t>(shape.back(), 1);

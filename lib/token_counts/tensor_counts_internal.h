@@ -15,27 +15,27 @@
 
 namespace shardwright::token_counts {
 
-/// A .pt file that is open.
+/// An open .pt file and its objects.
 struct PtFile {
   os::File file;
   torch_pt::Document document;
-  std::uint64_t bytes = 0;  ///< that were read
+  std::uint64_t bytes = 0;  ///< bytes read so far
 };
 
 /// Reads the objects of a .pt file. \error as torch_pt::ReadMetadata, Parse
 Result<PtFile> OpenPt(const std::string& path);
 
-/// Checks a number of elements before they are read. \error kLimit
+/// Checks the number of elements before they are read. \error kLimit
 Status CheckElems(std::uint64_t elems, const std::string& where);
 
-/// Elements of one type as counts.
-/// \param shape  names elements in messages
-/// \error kBadInput  an element that is not a count; kUnsupported  a type without numbers
+/// Converts elements of one type to counts.
+/// \param shape  shape of the elements, to name them in messages
+/// \error kBadInput  an element is not a count; kUnsupported  the type is not numeric
 Result<std::vector<std::uint64_t>> Counts(DType dtype, std::span<const std::byte> bytes,
                                           const Shape& shape, const std::string& where);
 
-/// A tensor of a .pt file as counts, row-major.
-/// \error as Counts, CheckElems; kBadInput  a wrong checksum
+/// Reads a tensor of a .pt file as counts, in row-major order.
+/// \error as Counts, CheckElems; kBadInput  the checksum is wrong
 Result<std::vector<std::uint64_t>> ReadCounts(const PtFile& pt, const pickle::Tensor& tensor,
                                               const std::string& where);
 

@@ -10,25 +10,25 @@
 
 namespace shardwright::token_counts {
 
-/// Tokens per expert of one moment, or added up over a window, row-major [layer][expert].
+/// Tokens per expert at one point in time or added over a window, row-major [layer][expert].
 struct TokenCounts {
   std::uint32_t layers = 0;
-  std::uint32_t experts = 0;               ///< of every layer
-  std::vector<std::uint64_t> tokens;       ///< [layers][experts]; a layer sums to at most 2^53
+  std::uint32_t experts = 0;               ///< number in every layer
+  std::vector<std::uint64_t> tokens;       ///< [layers][experts]; at most 2^53 per layer
   std::vector<std::uint32_t> layer_id;     ///< by layer: its number in the model; [layers]
-  std::optional<std::uint64_t> iteration;  ///< the last one that is in the sum
-  std::uint64_t records = 1;               ///< that were added up
-  double iterations = 1;                   ///< their weights added up
-  double unit = 1;  ///< tokens that one count stands for; other than 1 where weights are not whole
-  /// [windows][layers][experts], where a plan has to be good for several windows: `tokens` is then
-  /// the mean of their shares. Empty where there is one.
+  std::optional<std::uint64_t> iteration;  ///< the last one that was added
+  std::uint64_t records = 1;               ///< number of records that were added
+  double iterations = 1;                   ///< sum of the weights of the records
+  double unit = 1;  ///< tokens per count; not 1 if weights are not whole numbers
+  /// Counts per window, [windows][layers][experts], for a plan that serves several windows.
+  /// `tokens` then has the mean of their shares. Empty for one window.
   std::vector<std::vector<std::uint64_t>> windows;
 
-  /// Mean tokens of an iteration that one count stands for.
+  /// Returns the mean number of tokens per iteration that one count stands for.
   double per_iteration() const { return unit / iterations; }
 
   std::span<const std::uint64_t> layer(std::uint32_t l) const { return Row(tokens, l); }
-  /// Number of windows, and the counts of one.
+  /// Returns the number of windows, at least 1. The function below returns one window's counts.
   std::size_t window_count() const { return windows.empty() ? 1 : windows.size(); }
   std::span<const std::uint64_t> layer(std::uint32_t l, std::size_t window) const {
     return Row(windows.empty() ? tokens : windows[window], l);
@@ -41,8 +41,8 @@ struct TokenCounts {
   }
 };
 
-/// Proves that loads are well-formed: as many counts as layers x experts, sums that do not
-/// overflow. A layer without a single token is allowed (all experts are equal then).
+/// Checks that there are layers x experts counts, and that adding them does not overflow. A
+/// layer without any tokens is allowed (all its experts are then equal).
 /// \error kBadInput  names the layer; kLimit  too many layers or experts
 Status Validate(const TokenCounts& loads);
 

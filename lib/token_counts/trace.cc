@@ -41,7 +41,7 @@ Status RecordBuilder::Add(std::uint64_t layer, std::vector<std::uint64_t> counts
 
 namespace {
 
-/// Replaces the oldest three quarters of the records by their sum.
+/// Replaces the oldest three quarters of the records by one record, their sum.
 Status SumOldest(TokenTrace* trace, const std::string& where) {
   std::vector<TokenTrace::Record>& records = trace->records;
   const std::size_t last = records.size() - records.size() / 4 - 1;

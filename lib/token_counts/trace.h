@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// lib/token_counts: how many tokens each expert of a model was sent.
-// A TokenTrace is what a file holds, counts over time, whichever program wrote it. TokenCounts
-// (loads.h) are those of one moment or the sum of a window (load_window.h). Expert placement
-// (lib/placement) and partial checkpoints (lib/partial) both start from them. Source:
-// docs/formats/loads.md.
+// lib/token_counts: reads how many tokens the router sent to each expert of a model.
+// A TokenTrace has the counts over time from a file of any supported program. TokenCounts
+// (token_counts.h) has the counts of one iteration or the sum of a window (window.h).
+// Expert placement (lib/placement) and partial checkpoints (lib/partial) both start
+// from them. Source: docs/formats/loads.md.
 
 #pragma once
 
@@ -19,8 +19,8 @@
 
 namespace shardwright::token_counts {
 
-/// What a file of loads holds: token counts over time. Every record has the same layers and
-/// experts.
+/// Token counts over time, as read from a file. Every record has the same layers
+/// and experts.
 struct TokenTrace {
   struct Record {
     std::uint64_t iteration = 0;
@@ -30,31 +30,31 @@ struct TokenTrace {
                        ///< "checkpoint"
   std::uint32_t experts = 0;
   std::vector<std::uint32_t> layer_id;  ///< by layer: its number in the model
-  std::vector<Record> records;          ///< ascending iteration, not empty
-  std::uint64_t after = 0;  ///< of records up to this iteration only the newest may be here
+  std::vector<Record> records;          ///< in ascending order of iterations, not empty
+  std::uint64_t after = 0;  ///< of the records up to this iteration, only the newest may be present
   std::uint64_t bytes_read = 0;
   std::uint64_t files_read = 0;
-  std::vector<std::string> notes;     ///< information about the reading, for messages
+  std::vector<std::string> notes;     ///< information for the user, such as skipped records
   std::vector<std::string> warnings;  ///< ignored lines and the reason
-  bool torn = false;                  ///< the last line is truncated, and is ignored
+  bool torn = false;                  ///< the last line was truncated and is ignored
   bool serving = false;               ///< recorded by a serving engine
-  /// Records that the first one is the sum of: a serving engine's recording with more counts than
-  /// are kept is summed while it is read. Else 1.
+  /// Number of records that the first record is the sum of. It is 1, except for recordings of
+  /// serving engines with too many counts. The reader adds up their oldest records.
   std::uint64_t first_sums = 1;
 };
 
-/// Reads loads of any format that docs/formats/loads.md names; the format is told by the content.
-/// A log may repeat iterations after a restart. Ignores the earlier lines of the first repeated
-/// iteration and of all later ones, and a truncated last line, with a warning each.
-/// \param after  records up to this iteration are not needed. A log of JSON lines, which grows with
-///        the training, is then read from its end backward, as far as it has to be; limits are
-///        those of what is read
+/// Reads token counts in any format of docs/formats/loads.md, and detects the format from the
+/// content. A log may repeat iterations after a restart. Ignores the earlier lines of the first
+/// repeated iteration and of all later ones, and a truncated last line, with a warning each.
+/// \param after  records up to this iteration are not needed. A log of JSON lines, which
+///        grows during training, is then read backward from its end, as far as necessary.
+///        Limits apply to the part that is read.
 /// \error kNotFound; kBadInput  names file, record, layer and expert; kLimit; kUnsupported
 /// Local.
 Result<TokenTrace> ReadLoads(const std::string& path, std::uint64_t after = 0);
 
-/// TokenCounts out of a text: JSONL, JSON or CSV.
-/// \param where  names it in messages
+/// Reads token counts from a text: JSONL, JSON or CSV.
+/// \param where  name of the text for messages
 /// Pure.
 Result<TokenTrace> ParseLoads(std::string_view text, const std::string& where);
 

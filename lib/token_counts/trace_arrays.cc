@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// TokenCounts out of single arrays: .npy files, and .pt files with a tensor, a dump of SGLang's
-// recorder, or physical counts with their map.
+// Reads token counts from single arrays: .npy files, and .pt files with a tensor, a dump
+// of SGLang's recorder, or physical counts with their map.
 
 #include <algorithm>
 #include <charconv>
@@ -24,14 +24,14 @@ constexpr std::string_view kForms =
 
 constexpr std::uint64_t kBlockCounts = std::uint64_t{1} << 22;
 
-/// Counts of an array, row-major.
+/// The counts of an array, row-major.
 struct Array {
   Shape shape;
   std::vector<std::uint64_t> counts;
 };
 
-/// The same with layers of zeros and steps where the shape lacks them.
-/// \error kBadInput  an empty array, or another number of dimensions
+/// Adds missing dimensions of size 1 for layers and steps to the shape.
+/// \error kBadInput  an empty array, or a wrong number of dimensions
 Status ToSteps(Array* array, const std::string& where) {
   const std::size_t dimensions = array->shape.size();
   if (dimensions == 0 || dimensions > 3 || array->counts.empty()) {
@@ -44,7 +44,7 @@ Status ToSteps(Array* array, const std::string& where) {
   return {};
 }
 
-/// A record for each step. SGLang's ring has steps that no pass has filled: they are left out.
+/// Appends a record for each step. Omits the unused steps in SGLang's ring buffer.
 /// \param first  number of the first step
 Status AddSteps(Array array, std::uint64_t first, const std::string& where, TokenTrace* trace) {
   SW_TRY(ToSteps(&array, where));
@@ -67,9 +67,9 @@ Status AddSteps(Array array, std::uint64_t first, const std::string& where, Toke
   return {};
 }
 
-// Arrays of NumPy.
+// NumPy arrays.
 
-/// The value of a key in the header's dict, up to the comma that ends it.
+/// Returns the value of a key in the header's dict, up to the comma that ends it.
 std::string_view ValueOf(std::string_view header, std::string_view key) {
   const std::size_t at = header.find("'" + std::string(key) + "':");
   if (at == std::string_view::npos) return {};
@@ -108,7 +108,7 @@ std::optional<Shape> NumpyShape(std::string_view tuple) {
   return shape;
 }
 
-/// The header of a .npy file, and where the elements begin.
+/// Returns the header of a .npy file and the offset of its elements.
 Result<std::pair<std::string, std::uint64_t>> NumpyHeader(const os::File& file,
                                                           std::uint64_t bytes) {
   constexpr std::uint64_t kMost = 1 << 16;
@@ -129,7 +129,7 @@ Result<std::pair<std::string, std::uint64_t>> NumpyHeader(const os::File& file,
   return std::pair(std::move(header), before + length);
 }
 
-/// From columns first to rows first.
+/// Converts counts from column-major to row-major order.
 std::vector<std::uint64_t> RowMajor(const std::vector<std::uint64_t>& counts, const Shape& shape) {
   std::vector<std::uint64_t> ordered;
   ordered.reserve(counts.size());
@@ -148,7 +148,7 @@ std::vector<std::uint64_t> RowMajor(const std::vector<std::uint64_t>& counts, co
 
 // Files of torch.save.
 
-/// What each physical expert is, by layer.
+/// Reads the map from physical to logical experts, by layer.
 Result<Array> ReadMap(const PtFile& pt, const pickle::Tensor& map, const std::string& where) {
   if (map.shape.size() != 2) {
     return Fail(Errc::kBadInput,
@@ -158,7 +158,7 @@ Result<Array> ReadMap(const PtFile& pt, const pickle::Tensor& map, const std::st
   return Array{map.shape, std::move(ids)};
 }
 
-/// Adds up what the physical experts of each logical expert were sent.
+/// Adds the tokens of all physical experts of each logical expert.
 Result<Array> ToLogical(const Array& physical, const Array& map, const std::string& where) {
   Array steps = physical;
   SW_TRY(ToSteps(&steps, where));
@@ -183,8 +183,8 @@ Result<Array> ToLogical(const Array& physical, const Array& map, const std::stri
   return logical;
 }
 
-/// A dump of SGLang's recorder in the mode per_pass or per_token: a record for each pass, with the
-/// counts of one rank by physical expert.
+/// Adds a record for each pass in a dump of SGLang's recorder in the mode per_pass or
+/// per_token. A pass has the counts of one rank by physical expert.
 Status AddPasses(const PtFile& pt, const pickle::Node& records, const pickle::Node* map,
                  TokenTrace* trace) {
   const std::string where = pt.file.path() + ": records";
@@ -220,7 +220,7 @@ Status AddPasses(const PtFile& pt, const pickle::Node& records, const pickle::No
   return {};
 }
 
-/// Counts under the first of these keys that a dict has a tensor for.
+/// Returns the tensor of the first known key with counts in a dict.
 const pickle::Node* FindCounts(const pickle::Node& root, std::string_view* key) {
   for (const std::string_view name :
        {"logical_count", "expert_load_view", "expert_load_window", "expert_load_pass",
@@ -233,7 +233,7 @@ const pickle::Node* FindCounts(const pickle::Node& root, std::string_view* key) 
   return nullptr;
 }
 
-/// Adds the counts of a dict or of a tensor alone.
+/// Adds the counts of a dict or of a single tensor.
 Status AddTensors(const PtFile& pt, TokenTrace* trace) {
   const pickle::Node& root = *pt.document.root;
   const std::string& path = pt.file.path();
@@ -306,7 +306,7 @@ Result<TokenTrace> ReadNumpyFile(const std::string& path) {
   trace.serving = true;
   trace.bytes_read = identity.bytes;
   trace.files_read = 1;
-  // Steps in blocks, which may be more than are kept.
+  // Reads steps in blocks, because a file may have more counts than are kept at a time.
   const bool steps = shape->size() == 3 && order == "False" && elems > 0;
   const std::uint64_t cells = steps ? elems / shape->front() : elems;
   SW_TRY(CheckElems(cells, path));

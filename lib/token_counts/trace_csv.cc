@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// CSV of loads. With a heading: a row per count, columns by name in any order:
+// Reads CSV files with token counts. With a heading: a row per count, columns in any order:
 //   layer,expert,tokens [,iteration] [,rank]     (rows of several ranks add up)
 //   layer_id,expert_id,count                     (SGLang's; counts without a row are 0)
-// Without one: a row per layer, a column per expert.
+// Without a heading: a row per layer, a column per expert.
 
 #include <algorithm>
 #include <charconv>
@@ -21,7 +21,7 @@ namespace {
 
 constexpr std::uint64_t kColumns = limits::kMoeExperts;
 
-/// Lines of a text, numbered, blank ones and comments left out.
+/// Numbered lines of a text, without blank lines and comments.
 class Lines {
  public:
   explicit Lines(std::string_view text) : rest_(text) {}
@@ -42,7 +42,7 @@ class Lines {
   }
   std::string_view line() const { return line_; }
   std::uint64_t number() const { return number_; }
-  /// True for the last line, if no line break ends it.
+  /// Returns true for a last line without a line break.
   bool unterminated() const { return unterminated_; }
 
  private:
@@ -89,7 +89,7 @@ bool IsHeading(const std::vector<std::string_view>& cells) {
   });
 }
 
-/// Where the columns of the long form are.
+/// Column indices of a table with a heading.
 struct Columns {
   std::size_t count = 0;
   std::size_t layer = 0;
@@ -140,7 +140,7 @@ Result<Columns> ReadHeading(const std::vector<std::string_view>& cells, const st
 
 using Cell = std::tuple<std::uint64_t, std::uint64_t, std::uint64_t>;  // iteration, layer, expert
 
-/// Turns counts by cell into records; a cell that is missing is an error, or 0 in a sparse table.
+/// Converts counts by cell to records. A missing cell is an error, or 0 in a sparse table.
 Status AddCells(const std::map<Cell, std::uint64_t>& counts, bool sparse, const std::string& where,
                 TokenTrace* trace) {
   std::uint64_t experts = 0;
@@ -177,12 +177,12 @@ Status AddCells(const std::map<Cell, std::uint64_t>& counts, bool sparse, const 
   return {};
 }
 
-/// The rows of the long form, added up over ranks.
+/// Collects the rows of a table with a heading, and adds the counts of all ranks.
 class Rows {
  public:
   Rows(const Columns& columns, TokenTrace* trace) : columns_(columns), trace_(trace) {}
 
-  /// \param place  of the line
+  /// \param place  place of the line
   Status Add(const std::vector<std::string_view>& cells, const std::string& place) {
     if (cells.size() != columns_.count) {
       return Fail(Errc::kBadInput, place + ": " + std::to_string(columns_.count) +
@@ -206,7 +206,7 @@ class Rows {
     return Enter({{iteration, layer, expert}, rank}, tokens, place);
   }
 
-  /// Drops the iteration of the last row, if it has fewer rows than the first iteration.
+  /// Removes the iteration of the last row, if it has fewer rows than the first iteration.
   void DropIncomplete() {
     if (seen_.empty()) return;
     const auto rows_of = [&](std::uint64_t iteration) {
@@ -219,12 +219,12 @@ class Rows {
   const std::map<Cell, std::uint64_t>& counts() const { return counts_; }
 
  private:
-  using Row = std::pair<Cell, std::uint64_t>;  // and the rank
+  using Row = std::pair<Cell, std::uint64_t>;  // with the rank
 
   Status Enter(const Row& row, std::uint64_t tokens, const std::string& place) {
     const auto& [iteration, layer, expert] = row.first;
     if (seen_.contains(row)) {
-      // The first row of an iteration again, so that all of it comes again.
+      // The first row of an iteration appears again, so the whole iteration is repeated.
       const bool restart = columns_.iteration && first_.at(iteration) == row;
       if (!restart) return Fail(Errc::kBadInput, place + ": " + CellName(layer, expert) + " twice");
       DropFrom(iteration);
@@ -261,7 +261,7 @@ Result<TokenTrace> ParseLong(Lines lines, const Columns& columns, const std::str
   while (lines.Next()) {
     const std::string place = where + ":" + std::to_string(lines.number());
     const Status added = rows.Add(Cells(lines.line()), place);
-    // A log has iterations; other files may lack the last line break.
+    // Only logs, which have iterations, have truncated lines. Other files may lack a line break.
     if (!added && lines.unterminated() && columns.iteration &&
         added.error().code == Errc::kBadInput) {
       rows.DropIncomplete();

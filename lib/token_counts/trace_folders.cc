@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// TokenCounts out of folders: TensorRT-LLM's statistics, and counters in the model files of a
-// checkpoint.
+// Reads token counts from folders: TensorRT-LLM's statistics, and counters in the
+// model files of a checkpoint.
 
 #include <algorithm>
 #include <charconv>
@@ -28,13 +28,13 @@ std::optional<std::uint64_t> WholeNumber(std::string_view text) {
 
 // TensorRT-LLM.
 
-/// Iterations that a rank counted.
+/// The iterations in one rank's file.
 struct RankFile {
   std::string path;
   std::set<std::uint64_t> iterations;
 };
 
-/// Adds what one rank counted: tensors named "<iteration>_<layer>".
+/// Adds the counts of one rank, from tensors named "<iteration>_<layer>".
 Status AddRank(RankFile* rank, TokenTrace* trace, std::map<std::uint64_t, RecordBuilder>* records) {
   const std::string& path = rank->path;
   SW_TRY_ASSIGN(const os::File file, os::File::OpenRead(path));
@@ -63,7 +63,7 @@ Status AddRank(RankFile* rank, TokenTrace* trace, std::map<std::uint64_t, Record
   return {};
 }
 
-/// Warns of iterations that some ranks have and others lack.
+/// Warns about iterations that some ranks lack.
 void WarnOfGaps(const std::vector<RankFile>& ranks, TokenTrace* trace) {
   for (const RankFile& rank : ranks) {
     std::vector<std::uint64_t> missing;
@@ -81,9 +81,9 @@ void WarnOfGaps(const std::vector<RankFile>& ranks, TokenTrace* trace) {
 constexpr std::string_view kCounterNames[] = {"tokens_per_expert", "local_tokens_per_expert",
                                               "exp_counts", "expert_counts"};
 
-/// The layer that a counter's name or its file's name tells.
+/// Returns the layer in a counter's name or its file's name, nullopt if there is none.
 std::optional<std::uint64_t> LayerOf(std::string_view file, std::string_view name) {
-  // A pipeline module has a file per layer, and no layer in its names.
+  // A pipeline module has one file per layer, and no layer in its tensor names.
   constexpr std::string_view kPrefix = "layer_";
   if (file.starts_with(kPrefix)) {
     file.remove_prefix(kPrefix.size());
@@ -135,7 +135,7 @@ bool MayHoldCounters(const std::string& name) {
          name.find("_expert_") == std::string::npos;
 }
 
-/// The folder of the newest save: what `latest` names, or the folder itself.
+/// Returns the folder of the newest save: the one in `latest`, or the folder itself.
 Result<std::string> SaveFolder(const std::string& folder) {
   SW_TRY_ASSIGN(const bool has_latest, os::Exists(folder + "/latest"));
   if (!has_latest) return folder;
@@ -144,7 +144,7 @@ Result<std::string> SaveFolder(const std::string& folder) {
   return os::JoinSafe(folder, tag);
 }
 
-/// Model files of several ranks repeat a counter, or hold each rank's share of it.
+/// Combines model files of several ranks. They repeat a counter, or each has its rank's share.
 Status Combine(const Found& found, const std::string& where, std::map<std::uint64_t, Found>* seen,
                RecordBuilder* record, bool* summed) {
   for (const auto& [layer, counts] : found) {

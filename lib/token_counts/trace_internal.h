@@ -17,18 +17,18 @@ namespace shardwright::token_counts {
 
 using json::Json;
 
-/// One number that counts tokens.
+/// Reads one token count.
 /// \error kBadInput  negative, fractional, not a number, or above limits::kMoeTokens
 Result<std::uint64_t> CountOf(const Json& value, const std::string& where);
 Result<std::uint64_t> CountOf(double value, const std::string& where);
 
-/// Counts of one record as they are found: rows by layer number. Rows of several ranks add up.
+/// Collects the counts of one record by layer number, and adds rows of several ranks.
 class RecordBuilder {
  public:
-  /// \param where  starts messages
+  /// \param where  prefix of messages
   explicit RecordBuilder(std::string where) : where_(std::move(where)) {}
 
-  /// Adds a layer's counts. \error kBadInput  another number of experts than other layers have
+  /// Adds a layer's counts. \error kBadInput the number of experts differs from other layers
   Status Add(std::uint64_t layer, std::vector<std::uint64_t> counts);
 
   bool empty() const { return rows_.empty(); }
@@ -39,13 +39,13 @@ class RecordBuilder {
   std::map<std::uint64_t, std::vector<std::uint64_t>> rows_;
 };
 
-/// Appends a record; the first one says what layers and experts there are.
-/// \error kBadInput  other layers or experts than the records before; kLimit
+/// Appends a record. The first record defines the layers and experts of the trace.
+/// \error kBadInput  layers or experts differ from earlier records; kLimit
 Status Append(TokenTrace* trace, std::uint64_t iteration, const RecordBuilder& record,
               const std::string& where);
 
-/// Sorts by iteration and proves the trace.
-/// \error kBadInput  no records, an iteration twice, counts that overflow
+/// Sorts the records by iteration and checks the trace.
+/// \error kBadInput  no records, a repeated iteration, or counts that overflow
 Status Finish(TokenTrace* trace, const std::string& where);
 
 /// Warns that a log repeats an iteration. \param place  place of the first such line
@@ -53,37 +53,37 @@ void WarnOfRestart(TokenTrace* trace, const std::string& place, std::uint64_t it
 /// Warns that the last line is truncated, and sets `torn`. \param place  place of the line
 void WarnOfTornLine(TokenTrace* trace, const std::string& place);
 
-/// "layer 3 expert 5". For messages.
+/// Returns the name of a count for messages: "layer 3 expert 5".
 std::string CellName(std::uint64_t layer, std::uint64_t expert);
 
-/// A list of lists of counts, as rows of consecutive layers from 0.
+/// Adds a list of lists of counts as rows of consecutive layers, starting at 0.
 Status AddMatrix(const Json& matrix, const std::string& where, RecordBuilder* record);
 
-/// Appends a record for each line. Handles restarts and a torn last line like ReadLoads.
-/// \param begin  where in the file the text begins, for messages; absent: it is the file's, whose
-///        lines are numbered
+/// Appends a record for each line. Handles restarts and a truncated last line like ReadLoads.
+/// \param begin  byte offset of the text in its file, for messages; nullopt if the text
+///        is the whole file, and messages use line numbers
 /// \error kBadInput  names the line; kLimit
 Status AddLines(std::string_view text, const std::string& where, std::optional<std::uint64_t> begin,
                 TokenTrace* trace);
 
-/// Reads a log of JSON lines that is too long to be read at once, part after part.
-/// \error kLimit  another text; as ReadLoads
+/// Reads a log of JSON lines in parts, if it is too long to read at once.
+/// \error kLimit  the text is not such a log; as ReadLoads
 Result<TokenTrace> ReadLongLog(const os::File& file, std::uint64_t bytes);
 
-/// Reads the end of a log of JSON lines: all records of iterations above `after`. Nothing where it
-/// has to be read whole: lines that do not say their iteration, are in another order, or not of
-/// each.
+/// Reads the end of a log of JSON lines: all records of iterations above `after`. Returns
+/// nullopt if the log must be read from its beginning, because lines have no iteration,
+/// are not in ascending order, or skip iterations.
 /// \error as ReadLoads
 Result<std::optional<TokenTrace>> ReadLogEnd(const std::string& path, std::uint64_t after);
 
 Result<TokenTrace> ParseCsvLoads(std::string_view text, const std::string& where);
-/// A `.pt` file: a tensor alone, a dump of SGLang's recorder, or physical counts with their map.
+/// Reads a `.pt` file: a tensor, a dump of SGLang's recorder, or physical counts with their map.
 Result<TokenTrace> ReadTensorFile(const std::string& path);
-/// A `.npy` file.
+/// Reads a `.npy` file.
 Result<TokenTrace> ReadNumpyFile(const std::string& path);
-/// A folder of TensorRT-LLM's statistics: meta_info.json and rank*.safetensors.
+/// Reads a folder of TensorRT-LLM statistics: meta_info.json and rank*.safetensors.
 Result<TokenTrace> ReadStatisticFolder(const std::string& folder);
-/// A checkpoint folder whose model files hold token counters.
+/// Reads the token counters in the model files of a checkpoint folder.
 Result<TokenTrace> ReadCheckpointCounters(const std::string& folder);
 
 }  // namespace shardwright::token_counts

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The end of a log that a trainer appends to in every iteration.
+// Reads the end of a log to which a trainer appends in every iteration.
 
 #include <algorithm>
 #include <utility>
@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::uint64_t kFirstBlock = std::uint64_t{256} << 10;  // bytes
 
-/// The iteration of a line of our own. Nothing for any other.
+/// Returns the iteration of a line in our own format, nullopt for other lines.
 std::optional<std::uint64_t> IterationOf(std::string_view line) {
   const Result<Json> object = json::Parse(line, "line");
   if (!object || !object->is_object() || !object->contains("tokens")) return std::nullopt;
@@ -22,8 +22,8 @@ std::optional<std::uint64_t> IterationOf(std::string_view line) {
   return iteration->get<std::uint64_t>();
 }
 
-/// Where the first whole line begins in a text that begins anywhere in a file, and its bytes.
-/// Nothing if there is none.
+/// Finds the first complete line in a text that starts anywhere in a file. Returns its
+/// offset and length, nullopt if there is none.
 std::optional<std::pair<std::size_t, std::size_t>> FirstLine(std::string_view text) {
   const std::size_t begin = text.find('\n') + 1;
   if (begin == 0) return std::nullopt;
@@ -32,8 +32,8 @@ std::optional<std::pair<std::size_t, std::size_t>> FirstLine(std::string_view te
   return std::pair(begin, end - begin);
 }
 
-/// Whether records ascend, and are of each iteration from `after` on. What is not here could stand
-/// anywhere before.
+/// Returns whether records are in ascending order and have every iteration from `after` on.
+/// If not, the missing iterations could be earlier in the file.
 bool HasEach(const std::vector<TokenTrace::Record>& records, std::uint64_t after) {
   for (std::size_t i = 1; i < records.size(); ++i) {
     const std::uint64_t one = records[i - 1].iteration;
@@ -52,7 +52,7 @@ Result<std::optional<TokenTrace>> ReadLogEnd(const std::string& path, std::uint6
   std::string text;
   std::uint64_t begin = identity.bytes;
   while (true) {
-    // Twice as much each time, so that all is moved and looked at a few times at most.
+    // Doubles the block each time, so that every byte is copied and parsed only a few times.
     const std::uint64_t block = std::max<std::uint64_t>(kFirstBlock, text.size());
     if (begin <= block || text.size() + block > limits::kJsonBytes) return whole;
     begin -= block;

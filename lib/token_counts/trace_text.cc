@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// TokenCounts out of texts. What a document is, is told by its first character and its keys:
+// Reads token counts from texts. The first character and the keys determine the format:
 //
 // 1. "[": a list of counts (one layer), of layers, or of records of layers.
 // 2. "{" on every line: JSONL, one record per line, ours or vLLM's.
-// 3. "{": one object: a record, SGLang's logical_count, or the loads that a plan was made for.
+// 3. "{": one object: a record, SGLang's logical_count, or the counts that a plan was made for.
 // 4. Anything else is CSV.
 
 #include <algorithm>
@@ -28,7 +28,7 @@ Result<std::vector<std::uint64_t>> CountsOf(const Json& row, std::uint64_t layer
   std::vector<std::uint64_t> counts;
   counts.reserve(row.size());
   for (const Json& value : row) {
-    // The plain case spares the text of the place.
+    // Handles plain counts first, without building the place for messages.
     if (value.is_number_unsigned() && value.get<std::uint64_t>() <= limits::kMoeTokens) {
       counts.push_back(value.get<std::uint64_t>());
       continue;
@@ -49,7 +49,7 @@ int DepthOf(const Json& list) {
   return depth;
 }
 
-/// Records, layers or one layer, by how deep the lists are.
+/// Adds records, layers or one layer, depending on the nesting of the lists.
 Status AddLists(const Json& lists, const std::string& where, bool skip_idle, TokenTrace* trace) {
   const int depth = DepthOf(lists);
   if (depth < 1 || depth > 3) {
@@ -75,7 +75,7 @@ Status AddLists(const Json& lists, const std::string& where, bool skip_idle, Tok
   return {};
 }
 
-/// vLLM counts physical experts; `map` says which expert each of them is.
+/// Adds vLLM's counts of physical experts. `map` has the logical expert of each.
 Status AddPhysical(const Json& load, const Json& map, const std::string& where,
                    RecordBuilder* record) {
   if (!load.is_array() || !map.is_array() || load.size() != map.size()) {
@@ -132,7 +132,7 @@ Status AddVllm(const Json& object, const std::string& where, TokenTrace* trace) 
   return Append(trace, step, record, where);
 }
 
-/// The loads that one of our plans was made for.
+/// Adds the token counts for which one of our plans was made.
 Status AddPlanLoads(const Json& layers, const std::string& where, TokenTrace* trace) {
   RecordBuilder record(where);
   for (const Json& layer : layers) {
@@ -193,12 +193,12 @@ Status AddObject(const Json& object, const std::string& where, TokenTrace* trace
                                    "tokens_per_expert, token_counts, expert_counts and layers");
 }
 
-/// Handles logs of restarted runs. A line of a training log that has an iteration again was written
-/// by training that went back there: drops what was logged before. A serving engine that starts
-/// again counts its steps from the beginning: renumbers them after those before.
+/// Handles logs of restarted runs. If a training log repeats an iteration, training has resumed
+/// there: drops the earlier records from that iteration on. If a serving engine restarts, it
+/// counts its steps from the beginning: renumbers them to follow the earlier ones.
 class Restarts {
  public:
-  /// Looks at the newest record of the trace. \param place  of its line
+  /// Checks the newest record of the trace. \param place place of its line
   void Added(const std::string& place, TokenTrace* trace) {
     std::vector<TokenTrace::Record>& records = trace->records;
     if (trace->serving) return Renumber(place, trace);
@@ -233,11 +233,11 @@ class Restarts {
   }
 
   std::unordered_set<std::uint64_t> seen_;
-  std::uint64_t offset_ = 0;  // of a server's steps
-  std::uint64_t newest_ = 0;  // step of the server as it counts
+  std::uint64_t offset_ = 0;  // added to a server's steps
+  std::uint64_t newest_ = 0;  // server's own number of its last step
 };
 
-/// Whether an object begins in a line and does not end, as where its writer was killed.
+/// Returns whether a line starts an object without ending it, as a killed writer leaves it.
 bool IsCutShort(std::string_view line) {
   line = Trimmed(line);
   if (!line.starts_with('{')) return false;
@@ -257,12 +257,12 @@ bool IsCutShort(std::string_view line) {
   return in_string || depth > 0;
 }
 
-/// Whether the object of a line says its iteration, which is otherwise its place.
+/// Returns whether the object of a line has an iteration. Otherwise its position defines it.
 bool SaysIteration(const Json& object) {
   return object.contains("iteration") || object.contains("step");
 }
 
-/// The lines of a log, part after part.
+/// Reads the lines of a log in parts.
 class LogLines {
  public:
   /// \param begin  as AddLines
@@ -272,12 +272,12 @@ class LogLines {
   }
 
   /// Appends a record for each line of a part.
-  /// \param ends  nothing follows the part
-  /// \pre a part that something follows ends with a line break
+  /// \param ends  true for the last part
+  /// \pre every part except the last ends with a line break
   Status Add(std::string_view text, bool ends) {
     while (!text.empty()) {
       const std::string_view line = text.substr(0, text.find('\n'));
-      const bool last = ends && line.size() == text.size();  // and no line break ends it
+      const bool last = ends && line.size() == text.size();  // has no line break
       text.remove_prefix(std::min(text.size(), line.size() + 1));
       SW_TRY(AddLine(line, last));
       if (trace_->torn) return {};
@@ -311,14 +311,14 @@ class LogLines {
 
   const std::string& where_;
   bool by_byte_;
-  std::uint64_t next_;  // byte
+  std::uint64_t next_;  // offset in bytes
   TokenTrace* trace_;
   std::uint64_t number_ = 0;
   Restarts restarts_;
 };
 
-/// Whether a text consists of a JSON object per line.
-/// \pre the text has its whole first line
+/// Returns whether a text consists of one JSON object per line.
+/// \pre the text has its complete first line
 bool IsLog(std::string_view text) {
   const std::string_view body = Trimmed(text);
   return body.starts_with('{') && Trimmed(body.substr(0, body.find('\n'))).ends_with('}');

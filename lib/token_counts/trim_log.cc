@@ -17,10 +17,10 @@ namespace {
 
 constexpr std::uint64_t kBlock = std::uint64_t{1} << 20;  // bytes
 
-/// Where a log ends once it is trimmed.
+/// End of a log after trimming.
 struct End {
   std::uint64_t bytes = 0;
-  bool lacks_line_end = false;  ///< of the last line that stays
+  bool lacks_line_end = false;  ///< the last remaining line has no line break
 };
 
 std::optional<std::uint64_t> RecordOf(std::string_view line) {
@@ -30,14 +30,14 @@ std::optional<std::uint64_t> RecordOf(std::string_view line) {
   return iteration->get<std::uint64_t>();
 }
 
-/// Reads a log line by line and finds its end.
+/// Reads a log line by line to find the end after trimming.
 class Finder {
  public:
   Finder(const os::File& file, std::uint64_t last) : file_(file), last_(last) {}
 
   Result<End> Find() {
     SW_TRY_ASSIGN(const os::Identity identity, file_.Stat());
-    std::string text;  // from the begin of a line
+    std::string text;  // from the beginning of a line
     for (std::uint64_t at = 0; at < identity.bytes;) {
       const std::uint64_t bytes = std::min(kBlock, identity.bytes - at);
       const std::size_t before = text.size();
@@ -57,7 +57,7 @@ class Finder {
                                       " bytes");
       }
     }
-    // The last line lacks its end only, or it is truncated.
+    // The last line only lacks its line break, or is truncated.
     const std::optional<std::uint64_t> iteration = RecordOf(text);
     if (iteration && *iteration <= last_) end_ = {at_ + text.size(), true};
     return end_;
@@ -82,7 +82,7 @@ class Finder {
   const os::File& file_;
   const std::uint64_t last_;
   std::uint64_t line_ = 0;
-  std::uint64_t at_ = 0;  // of the first byte behind that line
+  std::uint64_t at_ = 0;  // offset of the first byte after that line
   End end_;
 };
 

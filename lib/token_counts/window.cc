@@ -28,7 +28,7 @@ Result<std::uint32_t> LayerNumber(std::string_view text, std::string_view whole)
   return number;
 }
 
-/// Indices of the layers that a window names; all if it names none.
+/// Returns the indices of a window's layers; all layers if it lists none.
 Result<std::vector<std::size_t>> LayersIn(const TokenTrace& trace,
                                           const std::vector<std::uint32_t>& layers) {
   std::vector<std::size_t> rows;
@@ -50,7 +50,7 @@ Result<std::vector<std::size_t>> LayersIn(const TokenTrace& trace,
   return rows;
 }
 
-/// The first and one past the last record of a window.
+/// Returns the index of a window's first record and the index after its last record.
 Result<std::pair<std::size_t, std::size_t>> RangeOf(const TokenTrace& trace,
                                                     const LoadWindow& window,
                                                     std::uint64_t records) {
@@ -79,7 +79,7 @@ Result<std::pair<std::size_t, std::size_t>> RangeOf(const TokenTrace& trace,
   return std::pair(end - static_cast<std::size_t>(records), end);
 }
 
-/// Proves that recordings can be added up.
+/// Checks that recordings have the same shape and can be added.
 Status CheckShape(const TokenTrace& first, const TokenTrace& other) {
   if (other.experts == first.experts && other.layer_id == first.layer_id) return {};
   const auto shape = [](const TokenTrace& trace) {
@@ -89,12 +89,12 @@ Status CheckShape(const TokenTrace& first, const TokenTrace& other) {
   return Fail(Errc::kBadInput, "the recordings differ: " + shape(first) + "; " + shape(other));
 }
 
-/// The sum of one window. It is kept in whole numbers, as long as it is one, and as real numbers.
+/// Sum of one window, as real numbers, and as whole numbers while it consists of them.
 class Sum {
  public:
   explicit Sum(std::size_t cells) : whole_(cells, 0), real_(cells, 0) {}
 
-  /// \param rows  layers of the trace that count
+  /// \param rows  layers of the trace to add
   void Add(const TokenTrace& trace, std::size_t record, const std::vector<std::size_t>& rows,
            double weight) {
     const bool counts = weight == std::floor(weight) && weight <= 1e9;
@@ -120,14 +120,14 @@ class Sum {
     return std::accumulate(begin, begin + static_cast<std::ptrdiff_t>(experts), 0.0);
   }
 
-  /// Returns whole counts in proportion to the sum, and the tokens that one count stands for: 1 if
-  /// the sum itself consists of whole numbers that fit.
+  /// Returns whole counts in proportion to the sum, and the number of tokens per count.
+  /// This is 1 if the sum consists of whole numbers that fit.
   std::pair<std::vector<std::uint64_t>, double> Counts(std::size_t experts) const {
     double most = 0;
     for (std::size_t l = 0; l * experts < real_.size(); ++l)
       most = std::max(most, Layer(l, experts));
     if (exact_ && most <= static_cast<double>(limits::kMoeTokens)) return {whole_, 1.0};
-    // The largest layer gets 2^51 to 2^52 counts: rounding is far below what anybody can see.
+    // The largest layer gets 2^51 to 2^52 counts, so rounding has no visible effect.
     int exponent = 0;
     (void)std::frexp(most, &exponent);
     const double scale = std::ldexp(1.0, 52 - exponent);
@@ -139,7 +139,7 @@ class Sum {
     return {std::move(counts), 1 / scale};
   }
 
-  /// Adds another sum's shares of each layer. \param totals  by layer: what they are shares of
+  /// Adds each layer's shares of another sum. \param totals by layer: the total to multiply by
   void AddShares(const Sum& other, std::size_t experts, const std::vector<double>& totals) {
     exact_ = false;
     for (std::size_t l = 0; l < totals.size(); ++l) {
@@ -161,7 +161,7 @@ class Sum {
   double iterations_ = 0;
 };
 
-/// What strategies plan from that look at one window only: the mean of the windows' shares.
+/// Returns the mean of the windows' shares, for strategies that use a single window.
 Sum MeanOf(const std::vector<Sum>& sums, std::size_t layers, std::size_t experts) {
   std::vector<double> totals(layers, 0);
   for (const Sum& sum : sums) {
@@ -173,7 +173,7 @@ Sum MeanOf(const std::vector<Sum>& sums, std::size_t layers, std::size_t experts
   return mean;
 }
 
-/// A recording by reference, and its weight.
+/// A reference to a recording, and its weight.
 using Weighted = std::pair<const TokenTrace*, double>;
 
 Result<TokenCounts> PickFrom(std::span<const Weighted> recordings, const LoadWindow& window) {

@@ -13,48 +13,48 @@
 
 namespace shardwright::token_counts {
 
-/// Number of records that stands for all of them.
+/// Value of a window that means all records.
 inline constexpr std::uint64_t kAllRecords = 0;
 
-/// Which part of a recording a plan is made for.
+/// Part of a recording to make a plan for.
 struct LoadWindow {
-  std::optional<std::uint64_t> at;  ///< last iteration that counts; absent: the recording's last
-  /// Records up to `at` that are added up, or kAllRecords. With several windows a plan is as good
-  /// as it is in the worst of them. Empty: all records of a serving engine, else the newest.
+  std::optional<std::uint64_t> at;  ///< last iteration that counts; absent: the last one
+  /// Window sizes: numbers of records up to `at`, or kAllRecords. A plan for several windows is
+  /// rated by the worst one. Empty: all records of a serving engine, otherwise the newest record.
   std::vector<std::uint64_t> windows;
-  double half_life = 0;  ///< records after which a record counts half; 0: all count the same
+  double half_life = 0;  ///< age in records at which a weight is halved; 0: equal weights
   std::vector<std::uint32_t> layers;  ///< numbers in the model; empty: all
 };
 
-/// A recording, and how often its counts are added.
+/// A recording and the weight of its counts.
 struct Recording {
   TokenTrace trace;
   double weight = 1;
 };
 
-/// Adds up the counts of a window, those of several recordings with their weights.
+/// Adds up the counts of a window. With several recordings, it multiplies counts by their weights.
 /// \pre at least one recording; weights are positive
-/// \error kUsage  an iteration before the first one, a layer that the recording lacks, a window
-///        that is longer than what there is up to `at`; kBadInput  recordings with different
-///        layers or experts
+/// \error kUsage  an iteration before the first record, a layer that the recording lacks,
+///        or a window with more records than there are up to `at`; kBadInput  recordings
+///        with different layers or experts
 /// Pure.
 Result<TokenCounts> Pick(std::span<const Recording> recordings, const LoadWindow& window);
 Result<TokenCounts> Pick(const TokenTrace& trace, const LoadWindow& window);
 
-/// Removes records without a token, unless no record has any, and returns their iterations.
+/// Removes records without tokens, unless all are without, and returns their iterations.
 /// Local.
 std::vector<std::uint64_t> RemoveIdle(TokenTrace* trace);
 
-/// The last record at or before an iteration. \error kUsage  if there is none
+/// Returns the index of the last record at or before an iteration. \error kUsage if there is none
 Result<std::size_t> RecordAt(const TokenTrace& trace, std::uint64_t iteration);
 
-/// "0-11,14" as ascending numbers. \error kUsage  not such a list, or a range that runs backward
+/// Parses "0-11,14" to ascending numbers. \error kUsage not such a list, or a descending range
 Result<std::vector<std::uint32_t>> ParseLayers(std::string_view text);
 
-/// "1,10,all" as numbers of records. \error kUsage  not such a list
+/// Parses "1,10,all" to numbers of records. \error kUsage not such a list
 Result<std::vector<std::uint64_t>> ParseWindows(std::string_view text);
 
-/// Ascending numbers as a text for messages: "0-2, 7, 9 and 12 more".
+/// Formats ascending numbers for messages: "0-2, 7, 9 and 12 more".
 std::string Ranges(std::span<const std::uint64_t> numbers);
 
 }  // namespace shardwright::token_counts

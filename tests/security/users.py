@@ -184,7 +184,7 @@ def _enter(programs):
     atexit.register(leave)
     _mount("-t", "tmpfs", "-o", "mode=755,size=1g", "none", WORLD)
     places = {"bin": programs, "lib": programs.parent / "lib", "share": programs.parent / "share",
-              "data": SOURCE / "tests" / "data", "scripts": SOURCE / "scripts", "python": SOURCE / "lib" / "torch"}
+              "data": SOURCE / "tests" / "data", "scripts": SOURCE / "scripts", "python": SOURCE / "lib" / "trainer" / "torch"}
     for name, folder in places.items():
         if folder.is_dir():
             (WORLD / name).mkdir()

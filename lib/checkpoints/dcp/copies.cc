@@ -31,7 +31,7 @@ HeldItem FolderReader::CopyOf(std::uint32_t number, std::uint32_t copy) const {
   return held;
 }
 
-/// Whether two items are known to be the same: by their values, or by checksums of their bytes.
+/// Returns true if two items are certainly equal: by values, or by checksums of their bytes.
 bool FolderReader::SameValue(const HeldItem& a, const HeldItem& b) const {
   if (a.node == nullptr || b.node == nullptr) return false;
   if (!a.node->is_tensor()) return SameOptions(a.node, b.node);
@@ -43,8 +43,8 @@ bool FolderReader::SameValue(const HeldItem& a, const HeldItem& b) const {
   return stored.bytes == again.bytes && stored.crc32 && stored.crc32 == again.crc32;
 }
 
-/// Whether two tensors of one shape are known to differ: by their elements where they are few, else
-/// by the checksums of storages that are nothing but them.
+/// Returns true if two tensors of one shape certainly differ. Compares the elements
+/// if they are few, otherwise the checksums of storages that contain nothing else.
 bool FolderReader::AreDifferent(const HeldItem& a, const HeldItem& b) const {
   const auto bytes = BytesOf(a);
   const auto again = BytesOf(b);
@@ -56,8 +56,8 @@ bool FolderReader::AreDifferent(const HeldItem& a, const HeldItem& b) const {
          other.bytes == all && stored.crc32 && other.crc32 && *stored.crc32 != *other.crc32;
 }
 
-/// What several ranks have must be one value, unless it is of no model and no optimizer. Tensors
-/// without checksums are replicas in the map, which --verify=replicas compares.
+/// Fails if ranks saved different values under one name, unless it is an extra. Tensors
+/// without checksums become replicas in the map, which --verify=replicas compares.
 Status FolderReader::CompareCopy(std::uint32_t folder, std::uint32_t number) {
   const shardwright::dcp::Copy& copy = folders_[folder].index.copies[number];
   const EntryRef ref{folder, copy.entry};

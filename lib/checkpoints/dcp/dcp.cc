@@ -153,7 +153,7 @@ FileReaders Readers(const Layout& layout, std::span<const plan::OutputFile> file
   for (const plan::OutputFile& file : files) {
     std::vector<std::uint32_t>& ranks = readers.by_file.emplace_back();
     const std::string_view name =
-        std::string_view(file.path).substr(file.path.rfind('/') + 1);  // "__3_0.distcp"
+        std::string_view(file.path).substr(file.path.rfind('/') + 1);  // such as "__3_0.distcp"
     std::uint32_t rank = 0;
     if (!name.starts_with("__")) continue;
     const auto end = std::from_chars(name.data() + 2, name.data() + name.size(), rank);

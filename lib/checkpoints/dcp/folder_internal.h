@@ -20,16 +20,16 @@
 
 namespace shardwright::checkpoints::dcp {
 
-/// Containers of torch.save for items, one layout for all that are alike. Layouts live as long as
-/// this.
+/// Layouts of torch.save containers for items; equal items
+/// share one layout. The layouts live as long as this object.
 class ItemLayouts {
  public:
   using Ptr = const torch_pt::Layout*;
-  /// Of a contiguous tensor.
+  /// Returns the layout for a contiguous tensor.
   Result<Ptr> OfTensor(DType dtype, const Shape& shape);
-  /// Of a value without tensors. \pre the node lives until the last call
+  /// Returns the layout for a value without tensors. \pre the node lives until the last call
   Result<Ptr> OfValue(const pickle::Node* node);
-  /// Of one item alone.
+  /// Returns the layout for one document; it is not shared.
   Result<Ptr> OfDocument(const Document& document);
 
  private:
@@ -43,47 +43,47 @@ class ItemLayouts {
 /// Lays out one DCP folder: data files and their index.
 class FolderBuilder {
  public:
-  /// \param prefix  of the names of files: a folder with a slash, or nothing
-  /// \param files   how many data files
+  /// \param prefix  prepended to file names: a folder with a slash, or empty
+  /// \param files   number of data files
   FolderBuilder(plan::TargetBuilder* builder, std::shared_ptr<ItemLayouts> layouts,
                 std::string prefix, std::uint64_t files);
 
-  /// Begins a tensor or an object; items that are added are its chunks.
+  /// Begins a tensor or an object. The items added next are its chunks.
   Status Begin(shardwright::dcp::Entry entry);
 
-  /// A box whose elements are one holder of an array. \returns nothing for an empty one
+  /// Adds a box of a tensor. Its elements are the only shard of `array` in the target.
   Status AddElements(std::uint64_t number, Shape offsets, Shape sizes, std::uint32_t array);
-  /// A tensor whose elements are known.
+  /// Adds a box of a tensor with known bytes.
   Status AddInline(std::uint64_t number, Shape offsets, Shape sizes, std::string bytes);
-  /// A value without tensors.
+  /// Adds a value without tensors.
   Status AddValue(std::uint64_t number, const pickle::Node* value);
-  /// Adds a value with tensors, which are members of the source or have known elements. If the
-  /// entry is a tensor, the value is one chunk of it.
+  /// Adds a value that contains tensors. Their elements are members of the source
+  /// or known bytes. If the entry is a tensor, the value is one of its chunks.
   Status AddDocument(std::uint64_t number, Shape offsets, Shape sizes, const Document& document);
-  /// A whole item of the source.
+  /// Copies a complete item of the source.
   void AddRaw(std::uint64_t number, std::uint32_t member, std::uint64_t bytes);
 
-  /// Writes frames and the index.
+  /// Writes the frames of the data files and the index.
   Status Finish();
 
  private:
   static constexpr std::uint32_t kElsewhere = ~std::uint32_t{0};
 
-  /// One container in a data file. There may be millions.
+  /// One container in a data file. A file may have millions.
   struct Item {
     std::uint64_t offset = 0;
-    ItemLayouts::Ptr layout = nullptr;  // null: a copy, which is all payload
-    std::uint32_t known = kElsewhere;   // storage 0, into Items::known; else payloads are of others
+    ItemLayouts::Ptr layout = nullptr;  // null: a copied item, all payload
+    std::uint32_t known = kElsewhere;   // storage 0: index into Items::known, or kElsewhere
   };
-  /// What the frame of a data file is made of.
+  /// Input for the frame of a data file.
   struct Items {
     std::vector<Item> all;
     std::vector<std::string> known;
-    std::shared_ptr<const ItemLayouts> layouts;  // to keep them
+    std::shared_ptr<const ItemLayouts> layouts;  // keeps the layouts alive
   };
   struct File {
     std::uint32_t target = 0;
-    std::uint32_t number = 0;  // in the index
+    std::uint32_t number = 0;  // index in the index file's list of files
     bool used = false;
     std::uint64_t end = 0;
     std::shared_ptr<Items> items = std::make_shared<Items>();
@@ -99,7 +99,7 @@ class FolderBuilder {
   std::shared_ptr<ItemLayouts> layouts_;
   std::string prefix_;
   std::vector<File> files_;
-  std::optional<shardwright::dcp::Entry> entry_;  // the one that was begun
+  std::optional<shardwright::dcp::Entry> entry_;  // the entry that Begin has started
   std::vector<std::string> names_;                // of files in the index
   shardwright::dcp::IndexWriter index_;
 };

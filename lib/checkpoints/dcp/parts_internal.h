@@ -17,36 +17,36 @@ namespace shardwright::checkpoints::dcp {
 struct ItemRef {
   std::uint32_t entry = 0;  ///< into Index::entries
   std::uint32_t chunk = 0;
-  /// Of a copy: 1 + its number in Index::copies.
+  /// For a copy: 1 + its index in Index::copies. Otherwise 0.
   std::uint32_t copy = 0;
 };
 
-/// The text of an index, and what messages call it.
+/// The text of an index file, and its name in messages.
 struct IndexText {
   std::string_view name;  ///< without a folder: ".metadata", "__3.metadata"
   std::string_view text;
   std::string where;
 };
 
-/// Understands the index of one folder, or those of all ranks that saved there: one of them is as
-/// if they had saved together.
+/// Parses the index of one folder, or merges the indexes of all ranks that
+/// saved there into one. The result is the same as that of a joint save.
 /// \param texts  one, or several by rank
-/// \error as shardwright::dcp::ReadIndex; kBadInput  ranks disagree, or one is missing
+/// \error as shardwright::dcp::ReadIndex; kBadInput  ranks contradict each other or one is missing
 Result<shardwright::dcp::Index> UnderstandIndexes(const std::vector<IndexText>& texts);
 
-/// The items of every file of an index, in the order in which they lie.
+/// Returns the items of every file of an index, in the order of their offsets.
 std::vector<std::vector<ItemRef>> ItemsByFile(const shardwright::dcp::Index& index);
 
-/// Where an item lies.
+/// Returns the file and byte range of an item.
 const shardwright::dcp::Place& PlaceOf(const shardwright::dcp::Index& index, const ItemRef& ref);
 
-/// What its data file must have there.
+/// Returns the content that the index requires for an item of its data file.
 shardwright::dcp::Wanted WantedOf(const shardwright::dcp::Index& index, const ItemRef& ref);
 
-/// The folder in the name of a file, with a slash at its end, or nothing.
+/// Returns the folder part of a file name with its trailing slash, or empty.
 std::string_view FolderOf(std::string_view name);
 
-/// The name of a model's or optimizer's folder, as Accelerate and transformers have them.
+/// Return true for folder names that Accelerate and transformers use for a model or an optimizer.
 bool IsModelFolder(std::string_view name);
 bool IsOptimizerFolder(std::string_view name);
 

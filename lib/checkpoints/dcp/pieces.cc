@@ -50,7 +50,7 @@ bool SameOptions(const pickle::Node* a, const pickle::Node* b) {
     return false;
   }
   if (a->is_tensor() || a->kind == pickle::Kind::kObject) return false;
-  if (a->is_dict()) {  // in any order
+  if (a->is_dict()) {  // entries may be in any order
     for (std::size_t i = 0; i < a->entry_count(); ++i) {
       if (!a->key(i)->is_string()) return false;
       const pickle::Node* other = b->Find(a->key(i)->text);

@@ -13,7 +13,7 @@
 
 namespace shardwright::checkpoints::dcp {
 
-/// Cuts of boxes of tensors, one for all that are alike.
+/// Creates cuts for boxes of tensors and caches them; equal boxes share one cut.
 class PieceCuts {
  public:
   struct Held {
@@ -22,13 +22,13 @@ class PieceCuts {
     std::uint64_t elems = 0;
   };
 
-  /// The cut of a shard that is a box of a tensor. \error kBadInput  it leaves the tensor
+  /// Returns the cut for a box of a tensor. \error kBadInput  the box exceeds the tensor
   Result<layout::CutPtr> Of(const Shape& shape, const layout::Piece& piece);
 
-  /// Of a box as a stored tensor has it, which may have strides of its own.
-  /// \param offsets  of the box in the whole
-  /// \param elems    of the storage
-  /// \error kUnsupported  elements that lie in one place, or in too many runs
+  /// Returns the cut for a box in a stored tensor, which may have any strides.
+  /// \param offsets  offsets of the box in the full tensor
+  /// \param elems    number of elements of the storage
+  /// \error kUnsupported  several elements share a position, or the box needs too many runs
   Result<Held> Stored(const Shape& shape, const Shape& offsets, const pickle::Tensor& tensor,
                       std::uint64_t elems);
 
@@ -36,7 +36,7 @@ class PieceCuts {
   std::map<std::vector<std::uint64_t>, layout::CutPtr> known_;
 };
 
-/// Whether two plain values are equal.
+/// Returns true if two plain values are equal. Dicts may differ in the order of their entries.
 bool SameOptions(const pickle::Node* a, const pickle::Node* b);
 
 }  // namespace shardwright::checkpoints::dcp

@@ -22,8 +22,8 @@ using pickle::Node;
 
 namespace {
 
-/// What a scan has found of items is of the index that it was scanned with; a catalogue of both may
-/// say anything.
+/// Checks an item against its index. Scanned items always
+/// match, but a catalogue may contain arbitrary values.
 Status CheckItem(const file_format::Index& index, const ItemRef& ref, const Node* node,
                  const std::string& file) {
   const Entry& entry = index.entries[ref.entry];
@@ -142,7 +142,7 @@ HeldItem FolderReader::ItemOf(EntryRef ref, std::uint32_t chunk) const {
   return held;
 }
 
-/// The elements of a small contiguous tensor.
+/// Returns the elements of a small contiguous tensor.
 Result<std::string> FolderReader::BytesOf(const HeldItem& held) const {
   const pickle::Tensor& tensor = *held.node->tensor;
   const SourceFile& source = source_.files[held.file];
@@ -156,7 +156,7 @@ Result<std::string> FolderReader::BytesOf(const HeldItem& held) const {
   return found->second.substr(first, bytes);
 }
 
-/// An item as a document of its own.
+/// Returns an item as a document of its own.
 Extra::Value FolderReader::ValueOf(const HeldItem& held) {
   Extra::Value value;
   const auto add = [&](torch_pt::Document::StorageRef ref, std::uint32_t storage) {
@@ -240,7 +240,7 @@ Status FolderReader::SortEntries() {
           .emplace_back(sorted.key, ref);
     }
   }
-  // Only PyTorch Lightning numbers optimizers within one folder.
+  // Only PyTorch Lightning numbers the optimizers within one folder.
   const bool numbered = naming.optimizer.size() == 1 &&
                         naming.optimizer.front().starts_with("optimizer_") &&
                         IsOptimizerFolder(naming.optimizer.front());
@@ -254,7 +254,7 @@ void FolderReader::MakeParams() {
   const bool trained = !kept_.empty() || !group_options_.empty() ||
                        std::any_of(trained_.begin(), trained_.end(),
                                    [&](std::string_view name) { return by_name_.contains(name); });
-  bool parts = false;  // the optimizer has modules that the model saves in parts
+  bool parts = false;  // the optimizer has modules that the model saves in several parts
   for (const std::string_view name : kept_order_) {
     parts = parts || (!by_name_.contains(name) && !kept_.at(name).slots.empty());
   }
@@ -418,7 +418,7 @@ void FolderReader::AddExtras() {
     for (std::uint32_t e = 0; e < sorted_[f].size(); ++e) {
       if (sorted_[f][e].kind != Sorted::Kind::kExtra) continue;
       const EntryRef ref{f, e};
-      // Weights that were not asked for do not take the place of those that were.
+      // Weights that were not selected must not replace the selected ones.
       if (others_left_out_ && sorted_[f][e].set) continue;
       Extra extra;
       extra.entry = At(ref);
@@ -435,7 +435,7 @@ void FolderReader::AddExtras() {
   }
 }
 
-/// Where trainers say it: train_state.step, step; else every parameter's own count.
+/// Reads the iteration from train_state.step or step, or derives it from the parameters' steps.
 void FolderReader::FindIteration() {
   for (const Extra& extra : own_->extras) {
     if (extra.raw || extra.entry.is_tensor) continue;
@@ -459,8 +459,8 @@ void FolderReader::FindIteration() {
   if (steps && *steps >= 0 && *steps < 1e15F) out_.iteration = static_cast<std::uint64_t>(*steps);
 }
 
-/// Whether FSDP has sharded every trained parameter that it can. It shards frozen ones too, but no
-/// buffers.
+/// Returns true if FSDP has sharded every trained parameter that it
+/// can shard. FSDP also shards frozen parameters, but not buffers.
 bool FolderReader::ShardsParameters() const {
   bool any = false;
   for (std::size_t i = 0; i < out_.params.size(); ++i) {
@@ -479,10 +479,10 @@ void FolderReader::Finish() {
   for (std::size_t i = 0; i < out_.params.size(); ++i) {
     Param& param = out_.params[i];
     if (param.kind == ParamKind::kTrainable) elems[param.dtype] += Elems(param.shape);
-    // A folder does not tell frozen parameters from buffers, and DeepSpeed's loader looks each of
-    // them up in the list of frozen ones, but none where there is no list.
+    // A folder does not distinguish frozen parameters from buffers. DeepSpeed's loader expects
+    // an entry for each frozen one in its list, but accepts a checkpoint without this list.
     out_.frozen_unknown = out_.frozen_unknown || param.kind == ParamKind::kBuffer;
-    // Tensor parallelism replicates some parameters, which have these names.
+    // Tensor parallelism replicates some parameters, and their names end in "weight" or "bias".
     const bool whole = shards && !param.shape.empty() && param.shape[0] > 1 &&
                        At(model_[i]).chunks.size() == 1 && !param.name.ends_with("weight") &&
                        !param.name.ends_with("bias");
@@ -517,7 +517,7 @@ Result<Checkpoint> Read(const SourceSet& source, const Patterns& patterns) {
 
 Result<Checkpoint> ReadWeights(const SourceSet& source, const Patterns& patterns) {
   SW_TRY_ASSIGN(Checkpoint read, FolderReader(source, patterns, true).Run());
-  read.only_weights = OnlyWeights{};  // the model's tensors are all the weights there are
+  read.only_weights = OnlyWeights{};  // the files contain no weights except those of the model
   return read;
 }
 

@@ -14,8 +14,8 @@ namespace shardwright::checkpoints::dcp {
 
 using pickle::Node;
 
-/// The value of an option, of which a tensor is entered into `tensors` and stands as its number.
-/// \returns null for what is not understood
+/// Returns an option's value. Adds a tensor to `tensors` and returns it as a number.
+/// \returns null for values of unknown type
 Result<const Node*> FolderReader::OptionValue(std::string_view key, EntryRef ref,
                                               std::vector<Scalar>* tensors) {
   const shardwright::dcp::Entry& entry = At(ref);
@@ -36,7 +36,7 @@ Result<const Node*> FolderReader::OptionValue(std::string_view key, EntryRef ref
   return NumberNode(tensors->back(), out_.arena.get());
 }
 
-/// The value of an option that was pickled as a whole, tensors included.
+/// Returns the value of an option that was pickled as a whole, including its tensors.
 Result<const Node*> FolderReader::PlainOption(std::string_view key, EntryRef ref,
                                               std::vector<Scalar>* tensors) {
   const HeldItem held = ItemOf(ref, 0);
@@ -57,7 +57,7 @@ Result<const Node*> FolderReader::PlainOption(std::string_view key, EntryRef ref
   return plain;
 }
 
-/// The options of a group. Lists that hold tensors were saved item by item: "betas.0", "betas.1".
+/// Sets a group's options. DCP saves lists that contain tensors per item: "betas.0", "betas.1".
 Status FolderReader::SetOptions(const std::vector<std::pair<std::string_view, EntryRef>>& options,
                                 Group* group) {
   Node* dict = out_.arena->Dict();
@@ -89,7 +89,7 @@ Status FolderReader::SetOptions(const std::vector<std::pair<std::string_view, En
   return {};
 }
 
-/// Groups with their parameters by name.
+/// Makes the groups of a nested optimizer, which lists their parameters by name.
 Status FolderReader::MakeNestedGroups() {
   for (const auto& [number, options] : group_options_) {
     if (number != out_.groups.size()) {
@@ -121,7 +121,7 @@ Status FolderReader::MakeNestedGroups() {
   return {};
 }
 
-/// Parameters with the same options are a group; groups come in the order of the model.
+/// Makes one group for all parameters with the same options, in the order of the model.
 Status FolderReader::MakeFlatGroups() {
   std::vector<std::string_view> names;
   for (const Param& param : out_.params) {
@@ -131,7 +131,7 @@ Status FolderReader::MakeFlatGroups() {
   for (const Param& param : out_.fused) names.push_back(kept_.find(param.name)->first);
   for (const std::string_view name : names) {
     const Kept& kept = kept_.at(name);
-    // Equal values of different files are different nodes.
+    // Equal values in different files are different nodes, so compare by value.
     std::size_t at = 0;
     Group group;
     SW_TRY(SetOptions(kept.options, &group));
@@ -154,7 +154,7 @@ Status FolderReader::MakeFlatGroups() {
   return {};
 }
 
-/// Matches the names in groups that no state has made known: of parameters without state.
+/// Matches the names of group members that have no state; states have matched all other names.
 void FolderReader::MatchGroupNames() {
   std::vector<std::string_view> listed;
   bool all = true;
@@ -209,7 +209,7 @@ Status FolderReader::MakeGroups() {
   return {};
 }
 
-/// Parameters of groups that the optimizer has no state of.
+/// Decides the kind of group members for which the optimizer has no state.
 void FolderReader::DecideStateless() {
   std::vector<std::string> with;
   std::vector<std::string> without;
@@ -228,14 +228,14 @@ void FolderReader::DecideStateless() {
   }
 }
 
-/// Trained parameters in the order of their groups' lists, where there are such; what the index
-/// says of others.
+/// Orders trained parameters as in their groups' lists if the
+/// optimizer has lists. Other parameters keep the order of the index.
 void FolderReader::OrderParams() {
-  std::vector<std::uint32_t> places;  // of trained parameters, ascending
+  std::vector<std::uint32_t> places;  // positions of trained parameters, ascending
   for (std::uint32_t i = 0; i < out_.params.size(); ++i) {
     if (out_.params[i].group >= 0) places.push_back(i);
   }
-  // The order within a group is the model's; groups interleave as the index has them.
+  // Lists have the model's order within a group; the index determines how groups interleave.
   std::vector<std::vector<std::uint32_t>> lists(out_.groups.size());
   for (std::size_t g = 0; g < out_.groups.size(); ++g) {
     for (const std::string& name : own_->groups[g]) {

@@ -15,7 +15,7 @@ namespace shardwright::checkpoints::dcp {
 
 using shardwright::dcp::Entry;
 
-/// Accelerate numbers the models of a run, and gives an optimizer the number of its model.
+/// Chooses one model. Accelerate numbers models and gives an optimizer its model's number.
 Status FolderReader::ChooseFolders() {
   std::vector<WeightCandidate> candidates;
   std::size_t optimizers = 0;
@@ -61,7 +61,7 @@ Status FolderReader::ChooseFolders() {
   return {};
 }
 
-/// Records which weights the checkpoint has, and says so where there are several.
+/// Records the checkpoint's sets of weights, and adds a message if there are several.
 void FolderReader::TakeSets(std::vector<WeightSet> sets, bool chosen_by_name) {
   if (out_.weight_sets.size() < 2 || sets.size() > 1) out_.weight_sets = std::move(sets);
   const std::string message = WeightSetsMessage(out_.weight_sets);
@@ -79,17 +79,17 @@ void FolderReader::TakeSets(std::vector<WeightSet> sets, bool chosen_by_name) {
   }
 }
 
-/// Says which parameters only the optimizer has. Fused projections are in the model as several
-/// tensors of the same module.
+/// Warns about parameters that only the optimizer has. The model
+/// stores fused projections as several tensors of one module.
 void FolderReader::WarnOfUnmatched() {
-  const auto module_of = [](std::string_view name) {  // without "wqkv.weight"
+  const auto module_of = [](std::string_view name) {  // without its last two parts: "wqkv.weight"
     for (int i = 0; i < 2; ++i) {
       const std::size_t dot = name.rfind('.');
       name = dot == std::string_view::npos ? std::string_view() : name.substr(0, dot);
     }
     return name;
   };
-  std::map<std::string_view, std::size_t> loose;  // model tensors without states, by module
+  std::map<std::string_view, std::size_t> loose;  // number of model tensors without state
   for (const Param& param : out_.params) {
     if (!kept_.contains(param.name)) ++loose[module_of(param.name)];
   }

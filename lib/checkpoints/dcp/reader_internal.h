@@ -22,47 +22,47 @@
 
 namespace shardwright::checkpoints::dcp {
 
-/// One index and its data files.
+/// A DCP folder: one index and its data files.
 struct Folder {
-  std::string name;        // with a slash, or empty
+  std::string name;        // with a trailing slash, or empty
   std::string index_name;  // ".metadata", for messages
   shardwright::dcp::Index index;
-  std::vector<std::uint32_t> source;  // by file of the index: into SourceSet::files
-  // By item, entry after entry and chunk after chunk, then copies: its number in its file.
+  std::vector<std::uint32_t> source;  // for each file of the index: index into SourceSet::files
+  // For each item (by entry and chunk, then copies): its number in its data file.
   std::vector<std::uint32_t> numbers;
-  std::vector<std::uint32_t> first;  // by entry, then that of copies: into numbers
+  std::vector<std::uint32_t> first;  // index into `numbers`, by entry, then of the copies
 
   /// Returns `name` without its slash.
   std::string_view StemName() const {
     return std::string_view(name).substr(0, name.empty() ? 0 : name.size() - 1);
   }
-  /// Those of an entry: [first, last) of index.copies.
+  /// Returns the range [first, last) of index.copies that belongs to an entry.
   std::pair<std::uint32_t, std::uint32_t> CopiesOf(std::uint32_t entry) const;
 };
 
-/// An item of a file: what it holds, and where its storages are.
+/// An item of a data file: its value and the location of its storages.
 struct HeldItem {
   std::uint32_t file = 0;  // into SourceSet::files
   shardwright::dcp::ItemValues::Item item;
-  const pickle::Node* node = nullptr;  // null where it is not understood
+  const pickle::Node* node = nullptr;  // null if the item is of an unknown type
 };
 
-/// An entry of one of the folders.
+/// Identifies an entry of one of the folders.
 struct EntryRef {
   std::uint32_t folder = 0;
   std::uint32_t entry = 0;
 };
 
-/// Entries of the optimizer for one parameter, by the model's name.
+/// The optimizer's entries for one parameter, identified by the model's name.
 struct Kept {
   std::vector<std::pair<std::string_view, EntryRef>> slots;
-  std::vector<std::pair<std::string_view, EntryRef>> options;  // flat
+  std::vector<std::pair<std::string_view, EntryRef>> options;  // of the flat form
 };
 
-/// Whether parameters of that type can be trained.
+/// Returns true if parameters of this type can be trained: floating point, more than one byte.
 inline bool CanBeTrained(DType dtype) { return IsFloating(dtype) && ItemSize(dtype) > 1; }
 
-/// Makes a checkpoint of the folders of a source.
+/// Makes a Checkpoint from the folders of a source.
 class FolderReader {
  public:
   /// \param only_weights  read only the parameter names of an optimizer's entries
@@ -154,20 +154,20 @@ class FolderReader {
   MapBuilder map_;
   std::shared_ptr<DcpState> own_ = std::make_shared<DcpState>();
   std::vector<Folder> folders_;
-  std::vector<shardwright::dcp::ItemValues> items_;  // by file of the source
+  std::vector<shardwright::dcp::ItemValues> items_;  // by index of the file in the source
   std::vector<std::vector<Sorted>> sorted_;
   std::vector<EntryRef> model_;  // by parameter
   std::unordered_map<std::string_view, std::uint32_t>
-      by_name_;  // of model_, before they are ordered
+      by_name_;  // indexes into model_ before the parameters are ordered
   std::unordered_map<std::string_view, Kept> kept_;
   std::vector<std::string_view> kept_order_;
-  std::set<std::string_view> trained_;  // only_weights: names in the optimizers
+  std::set<std::string_view> trained_;  // only_weights: parameter names in the optimizers
   std::unordered_map<std::string_view, std::string_view>
-      model_names_;               // by the optimizer's name of a parameter, if the model's differs
+      model_names_;               // maps optimizer names of parameters to model names that differ
   bool folders_chosen_ = false;   // SourceSet::weights_of names the folder of one of several models
   bool others_left_out_ = false;  // weights were chosen by name
   std::map<std::uint64_t, std::vector<std::pair<std::string_view, EntryRef>>> group_options_;
-  std::vector<std::string> differing_;  // items that ranks have each for themselves
+  std::vector<std::string> differing_;  // items with different values on different ranks
   PieceCuts cuts_;
 };
 

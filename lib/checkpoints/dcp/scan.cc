@@ -22,7 +22,7 @@ namespace file_format = shardwright::dcp;
 namespace {
 
 constexpr std::string_view kDataSuffix = ".distcp";
-// Folders of Accelerate, whose names end in a number, and of slime.
+// Folder names of Accelerate, which end in a number, and of slime.
 constexpr std::string_view kModelFolder = "pytorch_model_fsdp_";
 constexpr std::string_view kOptimizerFolder = "optimizer_";
 constexpr std::string_view kPlainModel = "model";
@@ -41,20 +41,20 @@ bool IsDataFile(std::string_view name) {
   return name.starts_with("__") && name.ends_with(kDataSuffix);
 }
 
-/// "__3.metadata": the index of one rank's items, where ranks save without a common one.
+/// Returns true for "__3.metadata", the index of one rank, written if there is no common index.
 bool IsRankIndex(std::string_view name) { return file_format::RankOfIndex(name).has_value(); }
 
-/// The rank in "__3_0.distcp".
+/// Returns the rank in a data file's name, such as 3 in "__3_0.distcp".
 std::optional<std::uint64_t> RankOfData(std::string_view name) {
   if (!IsDataFile(name)) return std::nullopt;
   const std::string_view rank = name.substr(2, name.find('_', 2) - 2);
   return file_format::RankOfIndex("__" + std::string(rank) + std::string(file_format::kIndexName));
 }
 
-/// One folder with an index of its own.
+/// A folder with its own index.
 struct Part {
-  std::string prefix;                                     // of names: "" or "optimizer_0/"
-  std::map<std::string, std::vector<std::string>> paths;  // by name, of all its files
+  std::string prefix;                                     // put before names: "" or "optimizer_0/"
+  std::map<std::string, std::vector<std::string>> paths;  // the paths of all files, by file name
 };
 
 void AddNames(const std::string& path, const std::vector<os::Entry>& entries, Part* part) {
@@ -63,8 +63,8 @@ void AddNames(const std::string& path, const std::vector<os::Entry>& entries, Pa
   }
 }
 
-/// The folders of a model and of an optimizer that are listed themselves, by name; none unless
-/// there are both, and nothing else.
+/// Returns the model's and the optimizer's folders by name if the user specified
+/// them directly; empty unless both are listed and no other folder is.
 std::map<std::string, Part> NamedParts(const Listing& listing) {
   std::map<std::string, Part> parts;
   bool has_model = false;
@@ -82,7 +82,7 @@ std::map<std::string, Part> NamedParts(const Listing& listing) {
   return has_model && has_optimizer ? parts : std::map<std::string, Part>();
 }
 
-/// Returns true if there is a model's folder of Accelerate.
+/// Returns true if the listing contains an Accelerate model folder.
 bool HasNumbered(const Listing& listing) {
   return std::any_of(listing.folders.begin(), listing.folders.end(), [](const auto& folder) {
     return std::any_of(folder.entries.begin(), folder.entries.end(), [](const os::Entry& entry) {
@@ -91,7 +91,7 @@ bool HasNumbered(const Listing& listing) {
   });
 }
 
-/// The parts of what is listed: the folder itself, or a model's and an optimizer's.
+/// Returns the listing as one part, or its model and optimizer folders as two parts.
 Result<std::vector<Part>> PartsOf(const Listing& listing) {
   std::map<std::string, Part> below = NamedParts(listing);
   Part whole;
@@ -123,7 +123,7 @@ Result<std::vector<Part>> PartsOf(const Listing& listing) {
   return parts;
 }
 
-/// The names of the indexes of a part: the common one, or else those of ranks.
+/// Returns the index names of a part: the common index if it exists, or the indexes of the ranks.
 Result<std::vector<std::string>> IndexesOf(const Listing& listing, const Part& part) {
   if (part.paths.contains(std::string(file_format::kIndexName))) {
     return std::vector<std::string>{std::string(file_format::kIndexName)};
@@ -164,7 +164,7 @@ Result<std::vector<std::string>> IndexesOf(const Listing& listing, const Part& p
                   std::to_string(ranks - 1) + " is there" + std::string(kAddFolder));
 }
 
-/// What the index of a part says, proved as far as it goes by itself.
+/// Parses the index of a part and checks that it is complete in itself.
 Result<file_format::Index> IndexOf(const std::vector<IndexText>& texts) {
   SW_TRY_ASSIGN(file_format::Index index, UnderstandIndexes(texts));
   if (Status whole = file_format::CheckVolumes(index); !whole) {
@@ -178,7 +178,7 @@ Result<file_format::Index> IndexOf(const std::vector<IndexText>& texts) {
   return index;
 }
 
-/// Found::how of a data file: the index's transforms, and its items as the index has them.
+/// Encodes Found::how for a data file: the index's transforms and the file's items.
 std::string HowToRead(const file_format::Index& index, const std::vector<ItemRef>& items) {
   FieldWriter how;
   how.Number(index.transforms.size());
@@ -269,7 +269,7 @@ Status ScanPart(const Listing& listing, const Part& part, const ScanOptions& opt
     }
     SW_TRY_ASSIGN(const os::File file, os::File::OpenRead(copies.front()));
     SW_TRY_ASSIGN(const os::Identity identity, file.Stat());
-    // A rank that had nothing to save leaves an empty file.
+    // A rank without data to save leaves an empty file.
     if (identity.bytes > 0) skipped.push_back(part.prefix + name);
   }
   WarnAboutSkipped(skipped, set);
@@ -380,14 +380,14 @@ bool Claims(const Listing& listing) {
   bool ours = false;
   for (const Listing::Folder& folder : listing.folders) {
     for (const os::Entry& entry : folder.entries) {
-      // Megatron's folders have an index of the same kind, and this beside it.
+      // Megatron's folders have the same kind of index and one of these files in addition.
       if (entry.name == "metadata.json" || entry.name == "common.pt") return false;
       ours = ours || (IsFile(entry) && (entry.name == file_format::kIndexName ||
                                         IsDataFile(entry.name) || IsRankIndex(entry.name)));
       ours = ours || (entry.type == os::EntryType::kDir && IsNumbered(entry.name, kModelFolder));
     }
   }
-  // Folders of these names may be anybody's, both of them are slime's.
+  // One such folder name is common, but only slime has both.
   return ours || (listing.HasFolder(kPlainModel) && listing.HasFolder(kPlainOptimizer));
 }
 

@@ -29,7 +29,7 @@ std::optional<std::uint64_t> NumberOf(std::string_view text) {
   return number;
 }
 
-/// An entry that may be the optimizer's: above `root` bytes of its name is where that lies.
+/// An entry that may belong to an optimizer; `root` is the length of the optimizer's prefix.
 struct Optimizer {
   std::size_t root = 0;
   bool flat = false;
@@ -37,14 +37,14 @@ struct Optimizer {
   Sorted sorted;
 };
 
-/// The last component of a text, and what is before its dot.
+/// Splits a text at its last dot and returns the parts before and after it.
 std::pair<std::string_view, std::string_view> SplitLast(std::string_view text) {
   const std::size_t dot = text.rfind('.');
   if (dot == std::string_view::npos) return {{}, text};
   return {text.substr(0, dot), text.substr(dot + 1)};
 }
 
-/// "state.<name>.<key>" and "param_groups.<name>.<key>", the text after `root` bytes.
+/// Parses "state.<name>.<key>" or "param_groups.<name>.<key>" at position `root` of a name.
 std::optional<Optimizer> FlatAt(std::string_view text, std::size_t root) {
   Optimizer found;
   found.root = root;
@@ -83,7 +83,7 @@ std::optional<Optimizer> WithPath(const Entry& entry) {
       return found;
     }
   }
-  // Lists of options that are tensors have parts of their own: "param_groups.w.betas", "0".
+  // An option list with tensors is saved per item: "param_groups.w.betas", "0".
   std::size_t last = count - 1;
   while (last > 0 && entry.path[last].is_index) --last;
   const std::size_t root = last == 0 ? 0 : entry.path[last - 1].end + 1;
@@ -96,7 +96,7 @@ std::optional<Optimizer> WithPath(const Entry& entry) {
   return found;
 }
 
-/// Without paths only the dots tell.
+/// Parses an entry of an index without paths, where only dots separate components.
 std::optional<Optimizer> WithoutPath(const Entry& entry) {
   const std::string_view name = entry.name;
   for (std::size_t at = 0; at != std::string_view::npos;) {
@@ -119,7 +119,7 @@ std::optional<Optimizer> WithoutPath(const Entry& entry) {
   return std::nullopt;
 }
 
-/// The path of a prefix of an entry's name that ends in a dot, or is empty.
+/// Returns the path for a prefix of an entry's name. The prefix is empty or ends in a dot.
 std::vector<std::string> PathOf(const Entry& entry, std::size_t bytes) {
   std::vector<std::string> path;
   if (bytes == 0) return path;
@@ -130,12 +130,12 @@ std::vector<std::string> PathOf(const Entry& entry, std::size_t bytes) {
   return path;
 }
 
-/// Tensors below one root: the model, or other weights.
+/// Tensors with the same name prefix: the model, or other weights.
 struct Root {
   std::vector<const Entry*> entries;
-  std::vector<std::string_view> names;  // by entry: after the root
+  std::vector<std::string_view> names;  // for each entry, its name without the prefix
   std::uint64_t bytes = 0;
-  bool weights = false;  // some of it can be a parameter
+  bool weights = false;  // at least one tensor can be a parameter
 };
 
 class Sorter {
@@ -183,15 +183,15 @@ class Sorter {
   std::string_view weights_of_;
   std::vector<std::vector<Sorted>>& sorted_;
   Sorting out_;
-  std::unordered_set<std::string_view> names_;  // of parameters that the optimizer has
+  std::unordered_set<std::string_view> names_;  // of parameters in the optimizer
   std::vector<std::string_view> ordered_names_;
   std::map<std::string_view, Root> roots_;
-  std::map<std::string_view, std::uint32_t> numbers_;  // of Sorting::sets, by root
+  std::map<std::string_view, std::uint32_t> numbers_;  // index into Sorting::sets, by prefix
 };
 
-/// Only where options are is an optimizer: a module may be called "state".
+/// Finds optimizers by their options, because a module of a model may also be named "state".
 Status Sorter::FindOptimizer() {
-  std::map<std::string_view, bool> roots;  // whether flat
+  std::map<std::string_view, bool> roots;  // true: flat
   ForEntries([&](const file_format::Index& index, const Entry& entry, Sorted&) {
     const auto found = Ask(index, entry);
     if (!found || !found->option) return;
@@ -219,7 +219,7 @@ Status Sorter::FindOptimizer() {
   return {};
 }
 
-/// How many bytes of a tensor's name are above its parameter.
+/// Returns the length of the prefix before the parameter's name in a tensor's name.
 std::size_t Sorter::ModelRootOf(const Entry& entry, bool has_paths) const {
   const std::size_t count = entry.part_count();
   const std::size_t above = count == 1 ? 0 : entry.path[count - 2].end + 1;
@@ -243,7 +243,7 @@ void Sorter::FindRoots() {
     root.entries.push_back(&entry);
     root.names.push_back(name.substr(at));
     root.bytes += Elems(entry.shape) * ItemSize(entry.dtype);
-    // Vectors alone may be anything: losses, random states.
+    // A vector may also be a loss history or a random state.
     const bool matrix = IsFloating(entry.dtype) && entry.shape.size() > 1;
     root.weights = root.weights || matrix || names_.contains(name.substr(at));
   });
@@ -252,8 +252,8 @@ void Sorter::FindRoots() {
   if (any) std::erase_if(roots_, [](const auto& one) { return !one.second.weights; });
 }
 
-/// \param by_optimizer  gets whether the optimizer's parameters were counted: it has some, and they
-///        are found below a root
+/// \param by_optimizer  set to true if the optimizer has parameters
+///        and `matches` counts those found below a prefix
 std::vector<WeightCandidate> Sorter::CandidatesOf(const std::vector<std::string_view>& roots,
                                                   bool* by_optimizer) const {
   std::vector<WeightCandidate> candidates;
@@ -269,7 +269,7 @@ std::vector<WeightCandidate> Sorter::CandidatesOf(const std::vector<std::string_
     candidates.push_back(std::move(one));
   }
   if (*by_optimizer) return candidates;
-  // The largest that is no copy, and what has the same tensors.
+  // Compares with the candidate that has most tensors and is not a copy.
   std::size_t largest = 0;
   for (std::size_t i = 1; i < candidates.size(); ++i) {
     const auto rank = [](const WeightCandidate& one) {
@@ -293,7 +293,7 @@ std::vector<WeightCandidate> Sorter::CandidatesOf(const std::vector<std::string_
   return candidates;
 }
 
-/// The model is where the optimizer's parameters are; without an optimizer, where most tensors are.
+/// Chooses the candidate with the optimizer's parameters, or without optimizer the largest one.
 Status Sorter::ChooseModel() {
   std::vector<std::string_view> roots;
   roots.reserve(roots_.size());
@@ -310,7 +310,7 @@ Status Sorter::ChooseModel() {
   out_.sets = WeightSetsOf(candidates, taken);
   std::uint32_t number = 1;
   for (std::size_t i = 0; i < roots.size(); ++i) numbers_[roots[i]] = i == taken ? 0 : number++;
-  // Weights that are asked for take the model's place.
+  // Selected weights replace the model under its prefix.
   const std::size_t place = model.value_or(taken);
   out_.naming.model = PathOf(*roots_.at(roots[place]).entries.front(), roots[place].size());
   MarkSets();

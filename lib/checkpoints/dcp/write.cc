@@ -26,20 +26,20 @@ namespace file_format = shardwright::dcp;
 using layout::MeshSplit;
 using pickle::Node;
 
-/// How the ranks' mesh cuts a tensor.
+/// Sharding of a tensor over the mesh of ranks.
 struct Splits {
   std::vector<std::uint64_t> sizes;
   std::vector<MeshSplit> splits;
 };
 
-/// A box that some ranks hold.
+/// A box of a tensor and the ranks that store it.
 struct Share {
   layout::Piece piece;
   layout::CutPtr cut;
   std::vector<std::uint64_t> ranks;
 };
 
-/// A part of a path.
+/// A component of an entry's path.
 struct PathStep {
   std::string text;
   bool is_index = false;
@@ -136,8 +136,8 @@ void FolderWriter::OpenFolders() {
   if (naming.pair && HasOptimizer()) open(naming.optimizer_folder + "/");
 }
 
-/// As FSDP2 and tensor parallelism cut a parameter. What no rule of tensor parallelism is known of
-/// is whole on its ranks: any box is as good to whoever loads it.
+/// Shards a parameter as FSDP2 and tensor parallelism do. Without a tensor-parallel rule
+/// it is replicated over tp, which is correct because DCP loaders can read any box.
 Splits FolderWriter::SplitsOf(const Param& param) const {
   const Mesh& mesh = layout_.mesh;
   Splits splits;
@@ -146,7 +146,7 @@ Splits FolderWriter::SplitsOf(const Param& param) const {
                        param.name.find("expert") != std::string::npos &&
                        param.shape[0] % mesh.ep == 0;
   const std::uint64_t inner = experts ? mesh.ep : mesh.tp;
-  // Experts are whole on their tensor-parallel ranks, which share out the stack with all others.
+  // An expert is not sharded by tensor parallelism; all tp ranks take part in sharding the stack.
   const std::uint64_t outer = experts ? mesh.dp_shard * mesh.tp / mesh.ep : mesh.dp_shard;
   splits.sizes = {mesh.dp_replicate, outer, inner};
   if (plain) {
@@ -194,7 +194,7 @@ Result<const std::vector<Share>*> FolderWriter::SharesOf(const Param& param) {
   return &shares_.emplace(std::move(key), std::move(shares)).first->second;
 }
 
-/// The rank that writes what several hold: the one that has least to write so far.
+/// Chooses the writer of replicated data: the rank with the fewest bytes so far.
 std::uint64_t FolderWriter::Choose(const std::vector<std::uint64_t>& ranks, std::uint64_t bytes) {
   const auto least =
       std::min_element(ranks.begin(), ranks.end(),
@@ -203,8 +203,8 @@ std::uint64_t FolderWriter::Choose(const std::vector<std::uint64_t>& ranks, std:
   return FileOf(*least);
 }
 
-/// \param known  another entry for a tensor of the target that is there already: a tied one
-/// \returns its number
+/// \param known  the target's tensor to which this entry adds a name (tied parameters)
+/// \returns the number of the tensor
 Result<std::uint32_t> FolderWriter::AddTensor(FolderBuilder* folder, file_format::Entry entry,
                                               const Param& param, std::string_view state,
                                               DType dtype, std::optional<std::uint32_t> known) {
@@ -239,7 +239,7 @@ Status FolderWriter::AddModel() {
     const Param* param = nullptr;
     std::uint32_t tensor = 0;
   };
-  std::unordered_map<std::string_view, Held> holders;  // that others are tied to
+  std::unordered_map<std::string_view, Held> holders;  // parameters that have aliases
   for (const Param& param : source_.params) {
     if (!param.alias_of.empty()) holders.try_emplace(param.alias_of);
   }
@@ -254,7 +254,7 @@ Status FolderWriter::AddModel() {
     return AddTensor(model(), EntryOf(layout_.naming.model, {{param.name}}), holder, state, dtype,
                      known);
   };
-  // Names that hold data come first, whatever the order of the model.
+  // Writes parameters with data before their aliases, independent of the model's order.
   for (const Param& param : source_.params) {
     if (!param.alias_of.empty()) continue;
     SW_TRY_ASSIGN(const std::uint32_t tensor, add(param, param, std::nullopt));
@@ -289,7 +289,7 @@ Status FolderWriter::AddScalar(const Param& param, const Scalar& scalar) {
   return AddTensorValue(std::move(entry), scalar);
 }
 
-/// A tensor of the optimizer whose element is known.
+/// Adds an optimizer tensor of one known element.
 Status FolderWriter::AddTensorValue(file_format::Entry entry, const Scalar& scalar) {
   entry.is_tensor = true;
   entry.dtype = scalar.dtype;
@@ -326,7 +326,7 @@ Status FolderWriter::AddStates(const Param& param) {
   return AddScalars(param);
 }
 
-/// Writes a tuple that holds tensors: one item, as PyTorch does it.
+/// Writes a tuple that contains tensors as one item, like PyTorch.
 Status FolderWriter::AddTuple(file_format::Entry entry, const Group& group, const std::string& key,
                               const Node* value) {
   Document document;
@@ -342,7 +342,7 @@ Status FolderWriter::AddTuple(file_format::Entry entry, const Group& group, cons
   return optimizer()->AddDocument(Next(), {}, {}, document);
 }
 
-/// Writes an option of a group. Like PyTorch it writes a list that holds tensors item by item.
+/// Writes an option of a group. Like PyTorch, writes a list that contains tensors per item.
 /// \param steps  the option's path below the optimizer
 Status FolderWriter::AddOption(const Group& group, const std::string& key, const Node* value,
                                std::vector<PathStep> steps) {
@@ -352,7 +352,7 @@ Status FolderWriter::AddOption(const Group& group, const std::string& key, const
     return AddTensorValue(std::move(entry), *tensor);
   };
   const Scalar* tensor = FindTensor(group.tensors, key);
-  // A scheduler begins at the rate of the time, in the form that the rate has.
+  // Schedulers start from the current learning rate, in the form in which it is stored.
   const bool begins = key == "initial_lr" && FindIn(group.options, key) == nullptr;
   if (begins) tensor = FindTensor(group.tensors, "lr");
   const bool list = value->kind == pickle::Kind::kTuple || value->kind == pickle::Kind::kList;
@@ -424,7 +424,7 @@ Status FolderWriter::AddOptimizer() {
   return AddGroups();
 }
 
-/// Loaders for another number of data-parallel ranks ask for other items.
+/// Drops dataloader state if the number of data-parallel ranks changes: loaders need other items.
 bool FolderWriter::IsDropped(const Extra& extra) const {
   if (extra.entry.part(0) != "dataloader") return false;
   const auto ranks = std::count_if(own_->extras.begin(), own_->extras.end(), [](const Extra& one) {
@@ -479,7 +479,7 @@ Status FolderWriter::AddExtras() {
   return {};
 }
 
-/// What torchtitan asks for beside model and optimizer.
+/// Writes the entries that torchtitan requires in addition to model and optimizer.
 Status FolderWriter::AddTrainState() {
   if (layout_.flavour != Flavour::kTorchtitan) return {};
   const bool has = own_ != nullptr &&

@@ -31,7 +31,7 @@ Result<std::uint64_t> RanksOf(std::string_view key, std::string_view value) {
   return BadValue(key, value, "a number from 1 to " + std::to_string(limits::kRanks));
 }
 
-/// "ddp:fsdp" as names.
+/// Splits "ddp:fsdp" into names.
 std::vector<std::string> SplitNames(std::string_view value) {
   std::vector<std::string> names;
   while (true) {
@@ -46,7 +46,7 @@ bool IsOneOfWords(std::span<const std::string_view> words, std::string_view valu
   return std::find(words.begin(), words.end(), value) != words.end();
 }
 
-/// What trainers call the dimensions of their meshes. Accelerate gives a mesh of one no name.
+/// Returns the usual dimension names of a trainer. Accelerate does not name a single dimension.
 std::optional<std::vector<std::string>> UsualNames(Trainer trainer,
                                                    const std::vector<Role>& roles) {
   const bool accelerate = trainer == Trainer::kAccelerate;
@@ -61,7 +61,7 @@ std::optional<std::vector<std::string>> UsualNames(Trainer trainer,
   return names;
 }
 
-/// Sizes by role.
+/// Sizes of mesh dimensions, by role.
 using Sizes = std::array<std::uint64_t, 3>;
 
 Sizes SizesOf(const FilesLayout& layout) {
@@ -72,7 +72,7 @@ Sizes SizesOf(const FilesLayout& layout) {
   return sizes;
 }
 
-/// Names for the roles of `to` from those that `from` has, where it has all of them.
+/// Returns names for the roles of `to` from the names in `from`, if it has all of them.
 std::optional<std::vector<std::string>> NamesFrom(const FilesLayout& from,
                                                   const std::vector<Role>& roles) {
   std::vector<std::string> names;

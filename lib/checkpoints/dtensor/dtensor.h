@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// lib/checkpoints/dtensor: files of torch.save, one for each rank and item, that hold DTensors.
-// verl, Accelerate and torch_checkpointing write them. A DTensor says in its pickle which piece of
-// which whole it is: mesh, placements and the rank's own place in it. Nothing else does: names of
-// files tell the ranks, and that all are there is proved by covering every tensor once. Read: all
-// three, with the flat optimizer and the shards of FSDP1. Written: the same three for any mesh.
-// Source: docs/formats/dtensor.md.
+// lib/checkpoints/dtensor: torch.save files, one for each rank and item, that contain DTensors.
+// verl, Accelerate and torch_checkpointing write them. A pickled DTensor records its shape,
+// mesh, placements and the rank's position in the mesh. No other file has this information.
+// File names give the ranks, and the reader verifies that no file is missing: every tensor
+// must be covered once. It reads all three programs' files, with FSDP1's flat optimizer and
+// shards. The writer makes the same three kinds for any mesh. Source: docs/formats/dtensor.md.
 
 #pragma once
 
@@ -19,41 +19,41 @@ namespace shardwright::checkpoints::dtensor {
 
 inline constexpr std::string_view kName = "dtensor";
 
-// The row of the table; see Format.
+// Functions in the format's row of the registry; see Format.
 bool Claims(const Listing& listing);
 Belongs BelongsTo(std::string_view name);
 
-/// Finds the files of all ranks; the set's `manifest` is fsdp_config.json or metadata.pkl.
-/// \error as ReadFiles
+/// Finds the files of all ranks. The set's `manifest` is fsdp_config.json or metadata.pkl.
+/// \error as for ReadFiles
 /// Local; reads pickles.
 Result<SourceSet> Scan(const Listing& listing, const ScanOptions& options);
 
-/// Reads the containers of one file that Scan has found, as Format::read_file.
+/// Reads the containers of one file that Scan found. Implements Format::read_file.
 Result<std::vector<Container>> ReadFile(const Found& found, const os::File& file,
                                         const os::Identity& identity);
 
-/// Tensors, and the optimizer's groups and states. What is in float32 and has states is a master.
-/// \error kNotFound  ranks are missing, named; kBadInput  files that contradict each other;
-///        kUnsupported  an optimizer that does not tell which parameter is which
+/// Reads tensors, groups and optimizer states. Float32 tensors with states become master weights.
+/// \error kNotFound  missing ranks, listed; kBadInput  files that contradict each other;
+///        kUnsupported an optimizer that does not record which parameter a state belongs to
 /// Source: docs/formats/dtensor.md.
 Result<Checkpoint> Read(const SourceSet& source, const Patterns& patterns);
 
-/// Implements Format::read_weights: reads only the files of the model.
+/// Implements Format::read_weights. Reads only the files of the model.
 Result<Checkpoint> ReadWeights(const SourceSet& source, const Patterns& patterns);
 
 Result<Layout> Resolve(const TargetSpec& spec, const Checkpoint& source);
 
-/// verl and Accelerate train models of Hugging Face.
+/// Returns the naming schemes: verl and Accelerate train Hugging Face models.
 std::span<const std::string_view> Sides(const TargetSpec& spec);
 
-/// One file of each item for every rank. Pure.
+/// Writes one file of each item for every rank. Pure.
 Result<Written> Write(const Checkpoint& source, const Layout& layout);
 FileReaders Readers(const Layout& layout, std::span<const plan::OutputFile> files);
 
-/// As TargetKey::check. \error kUsage
+/// Implements TargetKey::check. \error kUsage
 Status CheckKey(std::string_view key, std::string_view value);
 
-/// What verl keeps beside: configuration, tokenizer and perhaps weights.
+/// Folders that verl stores next to the files: configuration, tokenizer and perhaps weights.
 inline constexpr std::array<std::string_view, 1> kFoldersBeside = {"huggingface"};
 
 inline constexpr std::array<std::string_view, 4> kTrainerWords = {"source", "verl", "accelerate",

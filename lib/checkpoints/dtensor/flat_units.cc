@@ -12,7 +12,7 @@
 namespace shardwright::checkpoints::dtensor {
 namespace {
 
-/// The name up to and with the number that tells its block; empty outside of blocks.
+/// Returns the name up to and including the number of its block. Empty outside of blocks.
 std::string_view BlockOf(std::string_view name, BlockIndex index) {
   std::string_view block;
   for (std::size_t at = 0; at < name.size();) {
@@ -20,7 +20,7 @@ std::string_view BlockOf(std::string_view name, BlockIndex index) {
     const std::string_view word = name.substr(at, dot - at);
     const bool number = !word.empty() && std::all_of(word.begin(), word.end(),
                                                      [](char c) { return c >= '0' && c <= '9'; });
-    // The last word names the parameter itself.
+    // The last component is the name of the parameter itself.
     if (number && dot < name.size()) {
       block = name.substr(0, dot);
       if (index == BlockIndex::kFirst) break;

@@ -10,26 +10,26 @@
 
 namespace shardwright::checkpoints::dtensor {
 
-/// The parameters that FSDP1 keeps in one flat vector, one after the other.
+/// Parameters that FSDP1 stores consecutively in one flat vector.
 struct FlatUnit {
-  std::vector<std::uint32_t> params;   ///< into the list that the units are made of
-  std::vector<std::uint64_t> offsets;  ///< of each, elements
-  std::uint64_t elems = 0;             ///< of all of them, padding aside
+  std::vector<std::uint32_t> params;   ///< indices into the list from which the units were made
+  std::vector<std::uint64_t> offsets;  ///< offset of each parameter, in elements
+  std::uint64_t elems = 0;             ///< elements of all parameters, without padding
 };
 
-/// Which number in a name tells blocks apart: "layers.3" or "experts.5" in "layers.3.experts.5.w".
+/// Selects the number that identifies a block: "layers.3" or "experts.5" of "layers.3.experts.5.w".
 enum class BlockIndex : std::uint8_t { kFirst, kLast };
 
-/// The units of a model that wraps its blocks: first the root, of parameters outside of blocks,
-/// then the blocks in the order of their first parameters. A block is what has the same name up to
-/// a number.
+/// Returns the units of a model that wraps its blocks. The root comes first,
+/// with all parameters outside of blocks, then the blocks in the order of their
+/// first parameters. Parameters of one block have the same name up to a number.
 /// \pre names.size() == shapes.size(); the products of shapes fit
 std::vector<FlatUnit> UnitsOf(const std::vector<std::string>& names,
                               const std::vector<Shape>& shapes, BlockIndex index);
 
-/// The units whose flat vectors have these lengths on each of `shards` ranks: of the two ways to
-/// tell blocks apart the one that fits.
-/// \error kUnsupported  none does, or both and they differ
+/// Units that yield flat vectors of the given lengths on each of `shards` ranks.
+/// UnitsOfLengths tries both values of BlockIndex and returns the one that fits.
+/// \error kUnsupported  neither fits, or both fit and they differ
 struct FoundUnits {
   std::vector<FlatUnit> units;
   BlockIndex index = BlockIndex::kFirst;

@@ -12,9 +12,9 @@
 
 namespace shardwright::checkpoints::dtensor {
 
-/// How torch_checkpointing's metadata.pkl says that a tensor lies on some ranks.
+/// The distribution of a tensor over some ranks, from torch_checkpointing's metadata.pkl.
 struct ListedTensor {
-  std::string path;  ///< as in the file: ["state","a.weight","exp_avg"]
+  std::string path;  ///< as written in the file: ["state","a.weight","exp_avg"]
   std::vector<std::uint64_t> ranks;
   Shape shape;
   std::string dtype;  ///< "torch.float32"
@@ -22,7 +22,7 @@ struct ListedTensor {
   std::vector<layout::MeshSplit> splits;
 };
 
-/// metadata.pkl: which ranks there are, and how tensors of some items lie on them.
+/// Contents of metadata.pkl: the number of ranks, and the distribution of some items' tensors.
 struct ItemTable {
   std::uint64_t world = 0;
   struct Of {
@@ -32,8 +32,8 @@ struct ItemTable {
   std::vector<Of> items;
 };
 
-/// \error kBadInput  not such a table; kUnsupported  another version, or files of another form than
-///        ITEM_RANK.pt
+/// \error kBadInput  not such a table; kUnsupported  another
+///        version, or files with names other than ITEM_RANK.pt
 /// Pure.
 Result<ItemTable> ReadItemTable(std::string_view bytes);
 

@@ -16,37 +16,37 @@
 
 namespace shardwright::checkpoints::dtensor {
 
-/// What a dimension of a mesh is for.
+/// The purpose of a mesh dimension.
 enum class Role : std::uint8_t { kReplicate, kShard, kTensorParallel };
 
-/// How a parameter is cut beside what the mesh says.
+/// The cut of a parameter, in addition to the mesh.
 struct ParamSplit {
-  std::uint32_t shard_dim = 0;  ///< that fully_shard cuts
+  std::uint32_t shard_dim = 0;  ///< dimension that fully_shard cuts
   enum class Tp : std::uint8_t {
-    kOutside,    ///< it lies on the part of the mesh without tensor parallelism
-    kReplicate,  ///< on all of it, and every tensor-parallel rank has the same
+    kOutside,    ///< on the part of the mesh without tensor parallelism
+    kReplicate,  ///< on the whole mesh, equal on all tensor-parallel ranks
     kShard,
   };
   Tp tp = Tp::kOutside;
   std::uint32_t tp_dim = 0;  ///< kShard
 };
 
-/// How per-rank files are, or are to be, written.
+/// Layout of per-rank files, of a source or a target.
 struct FilesLayout : OwnLayout {
   Trainer trainer = Trainer::kAccelerate;
   MeshForm form = MeshForm::kNew;
   std::string device = "cuda";
-  std::vector<std::uint64_t> sizes;  ///< of the mesh of all ranks, outermost first
-  std::vector<Role> roles;           ///< of its dimensions
+  std::vector<std::uint64_t> sizes;  ///< sizes of the mesh of all ranks, outermost first
+  std::vector<Role> roles;           ///< purposes of its dimensions
   std::optional<std::vector<std::string>> names;
-  BlockIndex blocks = BlockIndex::kFirst;  ///< fsdp_version 1: how the model is wrapped
-  int fsdp_version = 2;                    ///< kVerl: 1 has the optimizer's states in flat vectors
-  std::string model_item, optimizer_item;  ///< as files are called: "optimizer_0"
-  std::map<std::string, ParamSplit> splits;      ///< by parameter, of a source
-  std::vector<std::vector<std::string>> groups;  ///< by rank, of a source: of all dimensions
-  /// Of a source: what each parameter group lists, in its order, frozen parameters too.
+  BlockIndex blocks = BlockIndex::kFirst;    ///< fsdp_version 1: how the model is wrapped
+  int fsdp_version = 2;                      ///< kVerl: 1 stores optimizer states in flat vectors
+  std::string model_item, optimizer_item;    ///< names in file names: "optimizer_0"
+  std::map<std::string, ParamSplit> splits;  ///< by parameter; sources only
+  std::vector<std::vector<std::string>> groups;  ///< by rank: all groups; sources only
+  /// Parameters of each group in the group's order, including frozen ones. Sources only.
   std::vector<std::vector<std::string>> listed;
-  /// Of a source: the optimizer's names by the model's names, if wrappers make them differ.
+  /// Optimizer's names by the model's names, if wrappers make them differ. Sources only.
   std::map<std::string, std::string> optimizer_names;
 
   /// Returns the optimizer's name of a parameter in the files.
@@ -59,16 +59,16 @@ struct FilesLayout : OwnLayout {
   std::string Json() const override;
 };
 
-/// What only the trainer understands: schedules and random states, one document for each rank.
+/// State that only the trainer can interpret: schedules and random states, one document per rank.
 struct OwnFiles : OwnState {
   struct Passed {
     torch_pt::Document document;
-    std::vector<std::uint32_t> members;  ///< by storage
+    std::vector<std::uint32_t> members;  ///< index into map.members, by storage
   };
   struct One {
-    std::string name;  ///< of the item: "extra_state"
+    std::string name;  ///< name of the item: "extra_state"
     std::vector<Passed> ranks;
-    bool same = true;  ///< on all ranks
+    bool same = true;  ///< equal on all ranks
   };
   Trainer trainer = Trainer::kVerl;
   std::vector<One> items;

@@ -21,7 +21,7 @@ constexpr std::string_view kSpecs = "torch.distributed.tensor._dtensor_spec.";
 constexpr std::string_view kDTensorClass = "torch.distributed.tensor.DTensor";
 constexpr std::string_view kRebuild = "torch._tensor._rebuild_from_type_v2";
 
-/// The class of an object, without its module; empty for what is none.
+/// Returns the class name of an object, without its module. Empty for other nodes.
 std::string_view ClassOf(const Node* node) {
   if (node == nullptr || node->kind != Kind::kObject || node->callable->kind != Kind::kGlobal) {
     return {};
@@ -32,7 +32,7 @@ std::string_view ClassOf(const Node* node) {
 
 const Node* StateOf(const Node* node, std::string_view key) { return FindIn(node->state, key); }
 
-/// Of a slotted class: a value in the second half of its state.
+/// Returns an attribute of a slotted class, from the second half of its state.
 const Node* SlotOf(const Node* state, std::string_view key) {
   if (state == nullptr || state->kind != Kind::kTuple || state->items.size() != 2 ||
       !state->items[1]->is_dict()) {
@@ -74,7 +74,7 @@ Result<MeshSplit> PlacementOf(const Node* node) {
   return MeshSplit::StridedShard(tensor_dim, *factor);
 }
 
-/// The order that a file states, checked against the splits.
+/// Returns the order in the file, after checking it against the splits.
 Result<std::vector<layout::SplitOrder>> StatedOrder(const Node* node,
                                                     const std::vector<MeshSplit>& splits) {
   std::vector<layout::SplitOrder> orders;
@@ -112,7 +112,7 @@ Result<std::vector<layout::SplitOrder>> OrderFor(const Node* spec, const DeviceM
   return StatedOrder(stated, splits);
 }
 
-/// The wrapper and what is inside say the same of the whole tensor.
+/// Checks that the wrapper and the spec in it agree on the whole tensor.
 Status CheckMeta(const Node* spec, const Node* wrapper) {
   const Node* meta = StateOf(spec, "tensor_meta");
   const bool known = ClassOf(meta) == "TensorMeta" && meta->args->items.size() == 3;
@@ -183,7 +183,7 @@ Result<RankTensor> TensorReader::ReadDTensor(const Node* args) {
   RankTensor out;
   out.kind = RankTensor::Kind::kDTensor;
   const Node* wrapper = args->items[2];
-  // Class, type, size, stride, offset, layout, device, requires_grad.
+  // Fields: class, type, size, stride, offset, layout, device, requires_grad.
   if (wrapper->kind != Kind::kTuple || wrapper->items.size() < 8)
     return BadInput("a wrapper of another form");
   SW_TRY_ASSIGN(out.dtype, DTypeOf(wrapper->items[1]));
@@ -340,7 +340,7 @@ const Node* DTensorNode(Arena& arena, const Node* local, const Node* mesh, MeshF
     Set(arena, spec, "shard_order", stated ? OrderNode(arena, *orders) : arena.None());
     Set(arena, spec, "use_strided_shard_as_shard_order", arena.Bool(strided));
   }
-  // Another process's hash would make equal specs look different.
+  // A hash of another process would make equal specs look different.
   Set(arena, spec, "_hash", arena.None());
   const Node* layout = Called(arena, "torch.serialization._get_layout",
                               {arena.String("torch.strided")}, pickle::Build::kReduce);

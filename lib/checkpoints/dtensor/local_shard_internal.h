@@ -16,36 +16,36 @@
 
 namespace shardwright::checkpoints::dtensor {
 
-/// A piece of a tensor and the plain tensor that holds it.
+/// A piece of a tensor and the plain tensor with its elements.
 struct HeldPiece {
   layout::Piece piece;
   const pickle::Node* local = nullptr;
 };
 
-/// What one rank has pickled of a tensor.
+/// One rank's pickled form of a tensor.
 struct RankTensor {
   enum class Kind : std::uint8_t {
-    kPlain,    ///< whole: every rank has it
-    kDTensor,  ///< one piece, by mesh and splits
-    kSharded,  ///< pieces with their places, of FSDP1: a ShardedTensor
+    kPlain,    ///< whole: every rank has all elements
+    kDTensor,  ///< one piece, described by mesh and splits
+    kSharded,  ///< pieces with their offsets: a ShardedTensor of FSDP1
   };
   Kind kind = Kind::kPlain;
-  Shape shape;  ///< of the whole
+  Shape shape;  ///< of the whole tensor
   DType dtype = DType::kF32;
   std::shared_ptr<const DeviceMesh> mesh;  ///< kDTensor
   std::vector<layout::MeshSplit> splits;   ///< kDTensor, by mesh dimension
   std::vector<HeldPiece> pieces;           ///< without empty ones
-  std::vector<layout::Piece> all_pieces;   ///< kSharded: of all ranks, in the file's order
+  std::vector<layout::Piece> all_pieces;   ///< kSharded: pieces of all ranks, in the file's order
 };
 
-/// Reads tensors of one rank's file; meshes that many tensors share are read once.
+/// Reads tensors of one rank's file. Reads a mesh that several tensors share only once.
 class TensorReader {
  public:
-  /// The file's nodes must outlive it.
+  /// Creates a reader for a file of rank `rank`. The file's nodes must outlive it.
   explicit TensorReader(std::uint64_t rank) : rank_(rank) {}
 
-  /// \error kBadInput  no tensor, or parts of it contradict each other; kUnsupported  sums over
-  ///        ranks that are not carried out, further kinds of placements
+  /// \error kBadInput  not a tensor, or its parts contradict each other; kUnsupported
+  ///        pending sums over ranks (Partial), or other kinds of placements
   Result<RankTensor> Read(const pickle::Node* node);
 
  private:
@@ -58,12 +58,12 @@ class TensorReader {
   std::unordered_map<const pickle::Node*, std::shared_ptr<const DeviceMesh>> meshes_;
 };
 
-/// True for a tensor of any kind.
+/// Returns true for a tensor of any kind.
 bool IsTensor(const pickle::Node* node);
 
 /// Pickles a DTensor.
 /// \param local  the plain tensor of this rank
-/// \param mesh   of MeshNode, and the form that it has
+/// \param mesh  a node that MeshNode made, in the form `form`
 /// \pre the splits have an order
 const pickle::Node* DTensorNode(pickle::Arena& arena, const pickle::Node* local,
                                 const pickle::Node* mesh, MeshForm form,

@@ -27,7 +27,7 @@ bool IsObject(const Node* node, std::string_view cls) {
          node->callable->text == cls;
 }
 
-/// A tuple or list of counts, under either name.
+/// Reads a tuple or list of counts under `key`.
 Result<std::vector<std::uint64_t>> Numbers(const Node* state, std::string_view key) {
   auto numbers = pickle::AsShape(state->Find(key));
   if (!numbers) return MeshError(std::string(key) + ": " + numbers.error().message);
@@ -75,8 +75,8 @@ Status ReadOld(const Node* state, DeviceMesh* mesh) {
   return {};
 }
 
-/// One axis of a mesh, which may itself be a stack of axes: then it has the strides of a row-major
-/// walk over them, or it is refused.
+/// Reads one axis of a mesh, which may itself be a stack of axes.
+/// Fails unless their strides are those of a row-major walk.
 Result<std::pair<std::uint64_t, std::uint64_t>> AxisOf(const Node* node) {
   if (!IsObject(node, kFlatClass) || node->state == nullptr)
     return MeshError("an axis is " + pickle::Describe(node));
@@ -109,8 +109,8 @@ Status ReadNew(const Node* state, std::uint64_t rank, DeviceMesh* mesh) {
   SW_TRY_ASSIGN(const std::uint64_t count, CountRanks(mesh->sizes));
   SW_TRY_ASSIGN(mesh->all_ranks, Numbers(state, "_flatten_rank_map"));
   const std::vector<std::uint64_t>& world = mesh->all_ranks;
-  if (mesh->coordinate.size() != mesh->sizes.size()) return {};  // refused by the caller
-  // The part of the world that a mesh is begins wherever its own rank comes out right.
+  if (mesh->coordinate.size() != mesh->sizes.size()) return {};  // the caller fails with an error
+  // The mesh starts at the index of this rank minus the offset of its coordinate.
   const auto mine = std::find(world.begin(), world.end(), rank);
   if (mine == world.end()) return MeshError("rank " + std::to_string(rank) + " is not in it");
   std::uint64_t offset = 0;
@@ -142,7 +142,7 @@ Status ReadNew(const Node* state, std::uint64_t rank, DeviceMesh* mesh) {
   return {};
 }
 
-/// The coordinate is in the mesh, and the rank that stands there is this one.
+/// Checks that the coordinate is inside the mesh and belongs to this rank.
 Status CheckRank(const DeviceMesh& mesh, std::uint64_t rank) {
   bool inside = mesh.coordinate.size() == mesh.sizes.size();
   std::uint64_t at = 0;
@@ -167,7 +167,7 @@ Status CheckRank(const DeviceMesh& mesh, std::uint64_t rank) {
   return {};
 }
 
-// Writing.
+// Functions that write a mesh.
 
 const Node* Count(Arena& arena, std::uint64_t value) {
   return arena.Int(static_cast<std::int64_t>(value));
@@ -199,7 +199,7 @@ const Node* DimNames(Arena& arena, const DeviceMesh& mesh) {
   return mesh.names ? arena.Tuple(TextNodes(arena, *mesh.names)) : arena.None();
 }
 
-/// Ranks of the mesh that differ from this one in dimension `dim` alone.
+/// Returns the ranks of the mesh that differ from this one only in dimension `dim`.
 std::vector<std::uint64_t> AlongDim(const DeviceMesh& mesh, std::size_t dim) {
   std::vector<std::uint64_t> ranks;
   for (std::uint64_t i = 0; i < mesh.ranks.size(); ++i) {
@@ -219,7 +219,7 @@ const Node* OldState(Document& document, const DeviceMesh& mesh) {
   Set(arena, state, "_flatten_mesh_list", arena.Tuple(CountNodes(arena, mesh.ranks)));
   Set(arena, state, "_thread_id", arena.None());
   Set(arena, state, "_coordinate_on_dim", arena.List(CountNodes(arena, mesh.coordinate)));
-  // Releases up to 2.6 look their groups up by tag and ranks, later ones by name.
+  // Releases up to 2.6 find their groups by tag and ranks, later ones by name.
   std::vector<const Node*> infos;
   for (std::size_t dim = 0; dim < mesh.groups.size(); ++dim) {
     infos.push_back(arena.Tuple({arena.String("ptd:" + mesh.groups[dim]),
@@ -231,7 +231,7 @@ const Node* OldState(Document& document, const DeviceMesh& mesh) {
   return state;
 }
 
-/// Sizes and strides over the list of ranks. An axis of one rank has none.
+/// Returns sizes and strides over the list of ranks. An axis of one rank has neither.
 const Node* NewState(Document& document, const DeviceMesh& mesh, std::uint64_t rank) {
   Arena& arena = document.arena;
   std::vector<const Node*> axes;
@@ -311,8 +311,8 @@ std::vector<std::string> GroupNames(const std::vector<std::uint64_t>& sizes,
   std::vector<std::string> names;
   std::uint64_t counted = 0;
   for (std::size_t dim = 0; dim < sizes.size(); ++dim) {
-    // Groups of a dimension are told apart by the other coordinates, which ascend as their ranks
-    // do.
+    // The other coordinates distinguish the groups of a dimension. Groups are numbered
+    // in the order of these coordinates, which is also the order of their ranks.
     std::uint64_t group = 0;
     for (std::size_t i = 0; i < sizes.size(); ++i) {
       if (i != dim) group = group * sizes[i] + coordinate[i];

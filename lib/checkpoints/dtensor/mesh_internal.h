@@ -12,39 +12,39 @@
 
 namespace shardwright::checkpoints::dtensor {
 
-/// How a release of PyTorch pickles a mesh: the attributes of its class are not the same in all.
+/// The pickled form of a mesh, which depends on the release of PyTorch.
 enum class MeshForm : std::uint8_t {
-  kOld,  ///< 2.6 to 2.9: the ranks outright
-  kNew,  ///< 2.15: sizes and strides over a list of ranks
+  kOld,  ///< 2.6 to 2.9: stores the ranks directly
+  kNew,  ///< 2.15: stores sizes and strides over a list of ranks
 };
 
-/// A mesh of ranks as one of them has pickled it.
+/// A mesh of ranks, as pickled by one of them.
 struct DeviceMesh {
   MeshForm form = MeshForm::kNew;
   std::string device;                             ///< "cuda"
   std::vector<std::uint64_t> sizes;               ///< outermost first
-  std::optional<std::vector<std::string>> names;  ///< of the dimensions
-  std::vector<std::uint64_t> ranks;               ///< of the job, row-major
-  /// kNew: where the ranks stand in the list that the mesh is a part of, and that list. A mesh and
-  /// one of the same ranks that is a part of a larger one are not equal.
+  std::optional<std::vector<std::string>> names;  ///< names of the dimensions
+  std::vector<std::uint64_t> ranks;               ///< ranks in the job, row-major
+  /// kNew: the list of ranks that contains the mesh, and strides over it. Two meshes
+  /// of the same ranks are not equal if one of them is a part of a larger mesh.
   std::vector<std::uint64_t> strides;
   std::vector<std::uint64_t> all_ranks;
-  std::vector<std::uint64_t> coordinate;  ///< of this rank
+  std::vector<std::uint64_t> coordinate;  ///< coordinate of this rank
   std::vector<std::string> groups;        ///< names of this rank's process groups
 };
 
-/// Reads a mesh that rank `rank` has pickled.
+/// Reads a mesh that rank `rank` pickled.
 /// \error kBadInput  attributes that contradict each other, or another rank's mesh
 /// Pure.
 Result<DeviceMesh> ReadMesh(const pickle::Node* node, std::uint64_t rank);
 
-/// Pickles a mesh, as a whole of its own, for rank `rank`.
+/// Pickles a mesh for rank `rank`, as a mesh that is not a part of a larger one.
 const pickle::Node* MeshNode(Document& document, const DeviceMesh& mesh, std::uint64_t rank);
 
-/// Names of the process groups that a job makes for a mesh of all its ranks: "0", the one of the
-/// world, for a mesh of one dimension; else one number for each group, counted from 1, dimension by
-/// dimension, groups in ascending order of their ranks.
-/// \returns for the rank at `coordinate`, by dimension
+/// Returns the names of the process groups that a job creates for a mesh of all
+/// its ranks. A mesh of one dimension uses "0", the world's group. Otherwise groups
+/// have numbers from 1, dimension by dimension, in ascending order of their ranks.
+/// \returns the names for the rank at `coordinate`, by dimension
 std::vector<std::string> GroupNames(const std::vector<std::uint64_t>& sizes,
                                     const std::vector<std::uint64_t>& coordinate);
 

@@ -15,9 +15,9 @@ namespace {
 
 constexpr std::string_view kAccelerateModel = "pytorch_model_fsdp";
 constexpr std::string_view kAccelerateOptimizer = "optimizer";
-constexpr std::string_view kFirst = "_0";  // the number of a run's only model and optimizer
+constexpr std::string_view kFirst = "_0";  // number of a run's first model and optimizer
 
-/// Takes a number, without leading zeros, from the end of `text`.
+/// Removes a number without leading zeros from the end of `text`, and returns it.
 std::optional<std::uint64_t> TakeNumber(std::string_view* text) {
   std::size_t at = text->size();
   while (at > 0 && (*text)[at - 1] >= '0' && (*text)[at - 1] <= '9') --at;
@@ -99,7 +99,7 @@ std::optional<RankFile> ParseItem(std::string_view name) {
   return file;
 }
 
-/// fsdp_config.json.
+/// Contents of fsdp_config.json.
 struct VerlConfig {
   std::optional<std::uint64_t> world;
   std::optional<int> version;
@@ -125,7 +125,7 @@ Result<VerlConfig> ReadVerlConfig(const std::string& text) {
   return config;
 }
 
-/// What is said of the number of ranks, and by whom.
+/// The number of ranks and the source of this number.
 struct World {
   std::uint64_t ranks = 0;
   std::string who;
@@ -176,7 +176,7 @@ std::string_view NumberAtEnd(std::string_view name) {
   return TakeNumber(&stem) ? name.substr(stem.size()) : std::string_view();
 }
 
-/// torch_checkpointing: takes another item for the model, such as an average of its weights.
+/// torch_checkpointing: uses another item as the model, such as an average of its weights.
 Status TakeItem(const std::string& asked, ByItem* by_item, Family* family) {
   std::vector<WeightCandidate> candidates;
   for (const auto& [key, ranks] : *by_item) {
@@ -197,7 +197,7 @@ Status TakeItem(const std::string& asked, ByItem* by_item, Family* family) {
   return {};
 }
 
-/// Leaves one model, and the optimizer of its number.
+/// Keeps one model, and the optimizer with its number.
 Status ChooseModel(const SourceSet& source, ByItem* by_item, Family* family) {
   if (family->trainer == Trainer::kTorchCheckpointing && !source.weights_of.empty()) {
     return TakeItem(source.weights_of, by_item, family);
@@ -215,7 +215,7 @@ Status ChooseModel(const SourceSet& source, ByItem* by_item, Family* family) {
     });
     one.matches = trained || optimizers.empty() ? 1 : 0;
   }
-  if (candidates.empty()) return {};  // a message of its own
+  if (candidates.empty()) return {};  // a later check reports this
   std::size_t taken = 0;
   if (source.weights_of.empty()) {
     SW_TRY_ASSIGN(taken, ChooseWeights(candidates, !optimizers.empty()));

@@ -30,7 +30,7 @@ void MakeParams(Reading* reading) {
   }
 }
 
-/// The model's tensors. One in float32 that the optimizer has states of is its master.
+/// Adds the model's tensors. A float32 tensor with optimizer states becomes the master weight.
 Status AddModelTensors(Reading* reading) {
   std::unordered_map<std::string, bool> stepped;
   for (const layout::LogicalTensor& tensor : reading->out.map.tensors) stepped[tensor.name] = true;
@@ -59,7 +59,7 @@ void AddTies(Reading* reading) {
   }
 }
 
-/// The largest mesh that any tensor lies on.
+/// Returns the mesh of a tensor that has the most dimensions.
 const DeviceMesh* WholeMesh(const Reading& reading) {
   const DeviceMesh* whole = nullptr;
   for (const Entry& entry : reading.entries) {
@@ -116,7 +116,7 @@ void DescribeMesh(Reading* reading) {
   }
 }
 
-/// How each parameter is cut on the whole mesh, or on the part of it that leads up to it.
+/// Records the cut of each parameter, on the whole mesh or on the part without tensor parallelism.
 void DescribeSplits(Reading* reading) {
   FilesLayout& own = reading->own;
   for (const Entry& entry : reading->entries) {
@@ -138,7 +138,7 @@ void DescribeSplits(Reading* reading) {
   }
 }
 
-/// What the placements say of tensor parallelism.
+/// Rules for tensor parallelism from the tensors' placements.
 class PlacementRules : public RuleSource {
  public:
   PlacementRules(const FilesLayout& own, std::uint64_t tp) : own_(own), tp_(tp) {}
@@ -187,7 +187,7 @@ std::optional<double> StepOf(const Param& param) {
   return std::nullopt;
 }
 
-/// The optimizer's steps are what is counted of training.
+/// Sets the iteration to the optimizer's step, the only counter in the files.
 void SetIteration(Checkpoint* out) {
   std::optional<double> step;
   for (const Param& param : out->params) {
@@ -239,7 +239,7 @@ Status AddOtherSet(const ItemFiles& item, Reading* reading) {
   return {};
 }
 
-/// Files of other items: parsed, so that their tensors are known, and kept.
+/// Parses and keeps the files of other items, so that the map contains their tensors.
 Status ReadOthers(Reading* reading) {
   auto own = std::make_shared<OwnFiles>();
   own->trainer = reading->family.trainer;
@@ -263,7 +263,7 @@ Status ReadOthers(Reading* reading) {
   return {};
 }
 
-/// Which weights the checkpoint has, as far as the names of its files tell.
+/// Records the sets of weights in the checkpoint, as far as file names show them.
 void TakeSets(Reading* reading) {
   Checkpoint& out = reading->out;
   AddOwnSet(reading);
@@ -295,11 +295,11 @@ void SetDType(Checkpoint* out) {
   if (most != elems.end()) out->layout.dtype = most->first;
 }
 
-/// The process groups of every rank, as names: they serve again where the mesh stays as it is.
+/// Reads the process group names of every rank. The writer uses them again for an unchanged mesh.
 Status ReadGroupNames(Reading* reading) {
   FilesLayout& own = reading->own;
   const ItemFiles& model = *reading->family.Find(Item::kModel);
-  // Of the first tensor on the whole mesh.
+  // Uses the first tensor on the whole mesh.
   std::string name;
   for (const Entry& entry : reading->entries) {
     const bool whole = entry.spread.first.mesh != nullptr &&
@@ -382,7 +382,7 @@ Result<Checkpoint> ReadItems(const SourceSet& source, const Patterns& patterns, 
   out.layout.own = std::make_shared<const FilesLayout>(std::move(own));
   SW_TRY(layout::Validate(out.map));
   out.proved = true;
-  // The files of the model are all the weights there are.
+  // The files of the model contain all weights.
   if (only_weights) out.only_weights = OnlyWeights{};
   return std::move(out);
 }

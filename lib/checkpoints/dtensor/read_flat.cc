@@ -8,13 +8,13 @@
 namespace shardwright::checkpoints::dtensor {
 namespace {
 
-/// Enters what one flat vector holds.
+/// Adds the contents of one flat vector to the map.
 class FlatVector {
  public:
   FlatVector(Reading* reading, const Kept& kept, std::uint64_t length, std::uint64_t shards)
       : reading_(*reading), kept_(kept), length_(length), shards_(shards) {}
 
-  /// \param entries  that lie in it, and their places
+  /// \param entries  entries in the vector; `offsets` has their positions
   Status Add(const std::vector<std::uint32_t>& entries, const std::vector<std::uint64_t>& offsets);
 
  private:
@@ -29,8 +29,8 @@ class FlatVector {
   std::uint64_t shards_;
 };
 
-/// The stretches of one copy of the vector, in the order of its shards. Ranks of one copy lie
-/// together: copies are the outer dimension of the mesh.
+/// Adds an array of one copy of the vector, in the order of its shards. The ranks
+/// of one copy are consecutive, because copies are the outer dimension of the mesh.
 Result<std::uint32_t> FlatVector::ArrayOf(const Spread& spread, std::uint64_t copy) {
   std::vector<layout::Region> regions;
   for (const Spread::Held& held : spread.held) {
@@ -85,7 +85,7 @@ Status FlatVector::Add(const std::vector<std::uint32_t>& entries,
   return {};
 }
 
-/// The length of each vector on one rank.
+/// Returns the length of each vector on one rank.
 Result<std::vector<std::uint64_t>> LengthsOf(const std::vector<Kept>& kept) {
   std::vector<std::uint64_t> lengths;
   for (const Kept& one : kept) {

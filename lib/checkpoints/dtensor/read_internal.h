@@ -20,18 +20,18 @@
 
 namespace shardwright::checkpoints::dtensor {
 
-/// A tensor as all ranks have it.
+/// A tensor as stored by all ranks.
 struct Spread {
   struct Held {
     std::uint64_t rank = 0;
     layout::CutPtr cut;
     Place place;
-    std::vector<std::uint64_t> offset;  ///< of the piece
-    layout::CutPtr order;               ///< of the piece in its storage, as PlacedPart::order
+    std::vector<std::uint64_t> offset;  ///< offset of the piece
+    layout::CutPtr order;               ///< order of the piece in its storage, as PlacedPart::order
     std::size_t part = 0;               ///< number of this part, if several store the piece
   };
   bool known = false;
-  RankTensor first;  ///< as the first rank has it, without pieces; if known
+  RankTensor first;  ///< if known: the first rank's tensor without pieces
   std::uint64_t first_rank = 0;
   std::vector<Held> held;  ///< by rank
 };
@@ -40,10 +40,10 @@ struct Spread {
 struct Entry {
   std::string name;
   Spread spread;
-  std::string alias_of;  ///< its bytes are those of this name
+  std::string alias_of;  ///< name of the entry with the same bytes
 };
 
-/// One state of the optimizer of one id, as all ranks have it.
+/// One state of one parameter id in the optimizer, as stored by all ranks.
 struct Slot {
   bool is_nested = false;  ///< a dict or list, which cannot be interpreted
   bool is_scalar = false;
@@ -51,14 +51,14 @@ struct Slot {
   Spread spread;
 };
 
-/// What the optimizer keeps of one parameter, or of one flat vector.
+/// States of one parameter or one flat vector in the optimizer.
 struct Kept {
-  std::string id;                     ///< for messages, and to find it: a name or a number
+  std::string id;                     ///< parameter name or number, for lookups and messages
   std::map<std::string, Slot> slots;  ///< by state
   bool has_state = false;
 };
 
-/// The work on one checkpoint.
+/// State of reading one checkpoint.
 struct Reading {
   Reading(const SourceSet& set, const Patterns& rules)
       : source(set), patterns(rules), map(set, &out.map) {}
@@ -78,36 +78,36 @@ struct Reading {
   const std::string& file_name(std::uint32_t file) const { return source.files[file].name; }
 };
 
-/// Parses a file; errors name it.
+/// Parses a file. Errors name it.
 Result<torch_pt::Document> Open(const Reading& reading, std::uint32_t file);
 
-/// Adds what a rank has of a tensor.
+/// Adds one rank's pieces of a tensor.
 /// \param what  for messages: "tensor "a.weight""
-/// \error kBadInput  the ranks contradict each other; the files are named
+/// \error kBadInput  the ranks contradict each other; names the files
 Status AddPieces(Reading* reading, std::uint64_t rank, std::uint32_t file,
                  const torch_pt::Document& document, const RankTensor& tensor,
                  const std::string& what, Spread* spread);
 
-/// Enters a tensor into the map: the first rank that has a piece owns it, others repeat it.
-/// \param files  of the item, by rank
-/// \error kBadInput  copies whose checksums differ
+/// Adds a tensor to the map. The first rank that has a piece owns it; other ranks have replicas.
+/// \param files  files of the item, by rank
+/// \error kBadInput  copies with different checksums
 Status AddTensor(Reading* reading, const Spread& spread, const std::string& name,
                  std::string_view state, const std::vector<std::uint32_t>& files);
 
 /// Fills `entries` from the model's files.
 Status ReadModel(Reading* reading);
 
-/// Parameters, groups and the optimizer's states from its files; weights alone without them.
+/// Reads parameters, groups and optimizer states. Without optimizer files, reads weights only.
 Status ReadOptimizer(Reading* reading);
 
-/// Enters the states of FSDP1's flat vectors.
-/// \param candidates  the entries that may lie in them
-/// \returns for each vector the entries that do
-/// \error kUnsupported  the lengths fit no grouping of the entries
+/// Adds the states of FSDP1's flat vectors to the map.
+/// \param candidates  entries that the vectors may contain
+/// \returns for each vector the entries that it contains
+/// \error kUnsupported  no grouping of the entries fits the lengths
 Result<std::vector<std::vector<std::uint32_t>>> AddFlatStates(
     Reading* reading, const std::vector<std::uint32_t>& candidates, const std::vector<Kept>& kept);
 
-/// What torch_checkpointing's table says is what the files hold. \error kBadInput
+/// Compares torch_checkpointing's table with the contents of the files. \error kBadInput
 Status CheckItemTable(const Reading& reading);
 
 }  // namespace shardwright::checkpoints::dtensor

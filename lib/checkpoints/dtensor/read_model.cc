@@ -23,7 +23,7 @@ std::string KindText(RankTensor::Kind kind) {
   return "a ShardedTensor";
 }
 
-/// What must be the same on all ranks.
+/// Describes the properties that must be equal on all ranks.
 std::string DescribeTensor(const RankTensor& tensor) {
   std::string text =
       KindText(tensor.kind) + " " + std::string(Name(tensor.dtype)) + " " + ToString(tensor.shape);
@@ -44,10 +44,10 @@ layout::CutPtr KnownCut(Reading* reading, const Shape& shape, const layout::Piec
   return known.back();
 }
 
-/// Two tensors of one name that share their bytes are one, under two names.
+/// Finds tensors of different names that share their bytes.
 class Ties {
  public:
-  /// The name that holds the bytes, or the name itself.
+  /// Returns the name that has the bytes: an earlier one, or the name itself.
   std::string HolderOf(const std::string& name, const RankTensor& tensor) {
     if (tensor.pieces.empty()) return {};
     const pickle::Tensor& local = *tensor.pieces.front().local->tensor;
@@ -99,7 +99,7 @@ Status ReadRank(Reading* reading, std::uint64_t rank, std::uint32_t file,
       tied_to->emplace_back();
     }
     ++seen;
-    // A rank that has none of the bytes cannot tell.
+    // A rank without any of the bytes cannot decide.
     if (const std::string holder = ties.HolderOf(name, *tensor); !holder.empty()) {
       (*tied_to)[at->second].insert(holder);
     }
@@ -186,7 +186,7 @@ Status AddTensor(Reading* reading, const Spread& spread, const std::string& name
     const auto [owner, fresh] =
         owners.emplace(std::tuple(held.offset, held.cut->shard(), held.part), &held);
     if (!fresh) {
-      // A copy that is stored in another order can be compared with nothing.
+      // A copy in another storage order cannot be compared.
       if (!SameOrder(owner->second->order, held.order)) continue;
       fragment.role = layout::Role::kReplica;
       const std::vector<layout::Member>& members = reading->map.map().members;
@@ -217,7 +217,7 @@ Status ReadModel(Reading* reading) {
   }
   for (std::size_t i = 0; i < reading->entries.size(); ++i) {
     Entry& entry = reading->entries[i];
-    // Tied on every rank that has some of it, to the same.
+    // Tied to the same name on every rank that has a part of it.
     if (tied_to[i].size() == 1 && *tied_to[i].begin() != entry.name) {
       entry.alias_of = *tied_to[i].begin();
     }

@@ -39,8 +39,8 @@ class Optimizer {
   Status ReadSlot(std::uint64_t rank, std::uint32_t file, const torch_pt::Document& document,
                   const std::string& state, const Node* value, TensorReader* tensors, Kept* kept);
   std::vector<std::uint32_t> Candidates() const;
-  /// Leaves out candidates that the optimizer does not have (persistent buffers), if the shapes of
-  /// its states fit exactly one selection; otherwise returns all.
+  /// Removes candidates that the optimizer does not have (persistent buffers), if the
+  /// shapes of its states fit exactly one selection. Otherwise returns all of them.
   std::vector<std::uint32_t> ByShapes(std::vector<std::uint32_t> candidates) const;
   Status MatchNames();
   Status MatchNumbers();
@@ -55,7 +55,7 @@ class Optimizer {
   Error At(std::uint32_t file, const std::string& what, Errc code = Errc::kBadInput) const {
     return {code, reading_.file_name(file) + ": " + what};
   }
-  /// The error of an optimizer in a form that torch's own do not have.
+  /// Returns the error for an optimizer of another form than torch's own.
   Error OtherForm(std::uint32_t file, const std::string& what) const {
     return At(file, what, Errc::kUnsupported);
   }
@@ -63,13 +63,13 @@ class Optimizer {
   Reading& reading_;
   const std::vector<std::uint32_t>& files_;
   bool named_ = false;
-  std::vector<Kept> kept_;                                // by place in the groups' lists
+  std::vector<Kept> kept_;                                // by position in the groups' lists
   std::unordered_map<std::string, std::uint32_t> by_id_;  // into kept_
-  std::vector<std::vector<std::uint32_t>> members_;       // by group: into kept_
+  std::vector<std::vector<std::uint32_t>> members_;       // by group: indices into kept_
   std::vector<const Node*> options_;                      // by group
   std::vector<std::vector<Scalar>> tensors_;              // by group: options that are tensors
-  std::string groups_text_;                               // of the first rank, to compare
-  std::vector<std::vector<std::uint32_t>> entries_;       // by kept: the entries that it is of
+  std::string groups_text_;                               // groups of the first rank, to compare
+  std::vector<std::vector<std::uint32_t>> entries_;       // by kept: its entries
 };
 
 Result<std::string> Optimizer::IdOf(std::uint32_t file, const Node* node) {
@@ -107,8 +107,8 @@ Status Optimizer::ReadIds(std::uint32_t file, const Node* group,
   return {};
 }
 
-/// All groups as one text, for comparing those of ranks.
-/// \param tensors  gets by group the options that are tensors
+/// Returns all groups as one text, to compare the groups of ranks.
+/// \param tensors  receives, by group, the options that are tensors
 Result<std::string> Optimizer::TakeGroups(std::uint32_t file, const torch_pt::Document& document,
                                           const Node* groups,
                                           std::vector<std::vector<Scalar>>* tensors) {
@@ -247,7 +247,7 @@ Status Optimizer::ReadRank(std::uint64_t rank) {
     return tl::unexpected<Error>(OtherForm(file, "no state of an optimizer"));
   }
   if (rank == 0) {
-    reading_.out.arena = document.arena;  // options and plain values stay
+    reading_.out.arena = document.arena;  // keeps options and plain values alive
     SW_TRY(ReadGroups(file, document));
   } else {
     SW_TRY(CheckGroups(file, document));
@@ -274,8 +274,8 @@ Status Optimizer::ReadRank(std::uint64_t rank) {
                                             ", other ranks have it of " + std::to_string(wanted)));
 }
 
-/// Entries that may be parameters, if only their order can tell which: what is spread over ranks,
-/// or where nothing is, what is of a type that can be trained.
+/// Returns entries that may be parameters if only their order identifies them: tensors
+/// distributed over ranks, or else, if there are none, all tensors of a floating-point type.
 std::vector<std::uint32_t> Optimizer::Candidates() const {
   std::vector<std::uint32_t> spread;
   std::vector<std::uint32_t> floating;
@@ -322,7 +322,7 @@ std::vector<std::uint32_t> Optimizer::ByShapes(std::vector<std::uint32_t> candid
              slot.second.spread.first.shape == shape;
     });
   };
-  // There is one selection if the earliest and the latest are the same.
+  // Exactly one selection fits if the earliest and the latest are equal.
   std::vector<std::uint32_t> earliest;
   for (std::size_t at = 0; at < candidates.size() && earliest.size() < kept_.size(); ++at) {
     if (fits(kept_[earliest.size()], candidates[at])) earliest.push_back(candidates[at]);
@@ -356,8 +356,8 @@ Status Optimizer::MatchNumbers() {
   return {};
 }
 
-/// FSDP1 keeps states of flat vectors: plain tensors of one dimension, where the model's are
-/// spread.
+/// Returns true if states are flat vectors, as in FSDP1: plain tensors
+/// of one dimension, while the model's tensors are distributed.
 bool Optimizer::IsFlat() const {
   if (named_ || reading_.family.fsdp_version == 2) return false;
   const bool spread = std::any_of(
@@ -426,7 +426,7 @@ Status Optimizer::AddStates() {
   return {};
 }
 
-/// Parameters that have no state while others have: warns of those that count as trained.
+/// Returns true if parameters without state are frozen. Warns if they count as trained.
 bool Optimizer::StatelessAreFrozen() {
   std::vector<std::string> with;
   std::vector<std::string> without;
@@ -452,7 +452,7 @@ Status Optimizer::AddGroups() {
     for (const std::uint32_t at : members_[g]) {
       for (const std::uint32_t entry : entries_[at]) {
         listed.push_back(reading_.entries[entry].name);
-        // The group lists it all the same.
+        // The group lists it even if it is frozen.
         if (frozen && !kept_[at].has_state) {
           reading_.out.params[entry].kind = ParamKind::kFrozen;
           continue;

@@ -15,8 +15,8 @@ bool HasItemTable(const Listing::Folder& folder) {
   });
 }
 
-/// A file of the folder that counts: names of torch_checkpointing's files are general, so its table
-/// has to be there.
+/// Returns true for a file that belongs to a checkpoint.
+/// torch_checkpointing uses general file names, so its table must exist.
 bool Counts(const RankFile& file, bool has_table) {
   return file.trainer != Trainer::kTorchCheckpointing || has_table;
 }

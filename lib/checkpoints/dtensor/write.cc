@@ -10,7 +10,7 @@
 namespace shardwright::checkpoints::dtensor {
 namespace {
 
-/// Lays out files and enters their payloads in the target's shard map.
+/// Lays out files and adds their payloads to the target's shard map.
 class Writer {
  public:
   explicit Writer(std::shared_ptr<const FilesPlan> plan) : plan_(std::move(plan)) {}
@@ -33,7 +33,7 @@ class Writer {
 
   std::shared_ptr<const FilesPlan> plan_;
   plan::TargetBuilder builder_;
-  std::vector<std::uint32_t> tensors_;            // by Plan::tensors: in the target
+  std::vector<std::uint32_t> tensors_;            // by FilesPlan::tensors: in the target
   std::vector<std::vector<std::uint32_t>> flat_;  // by unit and state, then by copy: arrays
   Status failed_ = {};
 };
@@ -45,7 +45,7 @@ void Writer::AddTensors() {
   }
 }
 
-/// Arrays of flat vectors, and where each parameter lies in them.
+/// Adds the arrays of flat vectors, and each parameter's position in them.
 void Writer::AddFlat() {
   const std::uint64_t shards = plan_->shards();
   const std::uint64_t copies = plan_->layout.ranks() / shards;

@@ -11,7 +11,7 @@ namespace {
 
 using pickle::Node;
 
-/// Makes the tensors of one file.
+/// Creates the tensors of one file.
 class Tensors {
  public:
   Tensors(const FilesPlan& plan, std::uint64_t rank, Document* document)
@@ -22,7 +22,7 @@ class Tensors {
     const PlannedParam& param = plan_.params[tensor.param];
     if (param.plain) return document_.AddTensor(number, tensor.dtype, param.param.shape);
     SW_TRY_ASSIGN(layout::Piece piece, plan_.PieceOf(param, rank_));
-    // Storages are numbered as they are used: the piece, then the mesh if it is new.
+    // Storages are numbered by first use: the piece, then the mesh if it is new.
     const Node* local = document_.AddTensor(number, tensor.dtype, std::move(piece.sizes));
     const Mesh& mesh = MeshFor(param.on_whole_mesh);
     return DTensorNode(document_.arena, local, mesh.node, plan_.layout.form, mesh.sizes,
@@ -60,7 +60,7 @@ const Node* SlotNode(Document& document, const Scalar& scalar) {
   return document.AddInline(scalar.bytes, scalar.dtype, scalar.shape);
 }
 
-/// What the optimizer keeps of one parameter.
+/// Builds the optimizer's states of one parameter.
 Result<Node*> SlotsOf(const PlannedParam& param, const FilesPlan& plan, Tensors* tensors,
                       Document* document) {
   Node* slots = document->arena.Dict();
@@ -82,7 +82,7 @@ const Node* IdNode(const FilesPlan& plan, Document* document, std::size_t id,
   return document->arena.String(name);
 }
 
-/// The options of a group with tensors where the source has tensors.
+/// Returns the options of a group, as tensors where the source has tensors.
 const Node* WithTensors(const PlannedGroup& group, Document* document) {
   pickle::Arena& arena = document->arena;
   Node* options = CopyDict(arena, group.options);
@@ -108,7 +108,7 @@ const Node* WithTensors(const PlannedGroup& group, Document* document) {
   return options;
 }
 
-/// States of flat vectors, one for each unit.
+/// Adds the states of flat vectors, one for each unit.
 void AddFlatStates(const FilesPlan& plan, Document* document, Node* state) {
   pickle::Arena& arena = document->arena;
   for (std::size_t unit = 0; unit < plan.units.size(); ++unit) {
@@ -136,7 +136,7 @@ Result<std::unique_ptr<Document>> ModelDocument(const FilesPlan& plan, std::uint
   pickle::Arena& arena = document->arena;
   Node* root = arena.Dict(plan.layout.trainer != Trainer::kAccelerate);
   Tensors tensors(plan, rank, document.get());
-  // Other names of a tensor may come before the one that holds it.
+  // Aliases of a tensor may precede the name that has the data.
   std::map<std::string, const Node*> made;
   for (const PlannedParam& param : plan.params) {
     const std::string& holder =
@@ -207,7 +207,7 @@ Result<std::unique_ptr<Document>> OwnDocument(const FilesPlan& plan, std::size_t
 
 namespace {
 
-/// The path of a tensor as torch_checkpointing has it: JSON without spaces.
+/// Formats the path of a tensor for torch_checkpointing: JSON without spaces.
 std::string PathText(std::initializer_list<std::string_view> words) {
   std::string text;
   for (const std::string_view word : words) {
@@ -288,7 +288,7 @@ const Node* TableMaker::Sharding(const Shape& shape, DType dtype, const DeviceMe
   return sharding;
 }
 
-/// \param param  null, or one that is plain: every rank has the whole
+/// \param param  null, or a plain parameter: every rank has the whole tensor
 void TableMaker::Add(Node* paths, const std::string& path, const Shape& shape, DType dtype,
                      const PlannedParam* param) {
   std::vector<const Node*> groups;
@@ -305,7 +305,7 @@ void TableMaker::Add(Node* paths, const std::string& path, const Shape& shape, D
     for (std::uint64_t i = 0; i < world.sizes[0]; ++i) world.ranks.push_back(i);
     add(world, {layout::MeshSplit::Replicate()});
   } else {
-    // Sibling parts of the mesh have the tensor each: one entry for each of them.
+    // Each sibling part of the mesh has the tensor, so each part gets an entry.
     for (std::uint64_t rank = 0; rank < plan_.layout.ranks(); ++rank) {
       const DeviceMesh mesh = plan_.MeshOf(rank, param->on_whole_mesh);
       if (mesh.ranks.front() == rank) add(mesh, param->splits);

@@ -16,32 +16,32 @@
 
 namespace shardwright::checkpoints::dtensor {
 
-/// A tensor to be written, in one of its states.
+/// A tensor of the target: a parameter in one of its states.
 struct StateTensor {
-  std::uint32_t param = 0;  ///< into Plan::params
-  std::string state;        ///< of engine/layout/states.h: what it is made of
+  std::uint32_t param = 0;  ///< index into FilesPlan::params
+  std::string state;        ///< source state, from engine/layout/states.h
   DType dtype = DType::kF32;
 };
 
-/// How a parameter is written.
+/// Output form of a parameter.
 struct PlannedParam {
   Param param;                            ///< without scalars
-  bool plain = false;                     ///< every rank has the whole
-  bool on_whole_mesh = true;              ///< else on the part of it without tensor parallelism
+  bool plain = false;                     ///< every rank has the whole parameter
+  bool on_whole_mesh = true;              ///< otherwise on the part without tensor parallelism
   std::vector<layout::MeshSplit> splits;  ///< by dimension of its mesh
-  std::uint32_t model = 0;                ///< into Plan::tensors
-  std::vector<std::uint32_t> states;      ///< into Plan::tensors, by name of the state
-  std::vector<Scalar> scalars;            ///< of the optimizer
+  std::uint32_t model = 0;                ///< index into FilesPlan::tensors
+  std::vector<std::uint32_t> states;      ///< indices into FilesPlan::tensors, by state name
+  std::vector<Scalar> scalars;            ///< scalars of the optimizer
 };
 
-/// A parameter group to be written.
+/// A parameter group of the target.
 struct PlannedGroup {
   const pickle::Node* options = nullptr;  ///< without the list of parameters
-  std::vector<Scalar> tensors;            ///< as Group::tensors: options to write as tensors
-  std::vector<std::uint32_t> params;      ///< into Plan::params, as the group lists them
+  std::vector<Scalar> tensors;            ///< as Group::tensors: options written as tensors
+  std::vector<std::uint32_t> params;      ///< indices into FilesPlan::params, in the group's order
 };
 
-/// Everything that files are made from. Outlives the source checkpoint.
+/// All inputs of the writer of files. Outlives the source checkpoint.
 struct FilesPlan {
   FilesLayout layout;
   std::vector<PlannedParam> params;  ///< in the model's order
@@ -49,38 +49,38 @@ struct FilesPlan {
   std::vector<StateTensor> tensors;
   bool has_optimizer = false;
   std::vector<PlannedGroup> groups;
-  std::vector<FlatUnit> units;      ///< fsdp_version 1: of `flat`
-  std::vector<std::uint32_t> flat;  ///< fsdp_version 1: into params, those that are in flat vectors
-  std::shared_ptr<const OwnFiles> own;    ///< to be written again, or null
+  std::vector<FlatUnit> units;            ///< fsdp_version 1: units of `flat`
+  std::vector<std::uint32_t> flat;        ///< fsdp_version 1: indices into params
+  std::shared_ptr<const OwnFiles> own;    ///< the source's own files to write unchanged, or null
   std::shared_ptr<pickle::Arena> made;    ///< owns nodes of the plan
-  std::shared_ptr<pickle::Arena> source;  ///< and those that it shares with the source
+  std::shared_ptr<pickle::Arena> source;  ///< owns the nodes that the plan shares with the source
   std::vector<std::string> not_carried;
 
-  /// Of the whole mesh, or of the part without tensor parallelism, as `rank` has it.
+  /// Returns the whole mesh, or the part without tensor parallelism, from the view of `rank`.
   DeviceMesh MeshOf(std::uint64_t rank, bool whole) const;
-  /// What `rank` holds of a parameter that is not plain.
+  /// Returns the piece of a parameter on `rank`. \pre the parameter is not plain
   Result<layout::Piece> PieceOf(const PlannedParam& param, std::uint64_t rank) const;
-  /// True for the rank whose copy of a parameter's piece counts.
+  /// Returns true if this rank owns a parameter's piece (Role::kOwner). Others have replicas.
   bool Owns(const PlannedParam& param, std::uint64_t rank) const;
-  /// How many ranks share out a flat vector, and elements of `unit` on each.
+  /// Returns the number of ranks that share a flat vector. FlatLength: elements of `unit` per rank.
   std::uint64_t shards() const;
   std::uint64_t FlatLength(std::size_t unit) const;
 };
 
-/// \error kUnsupported  what files of this kind cannot hold
+/// \error kUnsupported  contents that files of this kind cannot store
 /// Pure.
 Result<FilesPlan> MakePlan(const Checkpoint& source, const FilesLayout& layout);
 
 /// Numbers of flat vectors in Fill::tensor begin here: unit * states + state.
 inline constexpr std::uint32_t kFlatTensors = 1U << 31;
 
-// Object graphs of the files of one rank.
+// Build the object graphs of one rank's files.
 Result<std::unique_ptr<Document>> ModelDocument(const FilesPlan& plan, std::uint64_t rank);
 Result<std::unique_ptr<Document>> OptimizerDocument(const FilesPlan& plan, std::uint64_t rank);
 Result<std::unique_ptr<Document>> OwnDocument(const FilesPlan& plan, std::size_t item,
                                               std::uint64_t rank);
 
-/// metadata.pkl of torch_checkpointing.
+/// Returns the bytes of torch_checkpointing's metadata.pkl.
 Result<std::string> ItemTableBytes(const FilesPlan& plan);
 
 }  // namespace shardwright::checkpoints::dtensor

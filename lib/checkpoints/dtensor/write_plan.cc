@@ -48,7 +48,7 @@ class Planner {
   FilesPlan plan_;
 };
 
-/// The tensor-parallel part of how a parameter is cut.
+/// Returns the part of a parameter's cut that belongs to tensor parallelism.
 Result<ParamSplit> ParamSplitOf(const Param& param, const FilesLayout& layout, std::uint64_t tp) {
   if (const auto known = layout.splits.find(param.name); known != layout.splits.end()) {
     ParamSplit split = known->second;
@@ -97,7 +97,7 @@ Status Planner::SetSplits(PlannedParam* planned) const {
     return Fail(Errc::kUnsupported, Quoted(param.name) + " " + ToString(param.shape) +
                                         ": it is to be cut along a dimension that it lacks");
   }
-  // From the right, since a split in front depends on those behind it.
+  // Starts at the last dimension, because a split depends on the splits of later dimensions.
   std::vector<std::uint64_t> sizes;
   for (std::size_t dim = layout.sizes.size(); dim-- > 0;) {
     const Role role = layout.roles[dim];
@@ -123,7 +123,7 @@ std::uint32_t Planner::AddTensor(std::string_view state, DType dtype) {
   return static_cast<std::uint32_t>(plan_.tensors.size() - 1);
 }
 
-/// The model's tensor is the master where there is one: training goes on with it.
+/// Chooses the model's tensor: the master weight if there is one, because training resumes with it.
 Status Planner::SetTensors(PlannedParam* planned) {
   const Param& param = planned->param;
   const auto dtype_of = [&](std::string_view state) -> std::optional<DType> {
@@ -149,7 +149,7 @@ Status Planner::SetTensors(PlannedParam* planned) {
   return {};
 }
 
-/// The number of steps as PyTorch's optimizers have it: one float.
+/// Returns the number of steps in the form of PyTorch's optimizers: one float.
 Result<Scalar> Planner::StepScalar(const Param& param) const {
   SW_TRY_ASSIGN(const float steps, TorchStep(source_, param));
   Scalar made;
@@ -216,7 +216,7 @@ Status Planner::AddGroups() {
         if (found != plan_.by_name.end()) planned.params.push_back(found->second);
       }
     }
-    // Ids without names are places in the model, whatever order the source lists them in.
+    // Without names, ids are positions in the model, regardless of the source's order.
     if (plan_.layout.trainer == Trainer::kVerl) {
       std::sort(planned.params.begin(), planned.params.end());
     }
@@ -229,7 +229,7 @@ Status Planner::AddGroups() {
                   "; trainer=accelerate has names for the parameters of each");
 }
 
-/// Ids without names are places in the model: the only group has to list all of it.
+/// Checks that the only group lists the whole model. Without names, ids are positions in the model.
 Status CheckAllAreListed(const FilesPlan& plan) {
   if (plan.layout.trainer != Trainer::kVerl || plan.groups.empty()) return {};
   const std::vector<std::uint32_t>& listed = plan.groups.front().params;

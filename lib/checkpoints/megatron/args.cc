@@ -13,18 +13,18 @@ using pickle::Node;
 
 constexpr std::uint64_t kMost = std::uint64_t{1} << 40;
 
-/// Reads attributes one by one and keeps the first error.
+/// Reads attributes one by one and records the first error.
 class Attributes {
  public:
   explicit Attributes(const Node* dict) : dict_(dict) {}
 
-  /// Null where the attribute is absent or None.
+  /// Returns an attribute, or null if it is absent or None.
   const Node* Find(std::string_view name) const {
     const Node* node = dict_ == nullptr ? nullptr : dict_->Find(name);
     return node == nullptr || node->is_none() ? nullptr : node;
   }
 
-  /// True where the run's release knows the attribute, whatever its value.
+  /// Returns true if the run's release has the attribute, even with value None.
   bool Has(std::string_view name) const { return dict_->Find(name) != nullptr; }
 
   std::optional<std::uint64_t> Count(std::string_view name) {
@@ -40,7 +40,7 @@ class Attributes {
     return Count(name).value_or(otherwise);
   }
 
-  /// A number of ranks: at least 1.
+  /// Returns a number of ranks, which is at least 1.
   std::uint64_t Ranks(std::string_view name, std::uint64_t otherwise) {
     const std::uint64_t count = Count(name, otherwise);
     if (count >= 1 && count <= limits::kRanks) return count;
@@ -104,7 +104,7 @@ void ReadRanks(Attributes& from, Args* out) {
   out->listed_stages = from.Find("pipeline_model_parallel_layout") != nullptr;
 }
 
-/// Layers that are not all alike have their numbers in the keys of torch_dist.
+/// Returns true if layers differ. Keys of torch_dist then contain layer numbers.
 bool LayersDiffer(Attributes& from, std::uint64_t experts) {
   const Node* every = from.Find("moe_layer_freq");
   const bool listed = every != nullptr && (every->is_list() || every->is_string());
@@ -144,7 +144,7 @@ void ReadModel(Attributes& from, Args* out) {
   if (from.Find("swiglu") != nullptr) out->swiglu = from.Flag("swiglu");
   out->qk_layernorm = from.Flag("qk_layernorm");
   const auto word = [&](std::string_view name) {
-    const Node* node = from.Find(name);  // only used to choose a map: another type tells nothing
+    const Node* node = from.Find(name);  // only used to choose a map; other types are ignored
     return node != nullptr && node->is_string() ? node->text : std::string();
   };
   out->normalization = word("normalization");
@@ -191,7 +191,7 @@ Result<Args> ReadArgs(const Node* args) {
   ReadModel(from, &out);
   ReadOptimizer(from, &out);
   SW_TRY(from.status());
-  // Each is at most kRanks, so no product of three overflows.
+  // Each factor is at most kRanks, so no product of three overflows.
   const bool too_many = out.tp * out.pp * out.cp > limits::kRanks ||
                         out.tp * out.pp * out.cp * out.dp > limits::kRanks ||
                         out.pp * out.vpp > limits::kRanks || out.ep * out.etp > limits::kRanks;

@@ -20,7 +20,7 @@ std::uint64_t RoundUp(std::uint64_t value, std::uint64_t multiple) {
   return CeilDiv(value, multiple) * multiple;
 }
 
-/// Lays parameters out one by one; `elems` are of the bucket that is open.
+/// Lays out parameters one by one. `elems` counts the elements of the open bucket.
 class Walk {
  public:
   Walk(std::size_t params, const BucketRule& rule) : rule_(rule) {

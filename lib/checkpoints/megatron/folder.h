@@ -16,17 +16,17 @@ inline constexpr std::string_view kOptimizerFile = "distrib_optim.pt";
 inline constexpr std::string_view kLayerWisePrefix = "layer_wise_optimizer_";
 inline constexpr std::string_view kCommonFile = "common.pt";
 
-/// A folder mp_rank_TT[_NNN[_NNN]]: whether a number is of a stage or of an expert rank the
-/// arguments of the run tell.
+/// A folder mp_rank_TT[_NNN[_NNN]]. Only the arguments of the run
+/// determine if a single number after TT is a stage or an expert rank.
 struct Folder {
   std::uint64_t tensor = 0;
-  std::vector<std::uint64_t> more;  ///< stage, expert rank, or one of them
+  std::vector<std::uint64_t> more;  ///< stage and expert rank, or one of them
 };
 
-/// Nothing for another name.
+/// Parses a folder name. Returns nothing for other names.
 std::optional<Folder> ParseFolder(std::string_view name);
 
-/// The folder of a rank.
+/// Returns the name of a rank's folder.
 std::string FolderName(const Args& args, std::uint64_t t, std::uint64_t p, std::uint64_t e);
 
 }  // namespace shardwright::checkpoints::megatron

@@ -52,7 +52,7 @@ std::vector<Holding> HoldingsOf(const Args& args, std::span<const Stage> stages,
     if (mine) all.push_back({i, shared && param.name == kEmbedding, false});
   }
   if (!shared || !last || !embedding) return all;
-  // An embedding is the first module, an output layer the last one.
+  // An embedding is the first module. An output layer is the last one.
   all.insert(CopyName(args) == kEmbedding ? all.begin() : all.end(), {*embedding, true, true});
   return all;
 }

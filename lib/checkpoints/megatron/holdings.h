@@ -14,18 +14,18 @@
 
 namespace shardwright::checkpoints::megatron {
 
-/// A place among the ranks that share a model.
+/// Coordinates among the ranks that share a model.
 struct Rank {
   std::uint64_t t = 0;
   std::uint64_t p = 0;
   std::uint64_t e = 0;
 };
 
-/// A tensor that a rank has of a virtual chunk.
+/// A tensor of a virtual chunk on one rank.
 struct Holding {
   std::uint32_t param = 0;  ///< index into the parameters
-  bool shared = false;      ///< an embedding that another stage has as well
-  bool copy = false;        ///< the last stage's copy of it, see CopyName
+  bool shared = false;      ///< an embedding that another stage also has
+  bool copy = false;        ///< the last stage's copy of the embedding, see CopyName
 };
 
 /// Returns true if the last stage has a copy of the first stage's embedding, for a tied output
@@ -44,8 +44,8 @@ std::string_view CopyName(const Args& args);
 /// Pure.
 Status CheckMtpStages(const Args& args);
 
-/// What a rank has of a virtual chunk of its stage, whatever its tensor rank, as `order` has it;
-/// buffers as well, names of tied parameters not.
+/// Returns the tensors of a virtual chunk on a rank, in the sequence of `order`. The result
+/// does not depend on the tensor rank. It contains buffers but no aliases of tied parameters.
 /// \param stages  see StagesOf
 /// \param order   indices into `params`
 /// Pure.
@@ -53,15 +53,15 @@ std::vector<Holding> HoldingsOf(const Args& args, std::span<const Stage> stages,
                                 std::span<const Param> params, std::span<const std::uint32_t> order,
                                 const Rank& rank, std::uint64_t chunk);
 
-/// Indices of parameters in the order in which Megatron-Core's modules make them.
+/// Returns the indices of parameters in the order in which Megatron-Core's modules create them.
 std::vector<std::uint32_t> ModelOrder(std::span<const Param> params);
 
-/// True for experts, also of a source that took them for parameters like others.
+/// Returns true for experts, also if the source treats them as ordinary parameters.
 bool IsExpert(const Param& param);
 
-/// Ranks that share the gradient buffers of one optimizer of a chain, by their number in names of
-/// torch_dist: tensor ranks first, then expert ranks, then stages.
-/// \param experts  of the second optimizer
+/// Returns the ranks that share the gradient buffers of one chained optimizer, by their
+/// number in torch_dist names. Tensor ranks vary fastest, then expert ranks, then stages.
+/// \param experts  selects the second optimizer
 std::vector<Rank> BufferRanks(const Args& args, bool experts);
 
 }  // namespace shardwright::checkpoints::megatron

@@ -73,7 +73,7 @@ Result<std::vector<FileDigest>> DigestsOf(const SourceSet& source) {
     for (std::uint32_t i = 0; i < source.files.size(); ++i) {
       const std::string& name = source.files[i].name;
       const auto listed = sums.find(name);
-      // Programs add their own files after Megatron-Core has written the list.
+      // Other programs add these files after Megatron-Core has written the list.
       const bool own = name == kRunConfig || name == kTrainState || name == kNemoConfig;
       if (name == kIntegrity || (own && listed == sums.end())) continue;
       if (listed == sums.end()) {

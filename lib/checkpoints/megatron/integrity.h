@@ -12,28 +12,28 @@
 
 namespace shardwright::checkpoints::megatron {
 
-/// SHA-256 of the files of a checkpoint, as Megatron-Core writes them where it is asked to
-/// (verify_integrity).
+/// File with the SHA-256 checksums of a checkpoint's files.
+/// Megatron-Core writes it if the option verify_integrity is set.
 inline constexpr std::string_view kIntegrity = "integrity.json";
 
-/// By name of the file: 64 hexadecimal digits.
+/// Maps file names to checksums of 64 hexadecimal digits.
 using FileSums = std::map<std::string, std::string, std::less<>>;
 
-/// \param where  for messages
-/// \error kBadInput  no such file of Megatron-Core; kUnsupported  another algorithm
+/// \param where  path for messages
+/// \error kBadInput  not a file of Megatron-Core; kUnsupported  another algorithm
 /// Pure.
 Result<FileSums> ParseIntegrity(std::string_view text, const std::string& where);
 
-/// The text of integrity.json, as Megatron-Core writes it.
+/// Returns the text of integrity.json, as Megatron-Core writes it.
 std::string IntegrityText(const FileSums& sums);
 
-/// Compares a file of which the whole text is at hand.
-/// \error kBadInput  it is not listed, or has another sum; names both
+/// Verifies a file from its entire text.
+/// \error kBadInput  the file is not listed or has another checksum; names both
 Status CheckListed(const FileSums& sums, std::string_view name, std::string_view text,
                    const std::string& where);
 
-/// The digests of the files of a source, where it has such a list.
-/// \error as ParseIntegrity; kBadInput  a file that it does not list
+/// Returns the digests of a source's files. Empty if the source has no integrity.json.
+/// \error as for ParseIntegrity; kBadInput  the list omits a file of the source
 /// Pure.
 Result<std::vector<FileDigest>> DigestsOf(const SourceSet& source);
 

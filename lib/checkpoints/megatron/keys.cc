@@ -7,9 +7,9 @@
 namespace shardwright::checkpoints::megatron {
 namespace {
 
-constexpr std::string_view kStacked = "experts.";  // after "mlp.experts."
+constexpr std::string_view kStacked = "experts.";  // follows "mlp.experts."
 
-/// Norms, as local modules and as keys call them.
+/// Names of norms: in local modules, and in keys.
 struct Alias {
   std::string_view module;
   std::string_view key;
@@ -25,7 +25,7 @@ std::optional<std::uint64_t> Number(std::string_view text) {
   return number;
 }
 
-/// Takes "name_12." from the front.
+/// Removes a prefix like "name_12." and returns its number.
 std::optional<std::uint64_t> TakeIndex(std::string_view start, std::string_view* text) {
   if (!text->starts_with(start)) return std::nullopt;
   const std::string_view rest = text->substr(start.size());
@@ -101,8 +101,8 @@ Key KeyOf(std::string_view name, const Args& args) {
   out.experts = out.name.expert.has_value();
   if (!args.hybrid) out.name.stack = out.name.OldStack();
   std::string& rest = out.name.rest;
-  // Only tensors have other names, and only where keys are those of another build: local modules
-  // use the keys of Transformer Engine's, but not for latent attention.
+  // Only tensors have other names, and only if keys come from another implementation:
+  // local modules use the keys of Transformer Engine, except for latent attention.
   if (rest.ends_with(kExtraState) || args.transformer_engine || args.latent) return out;
   for (const Alias& alias : kAliases) {
     if (!rest.starts_with(alias.module)) continue;
@@ -131,7 +131,7 @@ Result<ObjectKey> ParseObjectKey(std::string_view key) {
   const std::size_t first = at + kShard.size();
   SW_TRY_ASSIGN(out.offset, Numbers(key.substr(first, bar - first), key));
   SW_TRY_ASSIGN(out.shape, Numbers(key.substr(bar + 1), key));
-  // An older spelling has one more component.
+  // An older form has one more component.
   if (out.offset.size() == out.shape.size() + 1) out.offset.pop_back();
   bool inside = out.offset.size() == out.shape.size();
   for (std::size_t i = 0; inside && i < out.offset.size(); ++i) {

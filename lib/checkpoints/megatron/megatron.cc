@@ -88,8 +88,8 @@ Result<std::string> TagOf(std::string_view pointed) {
 }
 
 std::span<const std::string_view> Sides(const TargetSpec& /*spec*/) {
-  // Maps of models with experts have the first: whatever Megatron's files are, experts are read as
-  // modules of their own.
+  // Maps of models with experts use the first scheme, because the reader
+  // names experts as separate modules for all forms of Megatron's files.
   static constexpr std::array<std::string_view, 3> kSides = {"megatron_te_saved", "megatron_te",
                                                              "megatron"};
   return kSides;

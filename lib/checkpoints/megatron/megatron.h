@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// lib/checkpoints/megatron: checkpoints of Megatron-LM and Megatron-Core.
-// Two containers hold the same model: legacy folders `mp_rank_*`, one for each tensor, pipeline and
-// expert rank, and torch_dist, a distributed checkpoint of PyTorch whose keys are those of the
-// whole model. Names, cuts (rules.h), stages (stages.h) and the gradient buffers of the distributed
-// optimizer (buckets.h) are the same for both. Source: docs/formats/megatron.md.
+// lib/checkpoints/megatron: checkpoints of Megatron-LM and Megatron-Core. Megatron stores a
+// model in one of two containers. Legacy folders `mp_rank_*` belong to one tensor, pipeline
+// and expert rank each. torch_dist is a PyTorch distributed checkpoint with keys of the
+// whole model. Both use the same names, cuts (rules.h), stages (stages.h) and gradient
+// buffers of the distributed optimizer (buckets.h). Source: docs/formats/megatron.md.
 
 #pragma once
 
@@ -28,53 +28,53 @@ namespace shardwright::checkpoints::megatron {
 
 inline constexpr std::string_view kTracker = "latest_checkpointed_iteration.txt";
 
-/// A value of a source file, with the storages of the tensors in it.
+/// A value of a source file, and the storages of its tensors.
 struct Value {
   std::shared_ptr<const torch_pt::Document> document;
   const pickle::Node* root = nullptr;
-  /// By storage of the document: in the source map, kNoMember for those of other values.
+  /// By storage of the document: index in the source map, or kNoMember for other values' storages.
   std::vector<std::uint32_t> members;
   static constexpr std::uint32_t kNoMember = ~std::uint32_t{0};
 };
 
-/// What only this format understands.
+/// State that only this format can interpret.
 struct RunState : OwnState {
-  Value common;  ///< dict: "args", "opt_param_scheduler", ... : what belongs to no rank
+  Value common;  ///< rank-independent dict: "args", "opt_param_scheduler", ...
   Args args;
   /// Random states by pipeline and tensor rank.
   std::map<std::pair<std::uint64_t, std::uint64_t>, Value> random;
-  /// By optimizer (dense, experts): state of a loss scaler, a value without root where there is
-  /// none.
+  /// Loss scaler state by optimizer (dense, experts). An
+  /// optimizer without a loss scaler has a value without root.
   std::vector<Value> scalers;
-  /// Extra state of modules, such as scales of 8-bit types, by its name in the whole model:
-  /// "decoder.layers.3.self_attention.linear_qkv._extra_state". For linear layers in layers of the
-  /// model it is listed only if it is not None.
+  /// Extra state of modules, such as scales of 8-bit types, by its name in the
+  /// whole model: "decoder.layers.3.self_attention.linear_qkv._extra_state". Linear
+  /// layers in layers of the model are listed only if their extra state is not None.
   std::map<std::string, Value> modules;
-  std::vector<std::shared_ptr<const torch_pt::Document>> kept;  ///< own nodes of groups
-  bool noted = false;              ///< names and places do not tell all: our notes do
-  std::vector<std::string> extra;  ///< objects that have no place in a target
+  std::vector<std::shared_ptr<const torch_pt::Document>> kept;  ///< own the groups' nodes
+  bool noted = false;              ///< the checkpoint has Shardwright's notes, see notes.h
+  std::vector<std::string> extra;  ///< objects that a target cannot store
 
   std::vector<std::uint32_t> Members() const override;
   std::vector<std::string> Contents() const override;
 };
 
-/// Which files there are, and what the optimizer's state looks like in them.
+/// The container of a checkpoint.
 enum class Files : std::uint8_t { kTorch, kTorchDist };
 enum class OptimizerForm : std::uint8_t {
-  kNone,                    ///< no distributed optimizer: state of whole parameters
-  kDpReshardable,           ///< buckets: for this tensor, pipeline and expert parallelism only
-  kFullyReshardable,        ///< state of whole parameters, of a distributed optimizer
-  kFullyShardedModelSpace,  ///< the same in stretches, as releases of 2024 wrote it
+  kNone,                    ///< no distributed optimizer: states of whole parameters
+  kDpReshardable,           ///< buckets: only for this tensor, pipeline and expert parallelism
+  kFullyReshardable,        ///< states of whole parameters, from a distributed optimizer
+  kFullyShardedModelSpace,  ///< the same in flat ranges, written by releases of 2024
 };
 
-/// A layout of Megatron's, beyond the mesh.
+/// A Megatron layout: the mesh and Megatron's own options.
 struct MegatronLayout : OwnLayout {
   Mesh mesh;
   Files files = Files::kTorchDist;
   OptimizerForm optimizer = OptimizerForm::kNone;
   std::uint64_t vpp = 1;
   std::uint64_t etp = 1;
-  std::uint64_t first = 0;  ///< layers of the first stage, 0: as many as others
+  std::uint64_t first = 0;  ///< layers of the first stage, 0: as many as other stages
   std::uint64_t last = 0;
   std::uint64_t bucket = 0;  ///< elements of a gradient bucket, 0: no limit
   bool sequence_parallel = false;
@@ -83,17 +83,17 @@ struct MegatronLayout : OwnLayout {
   std::string Json() const override;
 };
 
-/// Checks what metadata.json says: that a folder is torch_dist, in the one version there is.
+/// Checks metadata.json: the folder must be torch_dist, in its only version.
 /// \param path  for messages
-/// \error kBadInput  anything else; kUnsupported  zarr
+/// \error kBadInput  another content; kUnsupported  zarr
 /// Pure.
 Status CheckMetadata(std::string_view text, const std::string& path);
 
-// The row of the table; see Format.
+// Functions in the format's row of the registry; see Format.
 bool Claims(const Listing& listing);
 Belongs BelongsTo(std::string_view name);
 
-/// "100" means iter_0000100, "release" itself.
+/// Converts "100" to iter_0000100, and keeps "release".
 Result<std::string> TagOf(std::string_view pointed);
 
 /// Finds the files of an iteration.
@@ -102,28 +102,28 @@ Result<std::string> TagOf(std::string_view pointed);
 /// Local; reads headers.
 Result<SourceSet> Scan(const Listing& listing, const ScanOptions& options);
 
-/// Reads the containers of one file that Scan has found, as Format::read_file.
+/// Reads the containers of one file that Scan found. Implements Format::read_file.
 Result<std::vector<Container>> ReadFile(const Found& found, const os::File& file,
                                         const os::Identity& identity);
 
-/// Source: docs/formats/megatron.md.
+/// Reads a checkpoint. Source: docs/formats/megatron.md.
 Result<Checkpoint> Read(const SourceSet& source, const Patterns& patterns);
 
 /// Implements Format::read_weights.
 Result<Checkpoint> ReadWeights(const SourceSet& source, const Patterns& patterns);
 
-/// \error kUnsupported  ranks that layers, heads or experts do not divide by
+/// Chooses a layout. \error kUnsupported  layers, heads or experts are not divisible by their ranks
 Result<Layout> Resolve(const TargetSpec& spec, const Checkpoint& source);
 
-/// Those of Megatron-Core, with Transformer Engine unless told otherwise.
+/// Returns the naming schemes of Megatron-Core. Those with Transformer Engine come first.
 std::span<const std::string_view> Sides(const TargetSpec& spec);
 
-/// torch_dist with common.pt, or legacy files.
-/// \error kUnsupported  what Megatron-Core has no form for, or cannot load; names it
+/// Writes torch_dist with common.pt, or legacy files.
+/// \error kUnsupported  Megatron-Core cannot represent or load a part of the source; names it
 /// Pure.
 Result<Written> Write(const Checkpoint& source, const Layout& layout);
 
-/// As TargetKey::check. \error kUsage
+/// Implements TargetKey::check. \error kUsage
 Status CheckRanks(std::string_view key, std::string_view value);
 Status CheckWord(std::string_view key, std::string_view value);
 

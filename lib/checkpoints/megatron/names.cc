@@ -18,7 +18,7 @@ constexpr std::string_view kLocal = "local_experts.";
 constexpr std::array<std::string_view, 4> kNumbered = {"linear_fc1.weight", "linear_fc2.weight",
                                                        "linear_fc1.bias", "linear_fc2.bias"};
 
-/// Takes a number from the front of a text.
+/// Removes a number from the front of a text.
 std::optional<std::uint64_t> TakeNumber(std::string_view* text) {
   std::uint64_t number = 0;
   const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), number);
@@ -29,7 +29,7 @@ std::optional<std::uint64_t> TakeNumber(std::string_view* text) {
   return number;
 }
 
-/// Takes "5." from the front.
+/// Removes a component like "5." from the front.
 std::optional<std::uint64_t> TakeComponent(std::string_view* text) {
   std::string_view rest = *text;
   const auto number = TakeNumber(&rest);
@@ -38,7 +38,7 @@ std::optional<std::uint64_t> TakeComponent(std::string_view* text) {
   return number;
 }
 
-/// What of an expert a name below "mlp.experts." is.
+/// Parses an expert's name below "mlp.experts.". Returns false for other names.
 bool TakeExpert(std::string_view text, ParamName* out) {
   if (text.starts_with(kLocal)) {
     text.remove_prefix(kLocal.size());
@@ -57,7 +57,7 @@ bool TakeExpert(std::string_view text, ParamName* out) {
   return false;
 }
 
-/// Takes "mtp.layers.0.mtp_model_layer." from the front.
+/// Removes a prefix like "mtp.layers.0.mtp_model_layer.".
 void TakeMtp(std::string_view* text, ParamName* out) {
   if (!text->starts_with(kMtp)) return;
   std::string_view below = text->substr(kMtp.size());
@@ -77,7 +77,7 @@ constexpr std::array<std::string_view, 43> kOrder = {
     "embedding.word_embeddings.",
     "embedding.position_embeddings.",
     "embedding.tokentype_embeddings.",
-    "enorm.",  // of multi-token prediction, as the two that follow
+    "enorm.",  // of multi-token prediction, like the next two
     "hnorm.",
     "eh_proj.",
     "input_layernorm.",
@@ -126,8 +126,8 @@ std::size_t PlaceOf(std::string_view rest) {
       kOrder.begin());
 }
 
-/// Before, in, and after the layers: the last norm of the decoder, layers of multi-token
-/// prediction, the output layer and all else.
+/// Returns the position relative to the layers: 0 before them, 1 in them, 2 the decoder's
+/// last norm, 3 layers of multi-token prediction, 4 the output layer and all other modules.
 int BlockOf(const ParamName& name) {
   if (name.layer) return 1;
   if (name.depth) return 3;
@@ -136,7 +136,7 @@ int BlockOf(const ParamName& name) {
   return norm ? 2 : 4;
 }
 
-/// The norm behind the inner layer of multi-token prediction, whatever that has in it.
+/// Returns true for the norm after the inner layer of multi-token prediction, for any inner layer.
 bool IsAfterInner(const ParamName& name) {
   return name.depth && name.rest.starts_with("final_layernorm.");
 }
@@ -208,7 +208,7 @@ std::string_view OtherListOf(std::string_view name) {
 bool ModelOrderLess(std::string_view a, std::string_view b) {
   const ParamName x = ParseName(a);
   const ParamName y = ParseName(b);
-  // A name that ends in ".weight" comes before its ".bias".
+  // The name with ".weight" precedes the one with ".bias".
   const auto key = [](const ParamName& name, std::string_view text) {
     return std::tuple(BlockOf(name), name.layer ? std::string_view(name.stack) : "",
                       name.layer.value_or(name.depth.value_or(0)), IsAfterInner(name),

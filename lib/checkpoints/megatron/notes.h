@@ -12,23 +12,23 @@
 
 namespace shardwright::checkpoints::megatron {
 
-/// The key of the common state under which ours keeps what names and places do not tell of models
-/// that are not Megatron's. Nobody else reads it.
+/// Key in the common state with the information that names and positions do not
+/// contain, for models of other programs than Megatron. Only Shardwright reads it.
 inline constexpr std::string_view kNotesKey = "shardwright";
 
-/// What the notes tell.
+/// Contents of the notes.
 struct Notes {
-  std::vector<Param> params;  ///< all, in the order of the model: name, kind, alias, group, expert
-                              ///< and scalars alone
-  std::vector<Group> groups;  ///< hyper and moe alone
+  std::vector<Param> params;  ///< all, in model order: only name, kind,
+                              ///< alias, group, expert and scalars
+  std::vector<Group> groups;  ///< only hyper and moe
   std::string optimizer;
-  std::string order_unknown;  ///< as Checkpoint has it
+  std::string order_unknown;  ///< as Checkpoint::order_unknown
 };
 
-/// Pure: same checkpoint, same notes.
+/// Builds the notes. Pure: equal checkpoints yield equal notes.
 const pickle::Node* NotesNode(pickle::Arena& arena, const Checkpoint& checkpoint);
 
-/// \error kBadInput  they are of another form
+/// Parses the notes. \error kBadInput  they have another form
 Result<Notes> ParseNotes(const pickle::Node* node);
 
 }  // namespace shardwright::checkpoints::megatron

@@ -45,7 +45,7 @@ bool EndsInOne(std::string_view name, const List& ends) {
                      [&](std::string_view end) { return EndsInComponent(name, end); });
 }
 
-/// "linear_qkv." of "a.linear_qkv.weight".
+/// Returns "linear_qkv." of "a.linear_qkv.weight".
 std::string_view ModuleOf(std::string_view name) {
   const std::size_t dot = name.rfind('.');
   if (dot == std::string_view::npos) return "";
@@ -121,7 +121,7 @@ Result<std::optional<Ruled>> Rules::RuleFor(const std::string& name,
 
 namespace {
 
-/// Tells the rows of a vocabulary from those that pad it.
+/// Separates the rows of a vocabulary from its padding rows.
 Status FindPadding(const std::string& name, std::span<const Shape> shards, const Args& args,
                    Whole* whole) {
   for (const Shape& shard : shards) {

@@ -17,29 +17,29 @@
 
 namespace shardwright::checkpoints::megatron {
 
-/// A parameter over all tensor-parallel ranks.
+/// A parameter, independent of tensor-parallel ranks.
 struct Whole {
   Shape shape;  ///< without padding
   layout::SplitRule rule;
-  std::uint64_t padding = 0;  ///< rows of a vocabulary that follow, which belong to nobody
+  std::uint64_t padding = 0;  ///< padding rows after the vocabulary, which have no meaning
 };
 
-/// What a rank's shard holds: elements of the tensor, or of its padding, from shard element `first`
-/// on.
+/// A part of a rank's shard: elements of the tensor or of
+/// its padding, starting at element `first` of the shard.
 struct Part {
   layout::CutPtr cut;
   std::uint64_t first = 0;
   bool padding = false;
 };
 
-/// How Megatron-Core cuts parameters, by their names.
+/// Megatron-Core's sharding rules, by parameter name.
 /// Source: docs/formats/megatron.md, "Tensor parallelism".
 class Rules : public RuleSource {
  public:
-  /// \param gated  the first linear layer of an MLP is a gate and what it gates
+  /// \param gated  the first linear layer of an MLP stacks a gate and the values that it multiplies
   Rules(const Args& args, bool gated) : args_(args), gated_(gated) {}
 
-  /// \error kBadInput  shards that do not fit the arguments: heads, vocabulary, halves of a gate
+  /// \error kBadInput  shards that contradict the arguments: heads, vocabulary, halves of a gate
   Result<std::optional<Ruled>> RuleFor(const std::string& name,
                                        std::span<const Shape> shards) const override;
 
@@ -50,22 +50,22 @@ class Rules : public RuleSource {
   bool gated_;
 };
 
-/// The whole of a parameter, from the shards of all ranks.
-/// \error kBadInput  they do not fit together; kUnsupported  no rule, the text prints one to add
+/// Returns the whole shape and rule of a parameter, from the shards of all ranks.
+/// \error kBadInput  the shards do not fit together; kUnsupported  no rule, prints one to add
 /// Pure.
 Result<Whole> WholeOf(const Rules& rules, const Patterns& patterns, const std::string& name,
                       std::span<const Shape> shards, const Args& args);
 
-/// What rank `rank` of `ranks` holds; one or two parts.
-/// \error as layout::MakeCut; kUnsupported  a vocabulary that does not divide, or has no rows
+/// Returns the parts of rank `rank` of `ranks`: one or two.
+/// \error as for layout::MakeCut; kUnsupported  the vocabulary is empty or not divisible
 /// Pure.
 Result<std::vector<Part>> PartsOf(const Whole& whole, std::uint64_t ranks, std::uint64_t rank);
 
-/// Whether MLPs are gated, from the names and whole or partial shapes of a model's parameters.
-/// \error kBadInput  rows of a first layer that fit neither; names it
+/// Returns true if MLPs are gated, from parameters' names and whole or partial shapes.
+/// \error kBadInput  rows of a first layer that fit neither kind of MLP; names it
 Result<bool> IsGated(std::span<const std::string> names, std::span<const Shape> shapes);
 
-/// Tensor-parallel ranks that share a parameter: experts have their own number.
+/// Returns the number of tensor-parallel ranks that share a parameter. Experts may differ.
 std::uint64_t RanksOf(const Args& args, std::string_view name);
 
 }  // namespace shardwright::checkpoints::megatron

@@ -13,7 +13,7 @@
 namespace shardwright::checkpoints::megatron {
 namespace {
 
-/// Attributes that have the same name and meaning in a configuration and in Megatron's arguments.
+/// Attributes with the same name and meaning in a configuration and in Megatron's arguments.
 constexpr std::array<std::string_view, 14> kCounts = {"tensor_model_parallel_size",
                                                       "pipeline_model_parallel_size",
                                                       "virtual_pipeline_model_parallel_size",
@@ -34,7 +34,7 @@ constexpr std::array<std::string_view, 5> kFlags = {
 constexpr std::array<std::string_view, 3> kWords = {"normalization", "position_embedding_type",
                                                     "pipeline_model_parallel_layout"};
 
-/// The value of a line without quotes and comment; nothing for null and what is not a scalar.
+/// Returns the value of a line without quotes and comment, or nothing for null and non-scalars.
 std::optional<std::string_view> ScalarIn(std::string_view value) {
   if (value.front() == '"' || value.front() == '\'') {
     const std::size_t end = value.find(value.front(), 1);
@@ -50,7 +50,7 @@ std::optional<std::string_view> ScalarIn(std::string_view value) {
 
 struct Level {
   std::size_t indent = 0;
-  std::string path;  // with a dot at its end
+  std::string path;  // with a trailing dot
 };
 
 std::optional<std::int64_t> CountIn(std::string_view text) {
@@ -102,7 +102,7 @@ Result<Args> ArgsOfConfig(pickle::Arena& arena, const std::map<std::string, std:
   for (const std::string_view name : kCounts) {
     const auto count = CountIn(ModelValue(scalars, name));
     if (!count) continue;
-    // Megatron calls experts otherwise, and says apart that query groups are used.
+    // Megatron uses another name for experts, and a separate flag for query groups.
     Set(arena, dict, name == "num_moe_experts" ? "num_experts" : name, arena.Int(*count));
     if (name == "num_query_groups") Set(arena, dict, "group_query_attention", arena.Bool(true));
   }

@@ -26,8 +26,8 @@ std::map<std::string, std::string> YamlScalars(std::string_view text);
 
 /// Reads the arguments that a configuration of Megatron Bridge or NeMo states: attention heads,
 /// ranks, normalization. Other attributes have Megatron's defaults.
-/// \param arena  for the values
-/// \error as ReadArgs
+/// \param arena  owner of the values
+/// \error as for ReadArgs
 /// Pure.
 Result<Args> ArgsOfConfig(pickle::Arena& arena, const std::map<std::string, std::string>& scalars);
 

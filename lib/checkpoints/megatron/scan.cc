@@ -35,7 +35,7 @@ bool IsRankFolder(const os::Entry& entry) {
   return entry.type == os::EntryType::kDir && ParseFolder(entry.name).has_value();
 }
 
-/// Whether a file of a rank's folder is one of the checkpoint's, by its name.
+/// Returns true for the name of a checkpoint file in a rank's folder.
 bool IsOfRank(std::string_view name) {
   return name == kModelFile || name == kOptimizerFile || name.starts_with(kLayerWisePrefix);
 }
@@ -87,7 +87,7 @@ Result<SourceSet> ScanLegacy(const Listing& listing, const ScanOptions& options)
   return set;
 }
 
-/// Where the items of each data file lie, ascending.
+/// Byte ranges of the items in each data file, ascending.
 using Stretches = std::map<std::string, std::map<std::uint64_t, std::uint64_t>, std::less<>>;
 
 Result<Stretches> StretchesOf(const std::string& manifest, const std::string& path) {
@@ -120,7 +120,7 @@ Result<Stretches> StretchesOf(const std::string& manifest, const std::string& pa
   return all;
 }
 
-/// Found::how of a data file: where its items lie.
+/// Returns Found::how of a data file: the places of its items.
 std::string HowToRead(const std::map<std::uint64_t, std::uint64_t>& items) {
   FieldWriter how;
   how.Number(items.size());
@@ -131,7 +131,7 @@ std::string HowToRead(const std::map<std::uint64_t, std::uint64_t>& items) {
   return std::move(how).Take();
 }
 
-/// Text files that are understood with the others: checksums, the configuration of a run.
+/// Returns true for text files that the reader uses: checksums, the configuration of a run.
 bool IsText(std::string_view name) {
   return name == kIntegrity || name == kRunConfig || name == kNemoConfig;
 }
@@ -147,7 +147,7 @@ Result<std::vector<Container>> ReadText(const os::File& file) {
 }
 
 /// Reads the containers of a data file, one for each item.
-/// \param places  ascending, inside the file
+/// \param places  ascending byte ranges inside the file
 Result<std::vector<Container>> ReadItems(const Found& found, const os::File& file,
                                          std::vector<files::SmallParts::Range> places) {
   std::vector<Container> containers;
@@ -170,7 +170,7 @@ Result<std::vector<Container>> ReadItems(const Found& found, const os::File& fil
   return containers;
 }
 
-/// NeMo describes its model next to the folder of the weights.
+/// Adds NeMo's description of the model, which is next to the folder of the weights.
 Status AddNemoConfig(const std::string& folder, std::vector<Found>* found) {
   const std::string real = os::RealPath(folder);
   const std::size_t slash = real.rfind('/');

@@ -12,7 +12,7 @@ tl::unexpected<Error> DoNotDivide(const Args& args, std::uint64_t layers, std::u
                                    ", virtual chunks " + std::to_string(args.vpp) + ")");
 }
 
-/// Layers of each chunk when first or last stage have a number of their own.
+/// Returns the layers per chunk if the first or last stage has a different number.
 Result<std::vector<std::uint64_t>> Uneven(const Args& args) {
   const std::uint64_t ends = args.first.value_or(0) + args.last.value_or(0);
   const std::uint64_t middle = args.pp - (args.first ? 1 : 0) - (args.last ? 1 : 0);

@@ -9,16 +9,16 @@
 
 namespace shardwright::checkpoints::megatron {
 
-/// Which layers of the model the chunks of pipeline stages hold: chunk v of stage p the layers
-/// [begin, begin + count).
+/// Layers of the model in a chunk of a pipeline stage.
+/// Chunk v of stage p has the layers [begin, begin + count).
 struct Stage {
   std::uint64_t begin = 0;
   std::uint64_t count = 0;
 };
 
-/// By chunk and stage: index v * pp + p, which is also the order of the chunks in the model.
-/// \error kUnsupported  a layout of stages that the arguments list; kBadInput  layers that do not
-///        divide; names both sides
+/// Returns the layers of all chunks, at index v * pp + p, which is also the model's order.
+/// \error kUnsupported  the arguments list an explicit layout of stages;
+///        kBadInput the layers are not divisible; names both numbers
 /// Source: docs/formats/megatron.md, "Pipeline stages". Pure.
 Result<std::vector<Stage>> StagesOf(const Args& args);
 

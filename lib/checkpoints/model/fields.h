@@ -10,8 +10,8 @@
 
 namespace shardwright::checkpoints {
 
-/// Writes numbers and texts one after another, for ranks of one run: numbers as LEB128, a text as
-/// its length and its bytes.
+/// Writes a sequence of numbers and texts that the ranks of a run exchange. A
+/// number is encoded as LEB128, a text as its length followed by its bytes.
 class FieldWriter {
  public:
   void Number(std::uint64_t value) {
@@ -28,12 +28,12 @@ class FieldWriter {
   std::string bytes_;
 };
 
-/// Reads what a FieldWriter has written. Refers to the bytes.
+/// Reads the output of a FieldWriter. The bytes must outlive the reader and the texts it returns.
 class FieldReader {
  public:
   explicit FieldReader(std::string_view bytes) : rest_(bytes) {}
 
-  /// \error kInternal if there is none
+  /// \error kInternal  the bytes end before the number does
   Result<std::uint64_t> Number() {
     std::uint64_t value = 0;
     for (unsigned shift = 0; shift < 64 && !rest_.empty(); shift += 7) {

@@ -11,10 +11,10 @@
 namespace shardwright::checkpoints {
 namespace {
 
-/// Folders that stay open. A checkpoint has one or few: its tag folder, on each of several nodes.
+/// Limit of open folders. A checkpoint usually has one, the tag folder, on each of its nodes.
 constexpr std::size_t kFoldersOpen = 16;
 
-/// Opens a file where a link is on the way to it.
+/// Opens a file with a link in its path.
 Result<FoundFiles::Opened> OpenLinked(const Found& found) {
   FoundFiles::Opened opened;
   if (found.stays) {
@@ -22,7 +22,7 @@ Result<FoundFiles::Opened> OpenLinked(const Found& found) {
   } else {
     opened.real = os::RealPath(found.path);
   }
-  // The open says why there is none.
+  // If the path is broken, opening it reports the reason.
   SW_TRY_ASSIGN(opened.file, opened.real.empty()
                                  ? os::File::OpenRead(found.path)
                                  : os::Directory::OpenReal(opened.real, found.path));
@@ -48,7 +48,7 @@ std::shared_ptr<const FoundFiles::Folder> FoundFiles::FolderOf(const std::string
 }
 
 Result<FoundFiles::Opened> FoundFiles::Open(const Found& found) {
-  // The names of a checkpoint's files are relative to its folder.
+  // Names of a checkpoint's files are relative to its folder.
   const std::string_view path = found.path;
   std::string name = found.name;
   if (path.size() <= name.size() || !path.ends_with(name) ||

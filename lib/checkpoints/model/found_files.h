@@ -13,29 +13,29 @@
 
 namespace shardwright::checkpoints {
 
-/// Opens the files of a scan, each with one call relative to the descriptor of its folder, and by a
-/// path without links, so that what was checked is what is read. Thread-safe.
+/// Opens files that a scan found, each with one call relative to its folder's descriptor and by a
+/// path without links. This guarantees that the checked file is the one that is read. Thread-safe.
 class FoundFiles {
  public:
-  /// A file, open.
+  /// An open file.
   struct Opened {
     os::File file;
     os::Identity identity;
     std::string real;  ///< its path without links
   };
 
-  /// Opens a file that was found. A link is followed, if Found::stays only where IsLinkAllowed.
+  /// Opens a found file. With Found::stays, follows a link only if IsLinkAllowed permits it.
   /// \error kNotFound  as os::File::OpenRead; kBadInput  a link that leads out of its folder
   /// Local.
   Result<Opened> Open(const Found& found);
 
  private:
-  /// A folder that files are opened from.
+  /// An open folder, from which its files are opened.
   struct Folder {
     std::string real;  ///< its path without links
     os::Directory directory;
   };
-  /// Null where it cannot be opened: then the files' own paths say why.
+  /// Returns null if the folder cannot be opened or too many are open; Open then uses full paths.
   std::shared_ptr<const Folder> FolderOf(const std::string& path);
 
   std::mutex mutex_;

@@ -8,8 +8,8 @@
 namespace shardwright::checkpoints {
 namespace {
 
-/// "/cache/models--org--name" of a folder in "/cache/models--org--name/snapshots/revision"; empty
-/// elsewhere.
+/// Returns "/cache/models--org--name" for a folder
+/// "/cache/models--org--name/snapshots/revision"; empty for other folders.
 std::string_view CachedModelOf(std::string_view folder) {
   constexpr std::string_view kSnapshots = "/snapshots/";
   const std::size_t at = folder.find(kSnapshots);
@@ -29,7 +29,7 @@ bool IsLinkAllowed(const std::string& folder, const std::string& file) {
 Result<std::string> RealPathInFolder(const std::string& path) {
   std::string real = os::RealPath(path);
   if (real.empty()) {
-    // Opening it says why.
+    // Opening the file reports the reason.
     SW_TRY(os::File::OpenRead(path));
     return Fail(Errc::kNotFound, path + ": cannot be resolved");
   }

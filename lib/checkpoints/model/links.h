@@ -16,9 +16,9 @@ namespace shardwright::checkpoints {
 /// Pure.
 bool IsLinkAllowed(const std::string& folder, const std::string& file);
 
-/// Returns the path without links of a file, after a check that no link leads to a place that
-/// IsLinkAllowed forbids. What is opened by it (os::Directory::OpenReal) is what was checked.
-/// \error kBadInput, with where it leads; kNotFound if it leads nowhere
+/// Resolves all links in a file's path and checks that IsLinkAllowed permits the target. A
+/// caller that opens the result with os::Directory::OpenReal opens the file that was checked.
+/// \error kBadInput  a forbidden target, which the message names; kNotFound  a broken link
 /// Local.
 Result<std::string> RealPathInFolder(const std::string& path);
 

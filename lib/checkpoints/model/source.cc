@@ -20,9 +20,9 @@
 namespace shardwright::checkpoints {
 namespace {
 
-constexpr std::string_view kUniversal = "_universal";  // behind a tag
+constexpr std::string_view kUniversal = "_universal";  // the suffix of a universal tag
 
-/// Scalars are used from here, so no later pass over the payloads compares them.
+/// Checks an inlined scalar. Later passes read only payloads, so they would not check it.
 Status CheckSum(const std::string& path, const files::Storage& storage, std::string_view bytes) {
   const std::uint32_t crc = Crc32(std::as_bytes(std::span(bytes)));
   if (!storage.crc32 || *storage.crc32 == crc) return {};
@@ -31,12 +31,12 @@ Status CheckSum(const std::string& path, const files::Storage& storage, std::str
   return Fail(Errc::kBadInput, path + ": data/" + storage.key + ": " + text);
 }
 
-/// Reads files, their names in order, for many threads.
+/// Reads files in the order of their names, from many threads.
 class HeaderReader {
  public:
   explicit HeaderReader(ReadContainers read) : read_(read) {}
 
-  /// Reads the one file of a name; other files of that name must be copies of it.
+  /// Reads the file with a given name. Further files with that name must be copies of it.
   Result<SourceFile> Read(std::span<Found> copies) {
     SW_TRY_ASSIGN(SourceFile first, ReadOne(copies.front()));
     for (const Found& other : copies.subspan(1)) SW_TRY(CheckCopy(first, other));
@@ -73,7 +73,7 @@ class HeaderReader {
     return std::vector<Container>{std::move(container)};
   }
 
-  /// Refuses a second copy of a file that is another file.
+  /// Fails if a second file of the same name is a different file.
   Status CheckCopy(const SourceFile& have, const Found& other) {
     SW_TRY_ASSIGN(const FoundFiles::Opened opened, files_.Open(other));
     if (opened.identity == have.identity) return {};
@@ -143,7 +143,7 @@ Error WithBlank(const os::File& file, const os::Identity& identity, Error error)
     const Status read = file.ReadAt(at, std::as_writable_bytes(std::span(block)));
     return read && block.find_first_not_of('\0') == std::string::npos;
   };
-  // A zip file ends in its directory; others may end in a tensor of zeros.
+  // A zip file ends in its directory. Other files may end in a tensor of zeros.
   const bool tail = is_blank(identity.bytes - block.size());
   const bool head = is_blank(0);
   if (tail && !head && !block.starts_with("PK")) return error;
@@ -273,7 +273,7 @@ bool NaturalLess(std::string_view a, std::string_view b) {
     j = n;
   }
   if ((a.size() - i) != (b.size() - j)) return a.size() - i < b.size() - j;
-  return a < b;  // equal but for leading zeros
+  return a < b;  // equal except for leading zeros
 }
 
 }  // namespace shardwright::checkpoints

@@ -21,24 +21,24 @@
 
 namespace shardwright::checkpoints {
 
-/// A stretch of a file that describes itself: a `.pt` file, one of many streams of torch.save in a
-/// file, a file with a JSON header. Without its payloads.
+/// A self-describing byte range of a file, without its payloads: a `.pt` file,
+/// one of several torch.save streams in a file, or a file with a JSON header.
 struct Container {
-  /// Not null. Shared by all containers that are alike: see MetadataTable.
+  /// Not null. Containers with equal metadata share one object; see MetadataTable.
   std::shared_ptr<const files::ContainerMetadata> metadata;
-  /// Payloads of storages of at most kInlineBytes, by index into metadata.storages: scalars such as
-  /// the step.
+  /// Payloads of storages of at most kInlineBytes, by index into
+  /// metadata.storages. These are scalars such as the step.
   std::map<std::uint32_t, std::string> inlined;
-  /// Where its items lie, ascending, if some are compressed; else empty.
+  /// The byte ranges of its items, ascending, if some are compressed; otherwise empty.
   std::vector<zstd::CompressedItem> stretches;
 };
 
-/// Keeps one of all metadata_table that are equal. The files of ranks are mostly alike but for
-/// their payloads, and with thousands of parameters a metadata is large.
+/// Keeps one copy of equal metadata. The files of different ranks often have the same metadata
+/// and differ only in their payloads, and metadata of thousands of parameters is large.
 class MetadataTable {
  public:
-  /// The one that equals `metadata`, perhaps `metadata` itself, and its index: how many there were
-  /// before it.
+  /// Returns the stored object that equals `metadata`, or stores
+  /// `metadata` if there is none, and its index in the order of storing.
   std::pair<std::shared_ptr<const files::ContainerMetadata>, std::size_t> Share(
       std::shared_ptr<const files::ContainerMetadata> metadata);
 
@@ -54,66 +54,66 @@ class MetadataTable {
 /// One file of a source checkpoint without its payloads.
 struct SourceFile {
   std::string path;  ///< to open it
-  std::string name;  ///< relative to the tag folder: "mp_rank_00_model_states.pt",
-                     ///< "zero/emb.weight/fp32.pt"
+  std::string name;  ///< relative to the tag folder, such as
+                     ///< "mp_rank_00_model_states.pt" or "zero/emb.weight/fp32.pt"
   os::Identity identity;
-  std::vector<Container> containers;  ///< ascending, disjoint; at least one, mostly no more
-  std::string digest;  ///< of all its bytes, where CopiesToCompare asks for it; not in a catalogue
+  std::vector<Container> containers;  ///< ascending, disjoint; at least one, usually exactly one
+  std::string digest;     ///< of all bytes, for files in CopiesToCompare; not in a catalogue
   std::string real = {};  ///< the path without links; not in a catalogue
 };
 
 inline constexpr std::uint64_t kInlineBytes = 16;
 
-/// A file that lies beside the tag folder and belongs to the checkpoint for whoever made it:
-/// carried along byte for byte, never interpreted.
+/// A file next to the tag folder that belongs to the checkpoint for the program
+/// that made it. Conversions copy it byte for byte and never interpret it.
 struct SiblingFile {
   std::string path;  ///< to open it
-  std::string name;  ///< in the save folder
+  std::string name;  ///< its name in the save folder
   os::Identity identity;
   bool executable = false;
-  /// The bytes of a small one, as they were when it was found: trainers write some of these anew
-  /// with every checkpoint, so they may change while others are converted.
+  /// The content of a small file at the time of the scan. Trainers rewrite some
+  /// of these files for every checkpoint, so they may change during a conversion.
   std::optional<std::string> content;
   std::string real = {};  ///< the path without links; not in a catalogue
 };
 
-/// What lies beside the tag folder and is not carried along.
+/// An entry next to the tag folder that conversions do not copy.
 struct LeftOut {
   std::string name;
   std::string why;  ///< as in "NAME: a folder"
 };
 
-/// A source checkpoint without its payloads: what a fragment catalogue holds.
+/// The files of a source checkpoint without their payloads; stored in a fragment catalogue.
 struct SourceSet {
-  std::string format;             ///< name of its row in the table of formats
-  std::string tag;                ///< base name of the tag folder
-  std::vector<SourceFile> files;  ///< sorted by name, numbers by value
-  std::string manifest;           ///< text of the format's file that describes the others, or empty
-  std::vector<std::string> warnings;      ///< what was found and left alone
-  std::vector<std::string> save_folders;  ///< that hold the tag folder; not in a catalogue
-  std::vector<SiblingFile> siblings;      ///< by name; empty unless they were looked for
-  std::vector<LeftOut> left_out;          ///< likewise
+  std::string format;                 ///< name of the format's row in the table of formats
+  std::string tag;                    ///< base name of the tag folder
+  std::vector<SourceFile> files;      ///< sorted by name, with numbers compared by value
+  std::string manifest;               ///< text of the format's index of the other files, or empty
+  std::vector<std::string> warnings;  ///< entries that the scan found and ignored
+  std::vector<std::string> save_folders;  ///< parents of the tag folder; not in a catalogue
+  std::vector<SiblingFile> siblings;      ///< by name; empty unless FindSiblingFiles was called
+  std::vector<LeftOut> left_out;          ///< also set by FindSiblingFiles
   /// The set of weights to read if the checkpoint has several (WeightSet::name); empty: the
   /// model's. A catalogue stores it in its manifest, not in its text.
   std::string weights_of = {};
 };
 
-/// A file that belongs to a checkpoint, before it is opened.
+/// A file of a checkpoint that has not been opened yet.
 struct Found {
   std::string path;
   std::string name;
-  bool stays = false;  ///< a link must stay in its folder (IsLinkAllowed)
-  /// What Format::read_file has to know of the file, in the format's own form; mostly empty.
+  bool stays = false;  ///< links must stay in their folder (IsLinkAllowed)
+  /// Information about the file for Format::read_file, encoded by the format; usually empty.
   std::string how = {};
-  /// Its one container, if the scan has read it already: the file is not read again. Else null.
+  /// The file's only container if the scan has already read it, so it is not read again; or null.
   std::shared_ptr<const files::ContainerMetadata> known = {};
 };
 
-/// Reads the containers of one file, which is open. Called from many threads.
+/// Reads the containers of one open file. Called from many threads.
 using ReadContainers = Result<std::vector<Container>> (*)(const Found& found, const os::File& file,
                                                           const os::Identity& identity);
 
-/// Ranks that share the files of a scan.
+/// Interface that distributes the files of a scan over ranks.
 class ScanRanks {
  public:
   ScanRanks() = default;
@@ -121,72 +121,72 @@ class ScanRanks {
   ScanRanks& operator=(const ScanRanks&) = delete;
   virtual ~ScanRanks() = default;
 
-  /// As ReadInOrder, each name by one of the ranks.
-  /// \pre `read` is Format::read_file of a row
-  /// Collective, with the other ranks in a call that waits for this one.
+  /// Like ReadInOrder, but every file is read by one of the ranks.
+  /// \pre `read` is the Format::read_file of a row in the table of formats
+  /// Collective: the other ranks must be in a call that waits for this one.
   virtual Result<std::vector<SourceFile>> Read(std::vector<Found> found, ReadContainers read) = 0;
 };
 
-/// How a scan reads the headers of files.
+/// Options for reading the headers of files.
 struct ScanOptions {
-  unsigned io_threads = os::kIoThreads;  ///< files that are read at the same time
-  ScanRanks* ranks = nullptr;            ///< others that read a share of them; null: none
+  unsigned io_threads = os::kIoThreads;  ///< files that are read concurrently
+  ScanRanks* ranks = nullptr;            ///< distributes the files over ranks; null: reads all
 };
 
 /// Checks that a file has content. \error kBadInput  it is empty
 Status CheckNotEmpty(const std::string& path, std::uint64_t bytes);
 
-/// The error of reading a file, which says so where the file is filled with zeros.
+/// Returns the error of a failed read. If the file is filled with zeros, the message states that.
 /// Local; reads both ends of the file.
 Error WithBlank(const os::File& file, const os::Identity& identity, Error error);
 
-/// Reads files, many at the same time, and adds them to the set in the order of their names; a name
-/// that two folders hold must be the same file.
+/// Reads files concurrently and adds them to the set in the order of their
+/// names. If two folders contain the same name, both must be the same file.
 /// \param read  Format::read_file of a row
-/// \error of the first name in order that has one: as `read`; kBadInput  two different files of one
-///        name
+/// \error the first error in name order: as `read`;
+///        kBadInput  two different files have the same name
 /// Local.
 Status ReadFiles(std::vector<Found> found, ReadContainers read, const ScanOptions& options,
                  SourceSet* set);
 
-/// Reads files whose names are in order, many at the same time: one SourceFile for each name.
-/// \param failed  gets, with an error, the number of its name
+/// Reads files in the given order, many at the same time, and returns one SourceFile for each name.
+/// \param failed  on error, receives the index of the failed name
 /// \error as ReadFiles
 /// Local.
 Result<std::vector<SourceFile>> ReadInOrder(std::vector<Found> found, ReadContainers read,
                                             unsigned io_threads, std::uint64_t* failed);
 
-/// The one container of a file of torch.save, small storages inlined and checked.
+/// Reads the only container of a torch.save file; inlines and checks small storages.
 /// \error as torch_pt::ReadMetadata
 Result<Container> ReadPickled(const Found& found, const os::File& file,
                               const os::Identity& identity);
 
-/// The same for a part of a file that holds many.
+/// Like ReadPickled above, for one byte range of a file with several containers.
 Result<Container> ReadPickled(const Found& found, const files::Part& part);
 
-/// True if the headers of the containers of two files and the checksums of all their storages are
-/// equal; false where one carries no checksums. Pure.
+/// Returns true if two files have equal container headers and equal
+/// checksums of all storages; false if either file has no checksums. Pure.
 bool SameSums(const std::vector<Container>& a, const std::vector<Container>& b);
 
-/// True if two files begin with the same `bytes` bytes.
+/// Returns true if the first `bytes` bytes of two files are equal.
 /// \error kNotFound, kBadInput  as os::File
-/// Local; reads both.
+/// Local; reads both files.
 Result<bool> SameBytes(const std::string& a, const std::string& b, std::uint64_t bytes);
 
-/// Ends a message about missing files of a checkpoint.
+/// Appended to messages about missing files of a checkpoint.
 inline constexpr std::string_view kAddFolder =
     "; if they are in another folder, add it with --also DIR";
 
-/// A tag without the "_universal" that converters add to the tag of their source.
+/// Returns a tag without the "_universal" that converters append to the tag of their source.
 std::string_view PlainTag(std::string_view tag);
 
-/// A tag with "_universal" at its end, added unless it is there.
+/// Returns a tag with "_universal" at its end; appends it unless it is already there.
 std::string UniversalTag(std::string_view tag);
 
-/// "not part of the checkpoint, ignored: ..."; nothing for no names.
+/// Adds the warning "not part of the checkpoint, ignored: ..."; nothing if `skipped` is empty.
 void WarnAboutSkipped(const std::vector<std::string>& skipped, SourceSet* set);
 
-/// Order of SourceSet::files: runs of digits compare by value. Pure.
+/// Compares names in the order of SourceSet::files: digit sequences compare by value. Pure.
 bool NaturalLess(std::string_view a, std::string_view b);
 
 }  // namespace shardwright::checkpoints

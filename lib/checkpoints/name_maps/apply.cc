@@ -10,7 +10,7 @@
 namespace shardwright::checkpoints::maps {
 namespace {
 
-/// A rule to add for a parameter that none covers: its name with a number for every layer.
+/// Suggests a rule for an uncovered parameter: its name, with {layer} in place of the number.
 std::string RuleFor(const MapSide& from, const MapSide& to, const Param& param) {
   std::string form;
   bool captured = false;
@@ -37,12 +37,12 @@ bool IsDerived(const MapSide& side, const std::string& name) {
                      [&](const NameForm& form) { return form.Match(name).has_value(); });
 }
 
-/// How well the rules of a side cover the parameters.
+/// Measures how well the rules of a naming scheme cover the parameters.
 struct Fit {
   std::uint32_t side = 0;
   std::size_t covered = 0;
-  std::size_t meant = 0;             // by a rule that does not take every name
-  const Param* uncovered = nullptr;  // the first
+  std::size_t meant = 0;             // by a rule other than "{*rest}"
+  const Param* uncovered = nullptr;  // the first uncovered parameter, or null
 };
 
 Fit FitOf(const ModelMap::Impl& map, std::uint32_t side, const std::vector<Param>& params) {
@@ -63,7 +63,7 @@ Fit FitOf(const ModelMap::Impl& map, std::uint32_t side, const std::vector<Param
   return fit;
 }
 
-/// Best first: covers all, then covers more by a rule for it and not for everything.
+/// Sorts best first: complete coverage, then more names with specific rules, then more names.
 void Sort(std::vector<Fit>* fits) {
   std::stable_sort(fits->begin(), fits->end(), [](const Fit& a, const Fit& b) {
     return std::tuple(a.uncovered == nullptr, a.meant, a.covered) >
@@ -113,7 +113,7 @@ Result<std::uint32_t> Mapper::SideOf(const std::string& name) const {
               "map " + map_.name + " has no side " + Quoted(name) + ": there are " + Sides());
 }
 
-/// Finds the side of the checkpoint and the one that is asked for.
+/// Determines the naming schemes of the source and of the result.
 Status Mapper::ChooseSides() {
   if (!use_.from.empty()) SW_TRY(SideOf(use_.from));
   std::optional<std::uint32_t> to;
@@ -152,7 +152,7 @@ Status Mapper::ChooseSides() {
                                       RuleFor(map_.sides[from_], map_.sides[to_], *uncovered));
 }
 
-/// True if both sides of a rule have one tensor with the same factors, so that sizes do not matter.
+/// Returns true if a rule has one tensor with the same factors in both schemes, so sizes match.
 bool Mapper::IsSame(const MapRule& rule) const {
   const SideForm& a = *rule.sides[from_];
   const SideForm& b = *rule.sides[to_];
@@ -180,7 +180,7 @@ Status Mapper::AddMember(std::uint32_t param, FoundRule found) {
     for (const Factor& factor : dim) {
       if (!factor.captured) continue;
       const auto at = found.captures.find(rule.axes[factor.axis].name);
-      member.place = std::stoull(at->second);  // of at most 9 digits
+      member.place = std::stoull(at->second);  // has at most 9 digits
       found.captures.erase(at);
     }
   }
@@ -209,7 +209,7 @@ Status Mapper::MakeInstances() {
   return {};
 }
 
-/// Every new name is one of its rule on the other side, and so leads back.
+/// Checks that the inverse map yields the old name: the same rule must cover both names.
 Status Mapper::CheckOneToOne(const std::vector<NewParam>& params) const {
   const NameFinder finder(map_, to_);
   const NameFinder back(map_, from_);
@@ -240,11 +240,11 @@ Result<Mapped> Mapper::Run() {
     std::move(made.begin(), made.end(), std::back_inserter(params));
   }
   SW_TRY(CheckOneToOne(params));
-  // Padding is of one program's form and belongs to nobody.
+  // Padding is specific to the source program, so it is removed.
   std::erase_if(source_.map.tensors, [](const layout::LogicalTensor& tensor) {
     return layout::IsPadding(tensor.state);
   });
-  // What is left behind has no tensors any more.
+  // Parameters that are left behind lose their tensors.
   std::erase_if(source_.map.tensors, [&](const layout::LogicalTensor& tensor) {
     return std::find(out_.left_behind.begin(), out_.left_behind.end(), tensor.name) !=
            out_.left_behind.end();

@@ -12,16 +12,16 @@
 namespace shardwright::checkpoints::maps {
 namespace {
 
-/// State of a format that may name parameters: under other names it cannot be carried on, so
-/// writers are told what there was.
+/// Stands for format state that may contain old parameter names. It cannot
+/// be used after a rename, so it only lists its contents for the report.
 struct UnderOldNames : OwnState {
-  std::shared_ptr<const OwnState> before;  // options of groups may be nodes of its documents
+  std::shared_ptr<const OwnState> before;  // owns the nodes that groups may use as options
 
   std::vector<std::uint32_t> Members() const override { return {}; }
   std::vector<std::string> Contents() const override { return before->Contents(); }
 };
 
-/// Puts the new checkpoint together.
+/// Builds the new checkpoint.
 class Assembler {
  public:
   Assembler(const ModelMap::Impl& map, std::uint32_t to, Checkpoint source,
@@ -55,7 +55,7 @@ class Assembler {
   Checkpoint old_;
   Checkpoint out_;
   std::vector<NewParam> new_;
-  std::vector<std::vector<std::uint32_t>> tensors_;  // by old parameter
+  std::vector<std::vector<std::uint32_t>> tensors_;  // by index of the old parameter
   std::map<std::pair<const layout::Cut*, const layout::Cut*>, layout::CutPtr> composed_;
 };
 
@@ -66,8 +66,8 @@ tl::unexpected<Error> Assembler::CannotJoin(const NewParam& made, const std::str
               Quoted(made.name) + ": cannot be made of " + FirstFew(names) + ": " + what);
 }
 
-/// Where a parameter comes in the model: for every loop over layers or experts that it is in the
-/// place of the loop and the turn, then its own place.
+/// Returns a sort key for a parameter's position in the model: for each loop over layers
+/// or experts around it the loop's position and the iteration, then its own position.
 std::optional<std::vector<std::uint64_t>> PlaceIn(const std::vector<NameForm>& order,
                                                   const std::string& name) {
   for (std::size_t i = 0; i < order.size(); ++i) {
@@ -82,7 +82,7 @@ std::optional<std::vector<std::uint64_t>> PlaceIn(const std::vector<NameForm>& o
         --begin;
       }
       place.push_back(begin);
-      // Of texts nobody says which comes first: they stay as they are.
+      // Captured texts have no order, so such parameters keep their relative order.
       place.push_back(order[i].Counts(capture) ? std::stoull(captures->at(capture)) : 0);
     }
     place.push_back(i);
@@ -91,7 +91,7 @@ std::optional<std::vector<std::uint64_t>> PlaceIn(const std::vector<NameForm>& o
   return std::nullopt;
 }
 
-/// Sorts the new parameters: as the side says, else as they were.
+/// Sorts new parameters in the order of the target scheme, or else keeps the old order.
 Status Assembler::Order() {
   struct Key {
     std::vector<std::uint64_t> place;
@@ -143,7 +143,7 @@ Status Assembler::MakeExpert(const NewParam& made, Param* param) const {
   return {};
 }
 
-/// Another name of a parameter stays one: both have become what they were in the same way.
+/// Keeps an alias if it is converted in exactly the same way as the parameter that it aliases.
 Status Assembler::Tie(const NewParam& made, Param* param) const {
   const Piece& piece = made.pieces.front();
   for (const NewParam& other : new_) {
@@ -193,8 +193,8 @@ Result<Param> Assembler::MakeParam(const NewParam& made) {
   return param;
 }
 
-/// How tensor parallelism cuts them: by rules for the new names, else as before where the tensor is
-/// the same.
+/// Sets the tensor-parallel rules: those for the new names if there are
+/// any; otherwise a parameter that was only renamed keeps its rule.
 Status Assembler::MakeRules() {
   std::vector<std::string> names;
   std::vector<Shape> shapes;
@@ -212,7 +212,7 @@ Status Assembler::MakeRules() {
     SW_TRY_ASSIGN(Ruled ruled, DecideRule({}, chosen, param.name, std::span(&param.shape, 1)));
     const bool known = ruled.rule.split != layout::Split::kUnknown;
     if (known || new_[i].reshaped) param.rule = std::move(ruled.rule);
-    if (!known) param.rule.padded = false;  // rows are padded by the program that was left
+    if (!known) param.rule.padded = false;  // row padding belonged to the source program
   }
   for (Param& param : out_.params) {
     if (!param.alias_of.empty()) param.rule = holders.at(param.alias_of)->rule;
@@ -221,7 +221,7 @@ Status Assembler::MakeRules() {
 }
 
 Status Assembler::MakeGroups() {
-  std::vector<std::uint32_t> place(old_.params.size());  // in its group, from 1; 0: in none
+  std::vector<std::uint32_t> place(old_.params.size());  // position in its group, from 1; 0: none
   bool ascending = true;
   for (const Group& group : old_.groups) {
     ascending = ascending && std::is_sorted(group.params.begin(), group.params.end());
@@ -303,7 +303,7 @@ Status Assembler::AddFragments(const Piece& piece, const layout::LogicalTensor& 
   return {};
 }
 
-/// All states of a parameter have its shape, so the map is the same for all.
+/// Makes the tensors of all states. All have the parameter's shape, so all use the same cuts.
 Status Assembler::MakeTensors(const NewParam& made) {
   const std::vector<std::uint32_t>& states = tensors_[made.pieces.front().param];
   for (const std::uint32_t first : states) {

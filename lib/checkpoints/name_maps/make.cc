@@ -9,11 +9,11 @@
 namespace shardwright::checkpoints::maps {
 namespace {
 
-/// A tensor of one side with its place on every axis of the rule.
+/// A tensor of one naming scheme and its range on every axis of the rule.
 struct Placed {
-  std::vector<Range> ranges;        ///< by axis
+  std::vector<Range> ranges;        ///< by index of the axis
   std::vector<std::uint32_t> axes;  ///< in the order of its factors
-  std::vector<std::uint64_t> view;  ///< extents of its factors, as stored
+  std::vector<std::uint64_t> view;  ///< extents of its factors in the stored tensor
   Shape shape;                      ///< without padding
   std::uint64_t elems = 1;          ///< without padding
 };
@@ -49,7 +49,7 @@ class Maker {
   const Instance& instance_;
   const Checkpoint& source_;
   std::map<std::string, layout::CutPtr>& cuts_;
-  std::vector<Placed> members_;  // by member
+  std::vector<Placed> members_;  // by index of the member
 };
 
 std::optional<std::uint32_t> Maker::CapturedAxis(const TensorForm& form) const {
@@ -61,7 +61,7 @@ std::optional<std::uint32_t> Maker::CapturedAxis(const TensorForm& form) const {
   return std::nullopt;
 }
 
-/// \param stored  the shape that files have, of a member
+/// \param stored  shape of a member in the files; null: the tensor is new
 Result<Placed> Maker::Place(const TensorForm& form, std::uint64_t place,
                             const Shape* stored) const {
   Placed placed;
@@ -90,7 +90,7 @@ Status Maker::PlaceMembers() {
   return CheckComplete();
 }
 
-/// Names of the rule that the checkpoint lacks.
+/// Returns the names that the rule requires and the checkpoint lacks.
 std::vector<std::string> Maker::Missing() const {
   std::vector<std::string> names;
   for (std::uint32_t t = 0; t < from_.tensors.size(); ++t) {
@@ -110,7 +110,7 @@ std::vector<std::string> Maker::Missing() const {
   return names;
 }
 
-/// The members hold every element of the rule's axes. No two can hold the same, by their forms.
+/// Checks that members cover all elements of the rule's axes. The forms exclude overlaps.
 Status Maker::CheckComplete() const {
   std::uint64_t all = 1;
   for (const Axis& axis : rule_.axes) {
@@ -126,7 +126,7 @@ Status Maker::CheckComplete() const {
                   " needs with it what the checkpoint lacks: " + FirstFew(Missing()));
 }
 
-/// The values of a captured axis that the names of a form run through; one for a form without.
+/// Returns the values of the captured axis in the names of a form; one value if it has none.
 Result<std::vector<std::uint64_t>> Maker::PlacesOf(const TensorForm& form) const {
   const std::optional<std::uint32_t> axis = CapturedAxis(form);
   if (!axis) return std::vector<std::uint64_t>{0};
@@ -141,7 +141,7 @@ Result<std::vector<std::uint64_t>> Maker::PlacesOf(const TensorForm& form) const
   return places;
 }
 
-/// The elements that a member and a new tensor share, or null where there are none.
+/// Returns the cut for the elements that a member and a new tensor share; null if there are none.
 Result<layout::CutPtr> Maker::CutOf(const Placed& target, const Placed& part) {
   const std::size_t rank = part.axes.size();
   layout::Box box;

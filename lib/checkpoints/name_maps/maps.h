@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// lib/checkpoints/name_maps: names and shapes of one model as several programs have them.
-// A map (patterns/maps/*.json) says of the tensors of a model family which names and forms they
-// have on each of its sides: Hugging Face, torchtitan, Megatron-Core, ... ApplyMap makes of a
-// checkpoint with the names of one side the same checkpoint with those of another. It moves no
-// byte: every new tensor has fragments in the arrays of the old ones, with cuts that lead through
-// the map. All of it is pure. Source: docs/maps.md.
+// lib/checkpoints/name_maps: translates parameter names and shapes between programs.
+// A map (patterns/maps/*.json) lists the names and shapes of a model family's
+// tensors in several naming schemes: Hugging Face, torchtitan, Megatron-Core, ...
+// ApplyMap converts a checkpoint from one naming scheme to another without moving
+// any bytes: every new tensor consists of fragments of the old tensors' arrays,
+// with cuts that apply the map. All functions are pure. Source: docs/maps.md.
 
 #pragma once
 
@@ -22,23 +22,23 @@
 
 namespace shardwright::checkpoints {
 
-/// Sizes of a model by the names that a map gives them: {"kv_heads", 8}.
+/// Sizes of a model by their names in a map: {"kv_heads", 8}.
 using ModelSizes = std::map<std::string, std::uint64_t>;
 
-/// Facts of a `config.json` of Hugging Face: its texts, whole numbers and truth values.
-/// \error kBadInput, kLimit  as json::Parse, or not an object
+/// Reads a Hugging Face `config.json`: its strings, non-negative integers and booleans.
+/// \error kBadInput, kLimit  as json::Parse, or the text is not a JSON object
 Result<ModelConfig> FactsIn(std::string_view config, const std::string& where);
 
-/// A map of a model family, parsed and checked.
+/// A parsed and checked map of a model family.
 class ModelMap {
  public:
-  /// \param origin  the file, for messages
-  /// \error kBadInput  not valid against docs/maps.schema.json, or a rule whose sides do not hold
-  ///        the same elements; names file, rule and side
+  /// \param origin  names the file in messages
+  /// \error kBadInput  not valid against docs/maps.schema.json, or a rule with different
+  ///        elements in its naming schemes; the message names file, rule and naming scheme
   static Result<ModelMap> Parse(std::string_view text, const std::string& origin);
-  /// A map that ships with the program. \error kNotFound  lists those that there are
+  /// Returns a map that ships with the program. \error kNotFound  lists the available maps
   static Result<ModelMap> BuiltIn(std::string_view name);
-  /// Names of the maps that ship with the program, sorted.
+  /// Returns the names of the maps that ship with the program, sorted.
   static std::vector<std::string> BuiltInNames();
 
   /// "patterns/maps/llama.json"
@@ -46,11 +46,11 @@ class ModelMap {
   /// Name of the map ("llama"), and names of its naming schemes in the order of the file.
   const std::string& name() const;
   std::vector<std::string> sides() const;
-  /// Names of the sizes that may be given, sorted.
+  /// Returns the names of the sizes that callers may specify, sorted.
   std::vector<std::string> sizes() const;
-  /// What facts say about the sizes of the map; those of another kind say nothing.
+  /// Returns the map's sizes that the model config contains; ignores values of the wrong type.
   ModelSizes SizesIn(const ModelConfig& facts) const;
-  /// The facts that tell a model of this map, "model_type=llama"; nothing if they do not.
+  /// Returns the values that identify a model of this map ("model_type=llama"), if any do.
   std::optional<std::string> ToldBy(const ModelConfig& facts) const;
 
   struct Impl;
@@ -60,34 +60,34 @@ class ModelMap {
   std::shared_ptr<const Impl> impl_;
 };
 
-/// How a map is to be used.
+/// Options of ApplyMap.
 struct MapUse {
-  std::string from;  ///< side of the checkpoint; empty: found by its names
-  std::string to;    ///< side that is asked for; empty: the other one of two
-  ModelSizes sizes;  ///< as far as they are known; others than the map's are not looked at
+  std::string from;  ///< naming scheme of the source; empty: detected from its names
+  std::string to;    ///< naming scheme of the result; empty: the other one of two
+  ModelSizes sizes;  ///< known sizes; sizes that the map does not use are ignored
 };
 
 struct Mapped {
   Checkpoint checkpoint;
   std::string from;
   std::string to;
-  ModelSizes sizes;  ///< all that the rules have used, worked out from shapes too
-  /// What the target side computes itself, by its old name.
+  ModelSizes sizes;  ///< all sizes that the rules used, including those derived from shapes
+  /// Old names of tensors that programs with the target naming scheme compute themselves.
   std::vector<std::string> left_behind;
 };
 
-/// Sides of a map whose rules cover every name of a checkpoint; those first that have most rules
-/// for it.
+/// Returns the naming schemes with rules for every name of a checkpoint,
+/// ordered by the number of names that specific rules cover, highest first.
 /// Pure.
 std::vector<std::string> SidesOf(const ModelMap& map, const Checkpoint& checkpoint);
 
-/// The checkpoint with the names and shapes of another side. Every element of every tensor is used
-/// once; parameters that become one need the same group, step, kind, type and states.
-/// \param patterns  how tensor parallelism cuts the new parameters
-/// \error kUnsupported  a parameter that no rule covers (the text has the rule to add), a rule that
-///        lacks the side, parameters that cannot become one; kBadInput  parts that are missing,
-///        shapes that are not the rule's; kUsage  sizes that nobody tells, sides that do not exist
-///        or fit
+/// Converts a checkpoint to the names and shapes of another naming scheme. Uses every element of
+/// every tensor once. Parameters that are merged need the same group, step, kind, type and states.
+/// \param patterns  rules for how tensor parallelism shards the new parameters
+/// \error kUnsupported  a parameter that no rule covers (the message contains the rule to
+///        add), a rule without the target scheme, or parameters that cannot be merged;
+///        kBadInput  missing parts, or shapes that do not match the rule; kUsage  unknown
+///        sizes, or naming schemes that do not exist or do not match the checkpoint
 /// Pure.
 Result<Mapped> ApplyMap(const ModelMap& map, const MapUse& use, Checkpoint source,
                         const Patterns& patterns);

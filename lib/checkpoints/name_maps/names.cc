@@ -32,7 +32,7 @@ Result<NameForm> NameForm::Parse(std::string_view text) {
     }
     form.parts_.push_back({literal, std::string(capture), any});
     if (last) break;
-    // Numbers have one spelling, so that a name can be made again out of them.
+    // A number has only one spelling, so that Fill reproduces the matched name.
     expression += any ? "(.+)" : "(0|[1-9][0-9]{0,8})";
     form.captures_.emplace_back(capture);
     rest.remove_prefix(close + 1);

@@ -14,11 +14,11 @@ namespace {
 using shardwright::json::Find;
 using shardwright::json::Json;
 
-constexpr std::size_t kCells = 4096;  // combinations of segments in a rule
+constexpr std::size_t kCells = 4096;  // maximum combinations of segments in a rule
 
 tl::unexpected<Error> BadMap(const std::string& what) { return Fail(Errc::kBadInput, what); }
 
-/// Small letters, digits and underscores, a letter first: names of maps, sides, sizes and axes.
+/// Returns true for names of maps, schemes, sizes and axes: [a-z][a-z0-9_]*.
 bool IsWord(std::string_view text) {
   const auto letter = [](char c) { return c >= 'a' && c <= 'z'; };
   return !text.empty() && letter(text.front()) &&
@@ -107,7 +107,7 @@ Status ParseSizes(const Json& root, ModelMap::Impl* map) {
   return {};
 }
 
-/// "told_by": a list of objects, each with a list of values for every key.
+/// Parses "told_by": a list of objects, each with a list of values for every key.
 Status ParseToldBy(const Json& root, ModelMap::Impl* map) {
   const Json* list = Find(root, "told_by");
   if (list == nullptr) return {};
@@ -283,7 +283,7 @@ Status RuleParser::ParseDims(std::string_view text, TensorForm* form) {
   }
   if (open) return BadMap(Quoted(text) + ": parentheses do not match");
   if (!named.empty() && form->dims.empty()) return BadMap(Quoted(text) + ": no dimension");
-  // What the name counts is no dimension of the tensor: one place of its axis, before all others.
+  // An axis that the name captures is not a tensor dimension; its single index comes first.
   if (!named.empty())
     form->dims.front().insert(form->dims.front().begin(), named.begin(), named.end());
   return {};
@@ -308,7 +308,7 @@ Result<SideForm> RuleParser::ParseSide(const Json& object) {
   return form;
 }
 
-/// Adds the cells of a tensor: the combinations of segments that it holds, numbered.
+/// Returns the tensor's cells: the combinations of segments that it covers, as numbers.
 std::vector<std::uint32_t> CellsOf(const MapRule& rule, const TensorForm& tensor) {
   std::vector<std::uint32_t> cells = {0};
   for (std::uint32_t a = 0; a < rule.axes.size(); ++a) {
@@ -331,7 +331,7 @@ std::vector<std::uint32_t> CellsOf(const MapRule& rule, const TensorForm& tensor
   return cells;
 }
 
-/// Every tensor has every axis once, and the tensors of the side share out all segments.
+/// Checks that every tensor has every axis once, and that the tensors partition all segments.
 Status RuleParser::CheckSide(const SideForm& form) const {
   std::size_t all = 1;
   for (const Axis& axis : rule_.axes) {
@@ -360,7 +360,7 @@ Status RuleParser::CheckSide(const SideForm& form) const {
                 " segments");
 }
 
-/// All names of a rule have the same captures, but for those that are axes.
+/// Checks that all names of a rule have the same captures, except those that are axes.
 Status RuleParser::CheckNames() const {
   std::optional<std::set<std::string>> all;
   for (const std::optional<SideForm>& form : rule_.sides) {

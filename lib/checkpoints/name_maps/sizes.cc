@@ -16,11 +16,11 @@ std::optional<std::uint64_t> ValueOf(const SizeOf& size, const Sizes& sizes) {
   return size.symbol ? sizes[*size.symbol] : size.number;
 }
 
-/// What a factor multiplies a dimension by: the sum of some sizes, of which one may be open.
+/// A factor of a dimension's extent: a sum of sizes, at most one of which may be unknown.
 struct Term {
   std::uint64_t known = 0;
-  std::optional<std::uint32_t> open;  ///< symbol
-  bool several = false;               ///< more than one is open
+  std::optional<std::uint32_t> open;  ///< symbol of the unknown size
+  bool several = false;               ///< more than one size is unknown
 };
 
 Term TermOf(const MapRule& rule, const Factor& factor, const Sizes& sizes) {
@@ -47,7 +47,7 @@ Term TermOf(const MapRule& rule, const Factor& factor, const Sizes& sizes) {
   return term;
 }
 
-/// Works out sizes until nothing new comes of it.
+/// Solves for sizes until an iteration finds no further one.
 class Solver {
  public:
   Solver(const ModelMap::Impl& map, std::uint32_t side, const Checkpoint& source,
@@ -97,7 +97,7 @@ Status Solver::SetSymbol(Instance* instance, std::uint32_t symbol, std::uint64_t
   return {};
 }
 
-/// "heads = kv_heads query": the one that is open.
+/// Applies relations such as "heads = kv_heads query": derives the only unknown size.
 Status Solver::Relate(bool* progress) {
   for (const Relation& relation : map_.relations) {
     std::uint64_t product = 1;
@@ -133,7 +133,7 @@ Status Solver::Relate(bool* progress) {
   return {};
 }
 
-/// A dimension is the product of its factors; where one size of it is open, it follows.
+/// Derives the only unknown size in a dimension. The extent is the product of the factors.
 Status Solver::SolveDim(Instance* instance, const Member& member, std::size_t dim, bool* progress) {
   const MapRule& rule = map_.rules[instance->rule];
   const TensorForm& form = FormOf(*instance, member);
@@ -161,7 +161,7 @@ Status Solver::SolveDim(Instance* instance, const Member& member, std::size_t di
   return SetSymbol(instance, *open->open, extent / product - open->known);
 }
 
-/// An axis that names count has as many places as the largest of them says.
+/// Sets the extent of a captured axis to the largest index in the names plus one.
 void Solver::SetCaptured(Instance* instance) const {
   const MapRule& rule = map_.rules[instance->rule];
   for (const Member& member : instance->members) {
@@ -195,7 +195,7 @@ Status Solver::SolveInstance(Instance* instance, bool* progress) {
   return {};
 }
 
-/// An axis that may be padded and of which nobody knows the true extent has none.
+/// Uses the stored extent for a padded axis of unknown extent, that is, assumes no padding.
 Status Solver::SetPadded(Instance* instance) {
   for (const Member& member : instance->members) {
     const TensorForm& form = FormOf(*instance, member);
@@ -223,7 +223,7 @@ Status Solver::CheckKnown(const Instance& instance) const {
     return {};
   }
   const Param& param = source_.params[instance.members.front().param];
-  // One that people have a name for is asked for first.
+  // The message names sizes with config.json keys first, because users know these.
   std::stable_partition(open.begin(), open.end(),
                         [&](const std::string& name) { return !map_.sizes.at(name).empty(); });
   if (open.empty()) {
@@ -295,7 +295,7 @@ Range RangeOf(const MapRule& rule, const Factor& factor, std::uint64_t place,
 namespace shardwright::checkpoints {
 namespace {
 
-/// The conditions of one alternative as text, if all of them hold: "model_type=llama".
+/// Returns a condition as text ("model_type=llama") if the config matches all of its keys.
 std::optional<std::string> Agreement(const maps::Told& told, const ModelConfig& facts) {
   std::vector<std::string> agreed;
   for (const auto& [key, values] : told) {

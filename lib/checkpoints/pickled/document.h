@@ -14,15 +14,15 @@
 
 namespace shardwright::checkpoints {
 
-/// Where the bytes of one storage of a pickled file come from.
+/// The source of the bytes of one storage in a pickled file.
 struct Fill {
   enum class Kind : std::uint8_t {
     kTensor,  ///< elements of tensors
-    kMember,  ///< a source storage, unchanged
+    kMember,  ///< an unchanged storage of the source
     kInline,  ///< `bytes`
   };
   Kind kind = Kind::kInline;
-  std::uint32_t tensor = 0;  ///< kTensor: the writer's own number of what it holds
+  std::uint32_t tensor = 0;  ///< kTensor: the writer's own index of its tensors
   std::uint32_t member = 0;  ///< kMember: index into the source map
   std::string bytes;         ///< kInline
 };
@@ -34,26 +34,26 @@ struct Document {
   std::vector<torch_pt::StorageSpec> storages;
   std::vector<Fill> fills;  ///< by storage
 
-  /// A contiguous tensor with a storage of its own.
+  /// Adds a contiguous tensor that has a storage of its own.
   const pickle::Node* AddTensor(std::uint32_t tensor, DType dtype, Shape shape,
                                 bool requires_grad = false);
-  /// The same for known bytes; none for an empty tensor.
+  /// Like AddTensor, for known bytes. An empty tensor gets no Fill.
   const pickle::Node* AddInline(std::string bytes, DType dtype, Shape shape);
 
  private:
   const pickle::Node* AddFilled(Fill fill, DType dtype, Shape shape, bool requires_grad);
 };
 
-/// Copies passed values into a document: what holds tensors is copied with their storages, the
-/// rest is shared.
+/// Copies passed-through values into a document. Values with tensors are copied
+/// together with their storages; other values are shared with the source.
 class Graft {
  public:
-  /// \param source   the document that the values are of
-  /// \param members  its storages as members of the source map
+  /// \param source   the document that contains the values
+  /// \param members  for each of its storages, the member of the source map
   Graft(Document& document, const torch_pt::Document& source,
         const std::vector<std::uint32_t>& members)
       : document_(document), source_(source), members_(members) {}
-  /// \error kBadInput if a tensor's storage is not in the source map
+  /// Copies one value. \error kBadInput  a tensor's storage is not in the source map
   Result<const pickle::Node*> Take(const pickle::Node* node);
 
  private:

@@ -31,7 +31,7 @@ void FindTensors(const Node* value, const std::string& place, const TensorBytes&
   if (value == nullptr) return;
   if (IsListOrTuple(*value)) {
     for (std::size_t i = 0; i < value->items.size(); ++i) {
-      // Lists of lists are no hyper-parameters.
+      // Lists of lists are not hyper-parameters.
       if (IsListOrTuple(*value->items[i])) continue;
       FindTensors(value->items[i], place + "." + std::to_string(i), bytes_of, found);
     }

@@ -12,8 +12,8 @@
 
 namespace shardwright::checkpoints {
 
-/// Returns the hyper-parameters of an optimizer's parameter group; empty if `options` is null or
-/// not a dict.
+/// Returns the hyper-parameters of an optimizer's parameter
+/// group. The result is empty if `options` is null or not a dict.
 /// \param tensors  values of options that are tensors, as in Group::tensors
 HyperParams HyperOf(const pickle::Node* options, std::span<const Scalar> tensors = {});
 
@@ -32,11 +32,11 @@ std::vector<Scalar> TensorOptions(const pickle::Node* options, const TensorBytes
 const pickle::Node* PlainOptions(const pickle::Node* options, std::span<const Scalar> tensors,
                                  pickle::Arena* made);
 
-/// Returns the first option that is a tensor, or a list with one, whose value is missing in
-/// `tensors`; empty if there is none.
+/// Returns the first option that is a tensor, or a list with one,
+/// and that has no value in `tensors`; empty if all have values.
 std::string UnreadTensor(const pickle::Node* options, std::span<const Scalar> tensors);
 
-/// Returns the tensor at a place in the options, such as "lr" or "betas.1", or null.
+/// Returns the tensor at a position in the options, such as "lr" or "betas.1", or null.
 const Scalar* FindTensor(std::span<const Scalar> tensors, std::string_view place);
 
 /// Returns the value of a tensor of one element as a Python number.

@@ -9,10 +9,10 @@
 namespace shardwright::checkpoints {
 namespace {
 
-/// Boxes that one tensor may take.
+/// Maximum number of boxes for one tensor.
 constexpr std::uint64_t kMostBoxes = std::uint64_t{1} << 16;
 
-/// Returns the tensor that a node is. \error kBadInput  not a tensor; begins with `where`
+/// Returns the tensor in a node. \error kBadInput  not a tensor; begins with `where`
 Result<const pickle::Tensor*> TensorOf(const pickle::Node* node, const std::string& where) {
   if (node != nullptr && node->is_tensor()) return node->tensor.get();
   return Fail(Errc::kBadInput, where + ": tensor expected, found " + pickle::Describe(node));

@@ -12,22 +12,22 @@
 
 namespace shardwright::checkpoints {
 
-/// Makes the object graph of a file: the same one every time.
+/// Creates the object graph of a file; every call must return the same graph.
 using BuildDocument = std::function<Result<std::unique_ptr<Document>>()>;
 
-/// Enters the elements of one storage, Fill::Kind::kTensor, into the target.
-/// \param file     its number
+/// Adds the elements of one storage, Fill::Kind::kTensor, to the target.
+/// \param file     number of the file in the target
 /// \param offset   of the payload in the file
 /// \param tensor   Fill::tensor
-/// \param storage  what it is, and its number in the document
+/// \param storage  its specification, and its index in the document
 using AddPayload =
     std::function<void(std::uint32_t file, std::uint64_t offset, std::uint32_t tensor,
                        const torch_pt::StorageSpec& spec, std::size_t storage)>;
 
-/// Adds a file of torch.save to a target. Its graph is made twice, now and when the file is
-/// written, so that none is kept.
-/// \pre storages of the document are in the order in which its graph uses them
-/// \error as torch_pt::Layout::Make, with the path
+/// Adds a torch.save file to a target. Builds the object graph twice, first to compute
+/// the layout and again when the file is written, so that no graph stays in memory.
+/// \pre the storages of the document are in the order in which its graph uses them
+/// \error as torch_pt::Layout::Make; the message includes the path
 Status AddPickledFile(plan::TargetBuilder* builder, const std::string& path, BuildDocument build,
                       const AddPayload& add);
 

@@ -12,11 +12,11 @@
 namespace shardwright::checkpoints {
 namespace {
 
-/// The dimensions of a tensor by what their strides do.
+/// The dimensions of a tensor, grouped by their strides.
 struct DimsByStride {
   std::vector<std::size_t> spread;  ///< with positive strides, the largest stride first
-  std::vector<std::size_t> single;  ///< of size 1: their strides mean nothing
-  bool repeats = false;             ///< another one has stride 0: the same elements again
+  std::vector<std::size_t> single;  ///< of size 1, so their strides are irrelevant
+  bool repeats = false;             ///< a larger dimension has stride 0, so it repeats elements
 };
 
 DimsByStride SortDims(const pickle::Tensor& tensor) {
@@ -32,17 +32,17 @@ DimsByStride SortDims(const pickle::Tensor& tensor) {
   return out;
 }
 
-/// The storage as a row-major array in which the tensor is one box.
+/// A storage seen as a row-major array in which the tensor is one box.
 struct NestedStrides {
   std::vector<std::uint64_t> extents;  ///< by DimsByStride::spread
-  std::vector<std::uint64_t> starts;   ///< of the box, likewise
-  std::uint64_t step = 1;              ///< between elements along the last of them
+  std::vector<std::uint64_t> starts;   ///< of the box, in the same order
+  std::uint64_t step = 1;              ///< distance of elements along the last dimension
   std::uint64_t step_start = 0;
   std::uint64_t first = 0;  ///< element of the storage where the array begins
 };
 
-/// \param aligned  the array begins at a multiple of the largest stride, else at the first element
-/// \returns nothing if the strides are not nested, or the array leaves the storage
+/// \param aligned  start the array at a multiple of the largest stride, not at the first element
+/// \returns nothing if the strides are not nested or the array exceeds the storage
 std::optional<NestedStrides> Nest(const pickle::Tensor& tensor,
                                   const std::vector<std::size_t>& spread, std::uint64_t elems,
                                   bool aligned) {
@@ -74,7 +74,7 @@ std::optional<NestedStrides> Nest(const pickle::Tensor& tensor,
   return out;
 }
 
-/// One box: the shard is the array of `nested`, seen with its dimensions by stride.
+/// Cuts one box. The shard is the array of `nested`, with its dimensions ordered by stride.
 Result<layout::Cut> CutByBox(const pickle::Tensor& tensor, const DimsByStride& dims,
                              const NestedStrides& nested) {
   const std::size_t rank = tensor.shape.size();
@@ -102,8 +102,8 @@ Result<layout::Cut> CutByBox(const pickle::Tensor& tensor, const DimsByStride& d
   return layout::Cut::Make(std::move(view), std::move(shard), {std::move(box)}, std::move(axes));
 }
 
-/// Steps to the next index of `shape` along the dimensions that `moves` accepts.
-/// \returns false after the last one
+/// Advances `at` to the next index of `shape` along the dimensions that `moves` accepts.
+/// \returns false after the last index
 template <class Moves>
 bool NextIndex(const Shape& shape, const Moves& moves, std::vector<std::uint64_t>* at) {
   for (std::size_t dim = shape.size(); dim-- > 0;) {
@@ -114,15 +114,15 @@ bool NextIndex(const Shape& shape, const Moves& moves, std::vector<std::uint64_t
   return false;
 }
 
-/// Runs of consecutive elements.
+/// Returns the number of runs of consecutive elements.
 std::uint64_t CountRuns(const pickle::Tensor& tensor, const DimsByStride& dims) {
   std::uint64_t runs = 1;
-  for (const std::size_t dim : dims.spread) runs *= tensor.shape[dim];  // of its elements
+  for (const std::size_t dim : dims.spread) runs *= tensor.shape[dim];  // counts the elements first
   const std::size_t inner = dims.spread.back();
   return tensor.strides[inner] == 1 ? runs / tensor.shape[inner] : runs;
 }
 
-/// "strides [2] of shape [3]".
+/// Formats "strides [2] of shape [3]".
 std::string StridesText(const pickle::Tensor& tensor) {
   return "strides " + ToString(tensor.strides) + " of shape " + ToString(tensor.shape);
 }

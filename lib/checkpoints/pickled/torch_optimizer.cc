@@ -16,7 +16,7 @@ namespace {
 
 using pickle::Node;
 
-/// A value that every optimizer can load, whether it knows the key or not.
+/// Returns true for values that any optimizer can load, even under an unknown key.
 bool IsPlain(const Node& node) {
   switch (node.kind) {
     case pickle::Kind::kNone:
@@ -34,7 +34,7 @@ bool IsPlain(const Node& node) {
   }
 }
 
-/// DeepSpeed's own switch, on unless somebody has turned it off: PyTorch's always correct.
+/// Returns true for DeepSpeed's bias_correction if it is on; PyTorch always corrects the bias.
 bool CorrectsBias(const Node& key, const Node& value) {
   return key.text == "bias_correction" && value.kind == pickle::Kind::kBool && value.integer != 0;
 }
@@ -59,7 +59,7 @@ std::vector<std::string> StatelessNames(const Checkpoint& source) {
   for (const layout::LogicalTensor& tensor : source.map.tensors) {
     if (!layout::IsModelState(tensor.state)) stepped.insert(tensor.name);
   }
-  std::set<std::int32_t> groups;  // that have states
+  std::set<std::int32_t> groups;  // groups with state
   for (const Param& param : source.params) {
     if (stepped.contains(param.name)) groups.insert(param.group);
   }
@@ -151,7 +151,7 @@ const Node* TorchOptions(const Checkpoint& source, const Group& group, pickle::A
   Set(arena, options, "foreach", arena.None());
   Set(arena, options, "differentiable", arena.Bool(false));
   Set(arena, options, "fused", arena.None());
-  // A job with a scheduler asks for it.
+  // Schedulers require this key.
   Set(arena, options, "initial_lr", lr);
   if (given == nullptr || !given->is_dict()) return options;
   for (std::size_t i = 0; i < given->entry_count(); ++i) {

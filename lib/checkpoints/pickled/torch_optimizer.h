@@ -34,17 +34,17 @@ std::vector<std::string> StatelessLosses(const Checkpoint& source);
 /// step for many parameters. Empty if all parameters that have a step have the same.
 std::vector<std::string> StepLosses(const Checkpoint& source);
 
-/// The number of steps of a parameter as optimizers of PyTorch have it, one 32-bit float: what its
-/// scalars say, else its group, else the iteration.
-/// \error kUnsupported  nobody tells
+/// Returns the step count of a parameter as PyTorch optimizers store it, as one 32-bit
+/// float. Uses the parameter's scalars, or its group, or the iteration, in this order.
+/// \error kUnsupported  none of them has a step count
 /// Pure.
 Result<float> TorchStep(const Checkpoint& source, const Param& param);
 
-/// A parameter group as an optimizer of PyTorch saves it, without "params": what the source says,
-/// and what loading needs. Options that
-/// the optimizer does not know stay, for the way back.
-/// \param made  owns what is made
-/// \param left  gets the names of options that are more than plain values, and are left out
+/// Returns a parameter group as PyTorch optimizers save it, without "params": the source's
+/// options plus the defaults that loading requires. Keeps options that the optimizer does
+/// not know, so that a conversion back to the source format preserves them.
+/// \param made  owns the new nodes
+/// \param left  receives the names of options that are omitted because they are not plain values
 /// Pure.
 const pickle::Node* TorchOptions(const Checkpoint& source, const Group& group, pickle::Arena* made,
                                  std::set<std::string>* left);

@@ -11,10 +11,10 @@
 namespace shardwright::checkpoints {
 namespace {
 
-// What trainers call the weights that they train.
+// Usual names of the weights that trainers train.
 constexpr std::array<std::string_view, 7> kConventional = {"model", "net",     "module", "policy",
                                                            "actor", "student", "unet"};
-// Words in the names of averages and copies.
+// Words in names of averages and copies.
 constexpr std::array<std::string_view, 18> kCopies = {
     "ema", "target",  "initial", "init",   "ref",    "reference", "base", "teacher", "averaged",
     "avg", "average", "swa",     "shadow", "frozen", "old",       "best", "polyak",  "copy"};
@@ -38,7 +38,7 @@ std::string ListedNames(std::span<const WeightCandidate> candidates) {
   return Joined(names, ", ");
 }
 
-/// Files of models that are not read do not tell how many tensors they have.
+/// Formats a set's name and tensor count. For files that were not read the count is unknown.
 std::string NameAndCount(const WeightSet& set) {
   if (set.tensors == 0) return Quoted(set.name);
   return Quoted(set.name) + " (" + Plural(set.tensors, "tensor") + ")";
@@ -51,7 +51,7 @@ bool NamesCopy(std::string_view root) {
   bool copy = false;
   for (std::size_t i = 0; i <= root.size(); ++i) {
     const char c = i < root.size() ? root[i] : '.';
-    // A capital begins a word: "modelEma".
+    // An upper-case letter begins a word: "modelEma".
     const bool capital = std::isupper(static_cast<unsigned char>(c)) != 0;
     const bool before = i > 0 && std::islower(static_cast<unsigned char>(root[i - 1])) != 0;
     if (std::isalpha(static_cast<unsigned char>(c)) == 0 || (capital && before)) {
@@ -68,7 +68,7 @@ Result<std::size_t> ChooseWeights(std::span<const WeightCandidate> candidates, b
   if (candidates.size() == 1) return std::size_t{0};
   std::uint64_t most = 0;
   for (const WeightCandidate& one : candidates) most = std::max(most, one.matches);
-  std::vector<std::size_t> able;  // that have at least half of what is looked for
+  std::vector<std::size_t> able;  // with at least half of the largest number of matches
   for (std::size_t i = 0; i < candidates.size(); ++i) {
     if (candidates[i].matches > 0 && candidates[i].matches * 2 >= most) able.push_back(i);
   }
@@ -96,8 +96,8 @@ Result<std::size_t> ChooseWeights(std::span<const WeightCandidate> candidates, b
 
 namespace {
 
-/// Whether some of a root's parts, one after the other, are those of a name: "ema" in
-/// "app.ema.net".
+/// Returns true if consecutive parts of `root` equal
+/// those of `asked`: "ema" is contained in "app.ema.net".
 bool HasParts(std::string_view root, std::string_view asked) {
   for (std::size_t at = root.find(asked); !asked.empty() && at != std::string_view::npos;
        at = root.find(asked, at + 1)) {

@@ -13,10 +13,10 @@
 
 namespace shardwright::checkpoints {
 
-/// Tensors of a checkpoint that may be the model's weights: the tensors below one root of a DCP
-/// folder, or one item of per-rank files.
+/// Tensors of a checkpoint that may be the model's weights: the tensors
+/// under one name prefix of a DCP folder, or one item of per-rank files.
 struct WeightCandidate {
-  std::string name;           ///< of the root, with dots; kTopLevel for tensors without one
+  std::string name;           ///< the name prefix, with dots; kTopLevel for tensors without one
   std::uint64_t tensors = 0;  ///< their number
   std::uint64_t bytes = 0;
   /// The number of the optimizer's parameters in this candidate. Without an optimizer: the number
@@ -24,11 +24,11 @@ struct WeightCandidate {
   std::uint64_t matches = 0;
 };
 
-/// The candidate name of tensors without a root.
+/// The candidate name of tensors without a prefix.
 inline constexpr std::string_view kTopLevel = ".";
 
-/// Returns true if a root names an average or a copy of other weights, such as "ema", "model_ema"
-/// or "ref.model".
+/// Returns true if a prefix denotes an average or a copy of
+/// other weights, such as "ema", "model_ema" or "ref.model".
 bool NamesCopy(std::string_view root);
 
 /// Chooses the weights that the optimizer trains: the only candidate with the most matches that is

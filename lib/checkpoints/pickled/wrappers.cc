@@ -11,7 +11,7 @@
 namespace shardwright::checkpoints {
 namespace {
 
-// torch.compile, activation checkpointing, FSDP1.
+// By torch.compile, activation checkpointing, FSDP1.
 constexpr std::array<std::string_view, 4> kWrappers = {"_orig_mod", "_checkpoint_wrapped_module",
                                                        "_fsdp_wrapped_module", "_fpw_module"};
 
@@ -21,7 +21,7 @@ bool IsWrapper(std::string_view part) {
   return std::find(kWrappers.begin(), kWrappers.end(), part) != kWrappers.end();
 }
 
-/// A module of PEFT that holds one entry for each adapter, under the adapter's name.
+/// Returns true for PEFT modules that contain one entry per adapter, named after the adapter.
 bool HoldsAdapters(std::string_view part) {
   return part.starts_with("lora_") || part.starts_with("ia3_") || part.starts_with("vera_") ||
          part == "modules_to_save";
@@ -47,7 +47,7 @@ bool AllBeginWith(std::span<const std::string_view> names, std::string_view fron
   });
 }
 
-/// Names by what they are without wrappers; nothing under what several would be.
+/// Names by their form without wrappers; nothing if several names have the same form.
 using ByPlain = std::unordered_map<std::string, std::optional<std::string_view>>;
 
 ByPlain PlainNames(std::span<const std::string_view> names, std::string_view front) {
@@ -65,7 +65,7 @@ ByPlain PlainNames(std::span<const std::string_view> names, std::string_view fro
 
 std::string PlainName(std::string_view name) {
   std::string plain;
-  bool adapter = false;  // the part before holds adapters
+  bool adapter = false;  // the previous part contains adapters
   ForParts(name, [&](std::string_view part, bool /*last*/) {
     const bool is_name = adapter && part != "weight" && part != "bias";
     adapter = HoldsAdapters(part);

@@ -26,8 +26,8 @@ bool IsAdapterName(std::string_view name);
 std::unordered_map<std::string_view, std::string_view> MatchNames(
     std::span<const std::string_view> model, std::span<const std::string_view> optimizer);
 
-/// The key in Checkpoint::facts, and in the client state, of checkpoints that PyTorch Lightning
-/// saved.
+/// The key in Checkpoint::facts, and in the client state,
+/// that marks checkpoints saved by PyTorch Lightning.
 inline constexpr std::string_view kLightningFact = "pytorch-lightning_version";
 
 /// Result of Unwrap: the removed parts and the new names.

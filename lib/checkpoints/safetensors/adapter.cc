@@ -20,9 +20,9 @@ namespace {
 constexpr std::string_view kPeftRoot = "base_model.model.";
 constexpr std::string_view kSaved = "modules_to_save";
 
-/// What the name of an adapter's tensor says.
+/// The components of the name of an adapter's tensor.
 struct Parts {
-  std::string module;   // of the model, that is adapted: "base_model.model.layers.0.q_proj"
+  std::string module;   // the adapted module in the model: "base_model.model.layers.0.q_proj"
   std::string kind;     // "lora_A", "lora_magnitude_vector", "modules_to_save"
   std::string adapter;  // "default", or empty
 };
@@ -65,13 +65,13 @@ class Maker {
   const Checkpoint& source_;
   const FilesLayout& layout_;
   const std::vector<std::string>& names_;
-  std::vector<std::optional<Parts>> parts_;  // by parameter
+  std::vector<std::optional<Parts>> parts_;  // by index of the parameter
   std::string adapter_;
   std::map<std::string, std::uint64_t> ranks_;  // by adapted module
   AdapterFolder out_;
 };
 
-/// Whether parameters are trained that no adapter has. Without an optimizer nothing says so.
+/// Returns true if a parameter outside of adapters is trained; only optimizer groups record this.
 bool Maker::TrainsMore() const {
   for (std::size_t i = 0; i < parts_.size(); ++i) {
     const Param& param = source_.params[i];
@@ -101,7 +101,7 @@ Status Maker::ChooseAdapter() {
   return {};
 }
 
-/// The path of an adapted module in the model, as PEFT's configuration has it.
+/// Returns the path of an adapted module in the model, in the form of PEFT's config.
 std::string Maker::ModuleOf(std::size_t i) const {
   const std::string& module = parts_[i]->module;
   const std::size_t root = module.find(kPeftRoot);
@@ -122,7 +122,7 @@ Status Maker::NameTensors() {
     const std::size_t root = name.find(kPeftRoot);
     name = std::string(kPeftRoot) +
            (root == std::string::npos ? name : name.substr(root + kPeftRoot.size()));
-    // PEFT leaves the last part of these out.
+    // PEFT omits the last part of these names.
     if (parts_[i]->kind == "lora_magnitude_vector" && name.ends_with(".weight")) {
       name.erase(name.rfind('.'));
     }
@@ -192,7 +192,7 @@ void Maker::MakeConfig() {
       ", a scaling of 1; give yours with --lora-alpha N");
 }
 
-/// Compares the configuration that training wrote with the tensors.
+/// Compares the config that the trainer wrote with the tensors.
 void Maker::CheckConfig() {
   const auto config = json::Parse(source_.adapter_config, std::string(kAdapterConfig));
   const json::Json* rank = config ? json::Find(*config, "r") : nullptr;

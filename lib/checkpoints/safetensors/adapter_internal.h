@@ -19,7 +19,7 @@ struct AdapterFolder {
   /// A tensor of the adapter.
   struct Tensor {
     std::uint32_t param = 0;  ///< into Checkpoint::params
-    std::string name;         ///< in PEFT's form, without the adapter's own name
+    std::string name;         ///< in PEFT's form, without the name of the adapter
   };
   std::vector<Tensor> tensors;           ///< empty: the checkpoint is written as a model
   std::string config;                    ///< text of adapter_config.json; empty: none is written

@@ -15,7 +15,7 @@ using json::Json;
 constexpr std::uint64_t kVersion = 1;
 constexpr std::uint64_t kMostPlace = std::numeric_limits<std::uint32_t>::max();
 
-/// A checksum of names, to notice that they are others.
+/// Returns a checksum of names, which detects that a file's tensors have changed.
 std::uint32_t NamesCrc(std::span<const std::string* const> names) {
   std::string all;
   for (const std::string* name : names) all += *name + '\0';

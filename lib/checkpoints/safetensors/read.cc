@@ -29,34 +29,34 @@ namespace {
 
 namespace file_format = shardwright::safetensors;
 
-/// Says which piece of a tensor a file has.
+/// The metadata key that records which piece of a tensor a file contains.
 constexpr const char* kPiecesKey = "DCP_SHARDING_INFO";
 constexpr std::string_view kPieceStem = "shard-";
 
-/// Ends a message about an index that is not of the files next to it.
+/// Ends the message about an index that does not match the files next to it.
 constexpr const char* kStale =
     ": the index is of other files: move it away to read the files as they are named";
 
-/// A tensor of the set.
+/// A tensor of the set, or one piece of it.
 struct Tensor {
   file_format::Entry entry;
   std::uint32_t file = 0;
   std::uint32_t storage = 0;
-  TensorNote note;                  // with notes only
-  std::optional<Shape> offsets;     // of a piece: its first element in the whole
-  std::vector<std::uint32_t> more;  // of the first piece: the others
-  bool is_more = false;             // of the others
+  TensorNote note;                  // only if there are notes
+  std::optional<Shape> offsets;     // of a piece: its first element in the full tensor
+  std::vector<std::uint32_t> more;  // of the first piece: the other pieces
+  bool is_more = false;             // one of the other pieces
 };
 
-/// Whether two files are numbered parts of one set. Without an index every other file of a folder
-/// may be a model of its own.
+/// Returns true if two files are numbered parts of one set. Without
+/// an index, any other file in a folder may be a separate model.
 bool OfOneSet(std::string_view a, std::string_view b) {
   const auto one = ParseNumbered(a);
   const auto other = ParseNumbered(b);
   return one && other && one->stem == other->stem && one->count == other->count;
 }
 
-/// Without an index numbered files must be one whole set and all that there is of it.
+/// Checks that numbered files without an index are one complete set and the only one.
 Status CheckNumbers(const SourceSet& source) {
   std::map<std::string, std::map<std::uint64_t, std::set<std::uint64_t>>> sets;
   for (const SourceFile& file : source.files) {
@@ -65,7 +65,7 @@ Status CheckNumbers(const SourceSet& source) {
     }
   }
   for (const auto& [stem, counts] : sets) {
-    // Ranks that have nothing for a file do not write it.
+    // Ranks without data for a file do not write it.
     if (stem.starts_with(kPieceStem)) continue;
     if (counts.size() > 1) {
       return Fail(Errc::kUnsupported,
@@ -140,11 +140,11 @@ class Reader {
   const Patterns& patterns_;
   Checkpoint out_;
   file_format::Index index_;
-  std::vector<file_format::Header> headers_;                // by file, entries moved out
+  std::vector<file_format::Header> headers_;                // by file, without their entries
   std::vector<Tensor> tensors_;                             // by file, in the order of their bytes
-  std::unordered_map<std::string, std::uint32_t> by_name_;  // into tensors_
-  std::optional<Notes> notes_;                              // of all files together
-  std::vector<std::uint64_t> places_;                       // by parameter
+  std::unordered_map<std::string, std::uint32_t> by_name_;  // index into tensors_
+  std::optional<Notes> notes_;                              // merged notes of all files
+  std::vector<std::uint64_t> places_;                       // by index of the parameter
   layout::WholeCuts cuts_;
 };
 
@@ -172,7 +172,7 @@ Status Reader::ReadHeader(std::uint32_t file) {
   if (source.containers.size() != 1) return broken("one header expected");
   const shardwright::files::ContainerMetadata& metadata = *source.containers.front().metadata;
   if (metadata.head != shardwright::files::Head::kJson) return broken("a JSON header expected");
-  // In a catalogue with payloads they lie elsewhere than the header says, but as many bytes.
+  // Offsets in a catalogue with payloads differ from the header; sizes do not.
   std::uint64_t bytes = file_format::kLengthBytes + metadata.header.size();
   for (const auto& storage : metadata.storages) bytes += storage.bytes;
   auto header = file_format::ParseHeader({metadata.header, bytes});
@@ -201,11 +201,11 @@ Status Reader::ReadHeader(std::uint32_t file) {
   return {};
 }
 
-/// Says of the tensors of a file which pieces they are.
-/// \param text  JSON: by name, where it begins in the whole
+/// Sets the offsets of the pieces in a file.
+/// \param text  JSON object: for each tensor name, its offsets in the full tensor
 Status Reader::SetPieces(std::uint32_t file, const std::string& text) {
   SW_TRY_ASSIGN(const json::Json root, json::Parse(text, kPiecesKey));
-  // Those of the file are the last ones so far.
+  // The tensors of this file are the last ones in the list.
   std::size_t first = tensors_.size();
   while (first > 0 && tensors_[first - 1].file == file) --first;
   for (Tensor& tensor : std::span(tensors_).subspan(first)) {
@@ -231,7 +231,7 @@ Status Reader::SetPieces(std::uint32_t file, const std::string& text) {
   return {};
 }
 
-/// The ranks that saved pieces are numbered without gaps, as far as their files tell.
+/// Checks that the ranks in the names of the piece files have no gaps.
 Status Reader::CheckPieces() {
   std::set<std::string, std::less<>> ranks;
   for (const SourceFile& file : source_.files) {
@@ -258,7 +258,7 @@ Status Reader::ReadHeaders() {
   return CheckPieces();
 }
 
-/// No tensor twice, and the index says of each where it is.
+/// Checks that no tensor occurs twice and that the index lists the file of each tensor.
 Status Reader::CheckNames() {
   std::uint64_t total = 0;
   std::vector<std::string> unlisted;
@@ -304,7 +304,7 @@ Status Reader::CheckNames() {
   return {};
 }
 
-/// Puts the notes of all files together: all or none of them.
+/// Merges the notes of all files. Uses them only if they are complete and consistent.
 void Reader::TakeNotes() {
   Notes all;
   std::uint32_t noted = 0;
@@ -347,7 +347,7 @@ void Reader::TakeNotes() {
   Warn(wrong + ": the notes of Shardwright are not used");
 }
 
-/// Every place is taken once, and what is trained can be.
+/// Checks that every position occurs once and that trained tensors have a trainable type.
 bool Reader::NotesAgree() {
   std::set<std::uint64_t> places;
   for (const Tensor& tensor : tensors_) {
@@ -362,7 +362,7 @@ bool Reader::NotesAgree() {
 
 void Reader::MakeParams() {
   std::set<std::string, std::less<>> kept;
-  if (!notes_) {  // notes say what a trainer trained
+  if (!notes_) {  // otherwise the notes record which tensors are trained
     std::vector<NamedTensor> all;
     all.reserve(tensors_.size());
     for (const Tensor& one : tensors_) {
@@ -392,8 +392,8 @@ void Reader::MakeParams() {
   }
 }
 
-/// Names without data: by our notes, or by those that safetensors' save_model leaves in the
-/// metadata.
+/// Adds tied names without data, from our notes or from the
+/// metadata entries that save_model of safetensors writes.
 void Reader::AddTied() {
   std::map<std::string, TieNote> tied;
   if (notes_) {
@@ -417,7 +417,7 @@ void Reader::AddTied() {
   }
 }
 
-/// The module's order where notes tell it, else that of names.
+/// Sorts parameters in the order of the notes, or by name if there are none.
 void Reader::Order() {
   std::vector<std::uint32_t> order(out_.params.size());
   for (std::uint32_t i = 0; i < order.size(); ++i) order[i] = i;
@@ -436,7 +436,7 @@ void Reader::Order() {
   }
 }
 
-/// The shape of a tensor; of one in pieces what reaches over all of them.
+/// Returns the shape of a tensor. For a tensor in pieces, the shape that covers all pieces.
 Result<Shape> Reader::WholeShape(const Tensor& first) const {
   SW_TRY_ASSIGN(Shape whole, file_format::ElemShape(first.entry));
   if (!first.offsets) return whole;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // lib/checkpoints/safetensors: weights in .safetensors files, as Hugging Face libraries keep them.
-// One file, or several with an index that names them. Read: weights alone, so whoever writes a
-// trainer's layout of them makes masters of weights and starts with fresh moments. Written: weights
-// or masters, tied ones once, the same bytes for the same source. Source:
-// docs/formats/safetensors.md.
+// A checkpoint is one file, or several files and an index. It contains only weights,
+// so writers of trainer formats derive master weights from them and start with fresh
+// moments. This writer stores compute weights or master weights, tied tensors once.
+// Equal sources yield equal bytes. Source: docs/formats/safetensors.md.
 
 #pragma once
 
@@ -22,8 +22,8 @@
 
 namespace shardwright::checkpoints::safetensors {
 
-/// What only this format understands: `__metadata__` of the files, by key, but for our own notes.
-/// Of several files: the keys whose values are equal in all that have them.
+/// State that only this format understands: `__metadata__` of the files without our notes,
+/// by key. For several files: the keys with equal values in all files that have the key.
 struct FileMetadata : OwnState {
   std::map<std::string, std::string> values;
 
@@ -34,12 +34,12 @@ struct FileMetadata : OwnState {
 /// Value of --adapter that writes every tensor under its own name.
 inline constexpr std::string_view kAllTensors = "all";
 
-/// Which state of a trained parameter its tensor is.
+/// Selects the state to write for a trained parameter.
 enum class Only : std::uint8_t { kWeight, kMaster };
 
-/// How a set of files is to be written.
+/// Layout of a set of files to write.
 struct FilesLayout : OwnLayout {
-  std::uint64_t shard_bytes = 0;  ///< of payloads in a file; a tensor above it has one of its own
+  std::uint64_t shard_bytes = 0;  ///< maximum payload per file; a larger tensor gets its own file
   Only only = Only::kWeight;
   bool convert = false;  ///< --target dtype: all trained and frozen floating tensors become `dtype`
   DType dtype = DType::kF32;
@@ -51,30 +51,30 @@ struct FilesLayout : OwnLayout {
   std::string Json() const override;
 };
 
-/// Whether parameters of that type can be trained: floating, of more than a byte.
+/// Returns true if parameters of this type can be trained: floating point, more than one byte.
 bool IsTrained(DType dtype);
 
-/// Whether a file of that name says which files make a set.
+/// Returns true for the name of an index, which lists the files of a set.
 bool IsIndex(std::string_view name);
 
-/// What the name of one of several files says: "model-00002-of-00003.safetensors".
+/// The parts of a numbered file name, such as "model-00002-of-00003.safetensors".
 struct Numbered {
   std::string stem;  ///< "model"
   std::uint64_t number = 0;
   std::uint64_t count = 0;
 };
 
-/// Nothing if the name is of another form.
+/// Parses a numbered file name; returns nothing for names of another form.
 std::optional<Numbered> ParseNumbered(std::string_view name);
 
-// The row of the table; see Format.
+// Functions of the format's row in the table; see Format.
 bool Claims(const Listing& listing);
 Belongs BelongsTo(std::string_view name);
 bool StandsAlone(std::string_view name);
 
-/// Finds the files of a set. With an index those that it names, else `model.safetensors`, else
-/// every file; the set's `manifest` is the index.
-/// \error kBadInput  several sets, a broken file; kNotFound  numbered files that are missing
+/// Finds the files of a set: the files that an index names. Without an index,
+/// `model.safetensors` if it exists, or all files. Sets `manifest` to the index.
+/// \error kBadInput  several sets or a broken file; kNotFound  numbered files are missing
 /// Local; reads headers.
 Result<SourceSet> Scan(const Listing& listing, const ScanOptions& options);
 
@@ -82,20 +82,20 @@ Result<SourceSet> Scan(const Listing& listing, const ScanOptions& options);
 Result<std::vector<Container>> ReadFile(const Found& found, const os::File& file,
                                         const os::Identity& identity);
 
-/// Tensors by name. Files that we wrote tell in their notes in which order the model has them, and
-/// what is frozen or a buffer; of other files that is not known.
+/// Reads tensors by name. Notes in our own files record the model's order
+/// and which tensors are frozen or buffers. For other files this is unknown.
 /// Source: docs/formats/safetensors.md, "As a checkpoint".
 Result<Checkpoint> Read(const SourceSet& source, const Patterns& patterns);
 
 Result<Layout> Resolve(const TargetSpec& spec, const Checkpoint& source);
 
-/// Those of Hugging Face.
+/// Returns the naming scheme of Hugging Face, "hf".
 std::span<const std::string_view> Sides(const TargetSpec& spec);
 
-/// model.safetensors, or numbered files and their index. Pure.
+/// Plans model.safetensors, or numbered files and their index. Pure.
 Result<Written> Write(const Checkpoint& source, const Layout& layout);
 
-/// As TargetKey::check. \error kUsage
+/// Implements TargetKey::check. \error kUsage
 Status CheckKey(std::string_view key, std::string_view value);
 
 inline constexpr std::array<std::string_view, 2> kOnlyWords = {"weight", "master"};

@@ -20,7 +20,7 @@ namespace file_format = shardwright::safetensors;
 
 constexpr std::string_view kSingleName = "model.safetensors";
 
-/// What lies in the folders under names of the format.
+/// Found files and indexes, selected by name.
 struct Names {
   std::vector<Found> files;
   std::vector<Found> indexes;
@@ -47,7 +47,7 @@ bool HasName(const std::vector<Found>& files, std::string_view name) {
                      [&](const Found& file) { return file.name == name; });
 }
 
-/// The index that says which files count, if there is one that does.
+/// Returns the index that lists the files of the set, or null if none applies.
 Result<const Found*> ChooseIndex(const Names& names, std::vector<std::string>* warnings) {
   if (names.indexes.empty()) return nullptr;
   if (HasName(names.files, kSingleName)) {
@@ -68,8 +68,8 @@ Result<const Found*> ChooseIndex(const Names& names, std::vector<std::string>* w
                                       ": several sets of files in one folder");
 }
 
-/// An index that names no file of the folder although there are others: they were renamed, or saved
-/// again in other sizes.
+/// Fails if an index names none of the folder's files although there are
+/// some: they were renamed, or saved again with a different shard size.
 Status CheckStale(const Found& index, const std::set<std::string, std::less<>>& wanted,
                   const std::vector<Found>& files) {
   const bool stale =
@@ -85,7 +85,7 @@ Status CheckStale(const Found& index, const std::set<std::string, std::less<>>& 
                                    ": move the index away to read the files as they are named");
 }
 
-/// The rank in "model-rank-3-part-0.safetensors", as vLLM names the files of its sharded_state.
+/// Returns the rank in a sharded_state file name of vLLM: "model-rank-3-part-0.safetensors".
 std::optional<std::string> RankOfVllm(std::string_view name) {
   constexpr std::string_view kRank = "model-rank-";
   constexpr std::string_view kPart = "-part-";
@@ -98,8 +98,8 @@ std::optional<std::string> RankOfVllm(std::string_view name) {
   return std::string(rank);
 }
 
-/// vLLM saves what each tensor-parallel rank holds, its projections fused, and nothing of how. A
-/// single rank holds whole tensors.
+/// Fails for vLLM files of several tensor-parallel ranks, because they do not record
+/// how tensors were fused and sharded. Accepts one rank, which has complete tensors.
 Status CheckVllm(const std::vector<Found>& files, std::vector<std::string>* warnings) {
   std::set<std::string> ranks;
   for (const Found& file : files) {

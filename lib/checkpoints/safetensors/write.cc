@@ -34,7 +34,7 @@ struct Item {
   std::uint64_t bytes = 0;
 };
 
-/// Tensors that are not trained and stay with quantized weights.
+/// Returns tensors that are not trained and belong to quantized weights; they keep their types.
 std::set<std::string, std::less<>> UnconvertedOf(const Checkpoint& source) {
   auto names = QuantizationTensors(source);
   for (const Param& param : source.params) {
@@ -43,7 +43,7 @@ std::set<std::string, std::less<>> UnconvertedOf(const Checkpoint& source) {
   return names;
 }
 
-/// LightningModules keep the network in an attribute, and their checkpoints tell the release.
+/// Returns true for checkpoints of PyTorch Lightning, which record its version.
 bool IsOfLightning(const Checkpoint& source) {
   if (source.facts.contains(std::string(kLightningFact))) return true;
   if (source.own == nullptr) return false;
@@ -93,12 +93,12 @@ class Writer {
 
   const Checkpoint& source_;
   const FilesLayout& layout_;
-  const std::set<std::string, std::less<>> unconverted_;  // scales of quantized weights
+  const std::set<std::string, std::less<>> unconverted_;  // such as scales of quantized weights
   std::vector<Item> items_;                               // in the order of the model
-  std::vector<std::size_t> begin_;                        // by file: its first item
-  std::vector<std::string> names_;                        // by parameter: in the files
+  std::vector<std::size_t> begin_;                        // for each file, its first item
+  std::vector<std::string> names_;                        // names in the files, by parameter
   AdapterFolder adapter_;
-  Notes notes_;  // but for what is of a file's tensors
+  Notes notes_;  // without the notes for the tensors of one file
   layout::WholeCuts cuts_;
   Written out_;
 };
@@ -129,7 +129,7 @@ Item Writer::ItemOf(std::uint32_t index) const {
   return item;
 }
 
-/// Without the optimizer compute weights of a narrow type stand in for no masters.
+/// Fails if master weights are requested but unreadable; narrower weights cannot replace them.
 Status Writer::CheckMasters() const {
   if (layout_.only != Only::kMaster || !source_.only_weights || !source_.only_weights->masters) {
     return {};
@@ -144,7 +144,7 @@ Status Writer::CheckMasters() const {
   return {};
 }
 
-/// Names in the files: without wrappers, and those of PEFT for an adapter.
+/// Chooses names for the files: without wrapper parts, and in PEFT's form for an adapter.
 Status Writer::ChooseNames() {
   std::vector<std::string_view> given;
   given.reserve(source_.params.size());
@@ -198,7 +198,7 @@ void Writer::AddText(std::string_view path, std::string text) {
 
 void Writer::CutFiles() {
   begin_.push_back(0);
-  if (!adapter_.tensors.empty()) return;  // PEFT reads one file
+  if (!adapter_.tensors.empty()) return;  // PEFT reads only one file
   std::uint64_t bytes = 0;
   for (std::size_t i = 0; i < items_.size(); ++i) {
     const std::uint64_t next = items_[i].bytes;
@@ -217,7 +217,7 @@ void Writer::MakeNotes() {
   if (source_.iteration) notes_.iteration = *source_.iteration;
   notes_.consumed_samples = source_.consumed_samples;
   for (const Group& group : source_.groups) notes_.groups.push_back({group.hyper, group.moe});
-  if (notes_.groups.empty()) notes_.groups.emplace_back();  // that of parameters without a group
+  if (notes_.groups.empty()) notes_.groups.emplace_back();  // for parameters without a group
   for (std::uint32_t i = 0; i < source_.params.size(); ++i) {
     const Param& param = source_.params[i];
     if (param.alias_of.empty()) continue;
@@ -229,8 +229,8 @@ void Writer::MakeNotes() {
   }
 }
 
-/// What stands in a file's `__metadata__`.
-/// \param first, last  its items, in the order of the model
+/// Returns the `__metadata__` of a file.
+/// \param first, last  range of the file's items, in the order of the model
 Result<std::map<std::string, std::string>> Writer::MetadataOf(std::size_t first,
                                                               std::size_t last) const {
   std::map<std::string, std::string> values;
@@ -257,7 +257,7 @@ Result<std::map<std::string, std::string>> Writer::MetadataOf(std::size_t first,
     names.push_back(&names_[index]);
     if (param.expert) notes.experts.emplace(names_[index], *param.expert);
   }
-  if (first > 0) notes.tied.clear();  // once in the set is enough
+  if (first > 0) notes.tied.clear();  // only the first file of a set has them
   values[std::string(kNotesKey)] = NotesText(notes, names);
   return values;
 }
@@ -340,7 +340,7 @@ void Writer::AddIndex() {
 void Writer::TellWhatIsLeft() {
   std::vector<std::string>& left = out_.not_carried;
   left = adapter_.not_carried;
-  // Where masters have the type of the weights there is one set of weights, and it is written.
+  // If master weights have the type of the weights, there is only one set, which is written.
   std::unordered_map<std::string_view, DType> weights;
   for (const Param& param : source_.params) weights.emplace(param.name, param.dtype);
   bool masters = false;

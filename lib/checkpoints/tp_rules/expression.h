@@ -9,16 +9,16 @@
 
 namespace shardwright::checkpoints {
 
-// RE2 does not bear want of memory: an exception that passes through it leaves a heap that ends the
-// process much later, anywhere, and what it allocates without exceptions it uses unseen. All calls
-// of it are here, and want of memory in them ends the process there and then.
+// RE2 is not safe when memory runs out: an exception that passes through it corrupts the heap,
+// and it uses the results of non-throwing allocations without a check. Therefore all calls to
+// RE2 are in this file and noexcept, so that running out of memory ends the process immediately.
 
-/// Compiles a regular expression. Whether it is one, `ok()` says.
+/// Compiles a regular expression. If it is invalid, `ok()` of the result is false.
 /// Pure.
 std::unique_ptr<re2::RE2> CompileExpression(std::string_view text) noexcept;
 
-/// Whether an expression matches the whole of `name`, or with ANCHOR_START how it begins.
-/// \param groups  the match itself, then what its groups have matched, pointing into `name`
+/// Returns true if an expression matches all of `name`, or its beginning with ANCHOR_START.
+/// \param groups  receives the match and then the matches of its groups, as views into `name`
 /// Pure.
 bool MatchExpression(const re2::RE2& expression, std::string_view name,
                      re2::RE2::Anchor anchor = re2::RE2::ANCHOR_BOTH,

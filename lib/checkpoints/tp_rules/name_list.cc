@@ -15,7 +15,7 @@ bool IsWord(char c) {
   return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '_';
 }
 
-// The name that `^...$` stands for when nothing in it is special.
+// Returns the name in `^...$` if it contains no special characters.
 std::optional<std::string> LiteralOf(std::string_view expression) {
   if (expression.size() < 2 || expression.front() != '^' || expression.back() != '$') {
     return std::nullopt;

@@ -16,8 +16,8 @@ class RE2;
 
 namespace shardwright::checkpoints {
 
-/// A list of Python expressions, each matched at the start of a name. Anchored literals
-/// (`^a\.b$`), which AutoTP writes by the thousand, are looked up in a table.
+/// A list of Python regular expressions, each matched at the start of a name. Looks up
+/// anchored literals (`^a\.b$`), of which AutoTP writes thousands, in a hash table.
 class NameList {
  public:
   NameList();
@@ -25,11 +25,11 @@ class NameList {
   NameList(NameList&&) noexcept;
   NameList& operator=(NameList&&) noexcept;
 
-  /// Adds an expression; `key` is the list's name in messages.
-  /// \error kUnsupported if RE2 cannot match it; names it
+  /// Adds an expression; `key` names the list in messages.
+  /// \error kUnsupported  RE2 does not support the expression; the message names it
   Status Add(std::string_view expression, std::string_view key);
 
-  /// Indices, ascending, of the expressions that match `name`.
+  /// Returns the indices, ascending, of the expressions that match `name`.
   std::vector<std::uint32_t> Match(const std::string& name) const;
 
   const std::string& text(std::uint32_t index) const { return texts_[index]; }
@@ -41,7 +41,7 @@ class NameList {
   std::vector<std::pair<std::uint32_t, std::unique_ptr<re2::RE2>>> expressions_;
 };
 
-/// `^name$` with everything special escaped, as Python's re.escape does.
+/// Returns `^name$` with all special characters escaped, as Python's re.escape does.
 std::string AnchoredLiteral(std::string_view name);
 
 }  // namespace shardwright::checkpoints

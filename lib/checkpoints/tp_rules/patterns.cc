@@ -34,7 +34,7 @@ bool Holds(const ShapeCondition& condition, const std::vector<std::string>& name
   return expected && (*a)[condition.dim] == *expected;
 }
 
-// The view with its -1 resolved, for a tensor of `elems` elements.
+// Resolves the -1 in a view for a tensor of `elems` elements.
 Result<Shape> ResolveView(const std::vector<std::int64_t>& view, std::uint64_t elems) {
   Shape resolved;
   std::uint64_t known = 1;
@@ -111,7 +111,7 @@ Result<Ruled> ApplySub(const PatternRule& pattern, std::span<const Shape> shards
     return Fail(Errc::kBadInput, "rank " + std::to_string(rank) + " should hold a shard " +
                                      ToString(shard) + ", but holds " + ToString(shards[rank]));
   }
-  // Of a parameter that has the view's shape itself the rule is an ordinary one.
+  // A parameter that already has the view's shape needs only an ordinary rule.
   if (rule.view == ruled.whole) {
     rule.view.clear();
     if (rule.sub_sizes.size() == 1) {
@@ -155,7 +155,7 @@ struct Patterns::Impl {
     bool user = false;
     bool applies = false;
   };
-  std::vector<Entry> files;  // the user's first
+  std::vector<Entry> files;  // files of the user precede built-in ones
 };
 
 Patterns::Patterns() : impl_(std::make_unique<Impl>()) {}
@@ -172,7 +172,7 @@ Status Patterns::AddFile(std::string_view text, const std::string& origin) {
 }
 
 Status Patterns::AddBuiltIn() {
-  // Parsed once: an agent asks for them with every snapshot.
+  // Parses the files only once, because an agent needs them for every snapshot.
   static const Result<BuiltIn> kBuiltIn = ParseBuiltIn();
   if (!kBuiltIn) return tl::unexpected<Error>(kBuiltIn.error());
   for (const auto& file : *kBuiltIn) impl_->files.push_back({file, false, false});

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// lib/checkpoints/tp_rules: how tensor parallelism cuts a parameter.
-// Files hold shards, but not the rule that made them. The rule comes from pattern files of the
-// user, from the checkpoint itself (universal_info.h), or from those of a model family that ships
-// with the program (patterns/*.json). Nobody guesses: what no rule covers is refused, and the
-// message holds the rule to add.
+// lib/checkpoints/tp_rules: rules for how tensor parallelism shards a parameter.
+// Files contain shards, but not the rule that made them. The rule comes from the user's
+// pattern files, from the checkpoint itself (universal_info.h), or from the files for model
+// families that ship with the program (patterns/*.json). The program never guesses: for a
+// parameter without a rule the command fails, and the message contains the rule to add.
 
 #pragma once
 
@@ -21,16 +21,16 @@
 
 namespace shardwright::checkpoints {
 
-/// What is known about how tensor parallelism cuts a parameter: the rule and the whole shape
-/// (padding rows of a vocabulary not counted).
+/// The tensor-parallel sharding of a parameter: the rule, and
+/// the full shape without the padding rows of a vocabulary.
 struct Ruled {
   layout::SplitRule rule;
   Shape whole;
 };
 
-/// Split rules by parameter name: pattern files (patterns/*.json, --patterns FILE) say what
-/// checkpoint files do not. Regular expressions are RE2, matched against the full name; the first
-/// rule of a file that matches wins.
+/// Split rules by parameter name. Pattern files (patterns/*.json, --patterns
+/// FILE) supply what checkpoint files lack. Regular expressions are RE2,
+/// matched against the full name. The first matching rule of a file applies.
 class Patterns {
  public:
   Patterns();
@@ -38,9 +38,9 @@ class Patterns {
   Patterns(Patterns&&) noexcept;
   Patterns& operator=(Patterns&&) noexcept;
 
-  /// Adds the rules of one pattern file's text. `origin` is used in messages.
-  /// \error kBadInput  not valid against docs/patterns.schema.json, or a bad expression; names file
-  ///        and rule
+  /// Adds the rules in the text of one pattern file. Messages name the file as `origin`.
+  /// \error kBadInput  not valid against docs/patterns.schema.json,
+  ///        or an invalid expression; the message names file and rule
   Status AddFile(std::string_view text, const std::string& origin);
 
   /// Adds the pattern files that ship with the program (compiled in from patterns/*.json).
@@ -48,11 +48,11 @@ class Patterns {
 
   enum class From : std::uint8_t { kAny, kUser, kBuiltIn };
 
-  /// The rule of a parameter, from the shapes of its shards on all tensor-parallel ranks (one when
-  /// tp is 1); files added by AddFile before built-in ones, which apply only in what ForModel
-  /// returned.
+  /// Returns the rule of a parameter, from the shapes of its shards on all
+  /// tensor-parallel ranks (one shape if tp is 1). Files added by AddFile take precedence
+  /// over built-in ones. Only the patterns that ForModel returns apply built-in files.
   /// \pre !shards.empty()
-  /// \error kBadInput if the rule does not fit the shards; names the rule and both sides
+  /// \error kBadInput  the rule does not fit the shards; names the rule and both values
   Result<std::optional<Ruled>> RuleFor(const std::string& name, std::span<const Shape> shards,
                                        From from = From::kAny) const;
 
@@ -60,12 +60,12 @@ class Patterns {
   /// parameter nor part of one (false); nothing if no file lists it.
   std::optional<bool> IsFrozenParameter(const std::string& name) const;
 
-  /// The rule for a parameter of a whole shape; nothing also where a rule does not fit it.
+  /// Returns the rule for a parameter of a full shape; nothing if no rule fits the shape.
   std::optional<layout::SplitRule> Find(const std::string& name, const Shape& shape) const;
 
-  /// The patterns for one model: the user's files, and the built-in families whose `requires`
-  /// expressions all match some name and whose `requires_shapes` hold. Cheap: rules are shared.
-  /// \param shapes  of the parameters, whole or those of one tensor-parallel rank, by name
+  /// Returns the patterns for one model: the user's files, and built-in families if each of their
+  /// `requires` expressions matches a name and their `requires_shapes` hold. Shares the rules.
+  /// \param shapes  of the parameters, by name: full shapes, or those of one tensor-parallel rank
   /// \pre all_names.size() == shapes.size()
   Patterns ForModel(const std::vector<std::string>& all_names,
                     const std::vector<Shape>& shapes) const;
@@ -75,8 +75,8 @@ class Patterns {
   std::unique_ptr<Impl> impl_;
 };
 
-/// A rule in pattern-file form for a parameter that no rule covers, for messages: its choices and
-/// the whole shape that each would give.
+/// Formats the entry to add to a pattern file for a parameter without a rule, for
+/// messages: the possible rules, and the full shape that each of them yields.
 /// \pre !shards.empty()
 std::string RuleToAdd(const std::string& name, std::span<const Shape> shards);
 

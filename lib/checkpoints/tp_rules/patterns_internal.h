@@ -14,17 +14,17 @@
 
 namespace shardwright::checkpoints {
 
-/// One rule of a pattern file. Sizes that depend on the tensor are filled in when it is applied.
+/// One rule of a pattern file. Sizes that depend on the tensor are computed when it is applied.
 struct PatternRule {
   std::unique_ptr<re2::RE2> match;
-  layout::SplitRule rule;            ///< without view, sub-tensor sizes from `ratio`, and widths
-  std::vector<std::uint64_t> ratio;  ///< sub-tensors in proportion, instead of rule.sub_sizes
-  std::vector<std::int64_t> view;    ///< -1: the rest
-  std::uint64_t rows = 0;            ///< padded: real rows, 0 if not told
+  layout::SplitRule rule;            ///< without view, widths, and sub-tensor sizes from `ratio`
+  std::vector<std::uint64_t> ratio;  ///< proportions of sub-tensors, instead of rule.sub_sizes
+  std::vector<std::int64_t> view;    ///< -1: the remaining elements
+  std::uint64_t rows = 0;            ///< padded: the number of real rows, 0 if the file omits it
 };
 
-/// Extent `dim` of the first parameter that `match` names is `times` extent `of_dim` of the first
-/// one that `of` names.
+/// Requires that dimension `dim` of the first parameter that `match` matches
+/// equals `times` dimension `of_dim` of the first parameter that `of` matches.
 struct ShapeCondition {
   std::unique_ptr<re2::RE2> match, of;
   std::uint32_t dim = 0, of_dim = 0;
@@ -40,7 +40,7 @@ struct PatternFile {
   std::vector<std::unique_ptr<re2::RE2>> not_parameters;
 };
 
-/// Parses one pattern file's text (docs/patterns.schema.json).
+/// Parses the text of one pattern file (docs/patterns.schema.json).
 /// \error kBadInput  names origin, rule number and key
 Result<PatternFile> ParsePatternFile(std::string_view text, const std::string& origin);
 
@@ -49,7 +49,7 @@ struct BuiltInPatternFile {
   std::string_view text;
 };
 
-/// The files patterns/*.json of the source tree, sorted by name.
+/// Returns the files patterns/*.json of the source tree, sorted by name.
 std::span<const BuiltInPatternFile> BuiltInPatternFiles();
 
 }  // namespace shardwright::checkpoints

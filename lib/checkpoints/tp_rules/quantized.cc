@@ -28,18 +28,18 @@ std::string_view ParentOf(std::string_view name) {
   return dot == std::string_view::npos ? std::string_view() : name.substr(0, dot);
 }
 
-/// True for the last part of a name that a scale, a zero point or the like has.
+/// Returns true for the last part of a scale's or zero point's name.
 bool IsCompanionWord(std::string_view word) {
   constexpr std::array<std::string_view, 12> kWords = {
       "zero", "zeros", "qzeros",    "g_idx", "SCB",          "absmax",
       "amax", "qmap",  "quant_map", "code",  "weight_shape", "weight_format"};
-  if (word == "logit_scale" || word == "layer_scale") return false;  // trained parameters
+  if (word == "logit_scale" || word == "layer_scale") return false;  // names of trained parameters
   return IsAny(word, kWords) || word.find("scale") != std::string_view::npos ||
          word.find("zero_point") != std::string_view::npos || word.ends_with("_amax") ||
          word.ends_with("absmax") || word.ends_with("quant_map") || word.ends_with("_g_idx");
 }
 
-/// True for scales of activations and of the key-value cache, which modules without weights have.
+/// Returns true for scales of activations and the key-value cache, also in modules without weights.
 bool IsActivationScale(std::string_view word) {
   constexpr std::array<std::string_view, 8> kWords = {"k_scale",  "v_scale",     "q_scale",
                                                       "kv_scale", "prob_scale",  "input_scale",
@@ -47,7 +47,7 @@ bool IsActivationScale(std::string_view word) {
   return IsAny(word, kWords);
 }
 
-/// True for a tensor that holds quantized weights.
+/// Returns true for a tensor that contains quantized weights.
 bool IsQuantized(const NamedTensor& tensor) {
   const std::string_view last = LastOf(tensor.name);
   switch (tensor.dtype) {
@@ -74,10 +74,10 @@ bool IsQuantized(const NamedTensor& tensor) {
 
 using Texts = std::set<std::string, std::less<>>;
 
-/// What the names of companions begin with.
+/// Prefixes of the names of companion tensors.
 struct Owners {
-  Texts stems;    ///< "experts.gate_up_proj": then "_scales" follows, or ".absmax"
-  Texts modules;  ///< "layers.0.q_proj": then ".weight_scale" follows
+  Texts stems;    ///< "experts.gate_up_proj", followed by "_scales" or ".absmax"
+  Texts modules;  ///< "layers.0.q_proj", followed by ".weight_scale"
 
   void Add(std::string_view name) {
     stems.emplace(name);
@@ -85,14 +85,14 @@ struct Owners {
       if (name.ends_with(end)) stems.emplace(name.substr(0, name.size() - end.size()));
     }
     modules.emplace(ParentOf(name));
-    // Quanto has "weight._data" next to "weight._scale" and, of the module, "input_scale".
+    // Quanto stores "weight._data" next to "weight._scale", and "input_scale" in the module.
     if (LastOf(name).starts_with('_')) modules.emplace(ParentOf(ParentOf(name)));
   }
 
   bool Has(std::string_view name) const {
     const std::string_view last = LastOf(name);
     const std::string_view module = ParentOf(name);
-    // A tensor has no children but these: "weight.absmax", "weight.quant_state.nf4".
+    // A tensor has no other children: "weight.absmax", "weight.quant_state.nf4".
     for (std::size_t dot = name.rfind('.'); dot != std::string_view::npos && dot > 0;
          dot = name.rfind('.', dot - 1)) {
       if (stems.contains(name.substr(0, dot))) return true;

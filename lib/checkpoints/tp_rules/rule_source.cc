@@ -22,7 +22,7 @@ Result<Ruled> DecideRule(std::span<const RuleSource* const> own_rules, const Pat
   const Result<std::optional<Ruled>> family =
       patterns.RuleFor(name, shards, Patterns::From::kBuiltIn);
   if (own) {
-    // The checkpoint tells the widths of its own ranks; the family tells how others are made.
+    // The checkpoint has the widths of its own ranks. The family's rule yields those of others.
     SplitRule& rule = own->rule;
     if (family && *family && (*family)->rule.split == rule.split &&
         (*family)->rule.dim == rule.dim && !rule.padded && !(*family)->rule.padded) {

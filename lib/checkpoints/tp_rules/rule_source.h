@@ -14,31 +14,31 @@
 
 namespace shardwright::checkpoints {
 
-/// What a checkpoint itself says about how tensor parallelism cuts its parameters.
+/// Interface for information in a checkpoint about how its parameters are sharded.
 class RuleSource {
  public:
   virtual ~RuleSource() = default;
-  /// The rule of a parameter, from the shapes of its shards on all tensor-parallel ranks; nothing
-  /// where the source is silent.
+  /// Returns the rule of a parameter, from the shapes of its shards on
+  /// all tensor-parallel ranks; nothing if the source has no rule for it.
   /// \pre !shards.empty()
-  /// \error kBadInput, kUnsupported  the source contradicts itself or the shards
+  /// \error kBadInput, kUnsupported  the source contradicts itself or the shapes of the shards
   /// Pure.
   virtual Result<std::optional<Ruled>> RuleFor(const std::string& name,
                                                std::span<const Shape> shards) const = 0;
 };
 
-/// Decides how a parameter is cut: rules of the user's pattern files, then what the checkpoint's
-/// own sources say, the first that speaks, then the built-in families. With one shard and nobody to
-/// ask the rule is kUnknown, which only a target with tp > 1 refuses.
+/// Determines the rule of a parameter: from the user's pattern files, then from the first
+/// of the checkpoint's own sources that has one, then from built-in families. If there is
+/// no rule and only one shard, returns kUnknown; only targets with tp > 1 fail on it.
 /// \pre !shards.empty()
-/// \error kUnsupported if there are several shards and no rule: the text prints the rule to add;
-///        and as RuleSource::RuleFor
+/// \error kUnsupported  several shards and no rule; the message
+///        contains the rule to add. Other errors as RuleSource::RuleFor
 /// Pure.
 Result<Ruled> DecideRule(std::span<const RuleSource* const> own, const Patterns& patterns,
                          const std::string& name, std::span<const Shape> shards);
 
-/// The cut of rank `rank` of `ranks` of a parameter: layout::MakeCut with the parameter's name in
-/// the error, and where no rule is known the rule to add.
+/// Returns the cut for rank `rank` of `ranks` of a parameter, like layout::MakeCut.
+/// Adds the parameter's name to errors and, if it has no rule, the rule to add.
 /// \error as layout::MakeCut
 /// Pure.
 Result<layout::Cut> CutOf(const Param& param, std::uint64_t ranks, std::uint64_t rank);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-/// Marks what libshardwright.so exports; everything else of it is hidden.
+/// Exports a symbol from libshardwright.so. All other symbols are hidden.
 #define SW_API __attribute__((visibility("default")))

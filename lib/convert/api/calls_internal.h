@@ -10,16 +10,16 @@
 
 namespace shardwright::internal {
 
-/// A source as lib/convert takes it, with nothing looked for beside it.
-/// \error kUsage  it names no path, or sizes without a map
+/// Converts a source to the options of lib/convert. Never searches for sibling files.
+/// \error kUsage  there is no path, a path is empty, or sizes are given without a map
 /// Pure.
 Result<convert::InputOptions> InputOf(const Source& source);
 
-/// \error kUsage  no thread or too many, or less memory than any work needs
+/// \error kUsage  no or too many threads, or less memory than the minimum
 /// Pure.
 Status CheckWork(unsigned threads, std::uint64_t memory_bytes);
 
-/// Calls what may throw (memory, libraries of others), so that no exception leaves the library.
+/// Runs a call and converts exceptions to errors, so that no exception leaves the library.
 template <class Call>
 auto Guarded(const Call& call) -> decltype(call()) {
   try {

@@ -23,8 +23,8 @@ Result<const checkpoints::Format*> WrittenFormat(const std::string& name) {
   return format;
 }
 
-/// What lib/convert opens to convert it: with the proof of what a reader infers, unless nothing is
-/// to be read, and with optimizer state that only a copy of the files keeps.
+/// Returns the options to open a source for a conversion. Unless it is a dry run, inferred
+/// mappings are verified. Rank-specific state is accepted, because copying files preserves it.
 Result<convert::InputOptions> InputOf(const Source& source, const ConvertOptions& options,
                                       const checkpoints::Format& format,
                                       const checkpoints::TargetSpec& spec) {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // lib/convert/api: the library for other programs.
-// Convert, Describe (source.h) and Compare (compare.h) are what the command ucp-load does, by one
-// process or by several (ranks.h). Its headers, with result, sink, work and version of base, are
-// what is installed; whatever they do not mention is internal. Each function here only puts
-// together calls of lib/convert. Source: docs/library.md.
+// Has Convert, Describe (source.h) and Compare (compare.h), which do the same as the
+// command ucp-load on one or more processes (ranks.h). The installed headers are those
+// of this folder and result, sink, work and version of base. Everything else is
+// internal. Each function only combines calls of lib/convert. Source: docs/library.md.
 
 #pragma once
 
@@ -20,27 +20,27 @@
 
 namespace shardwright {
 
-/// What is written, and how.
+/// Options of a conversion: the output, its format and layout, and how to write it.
 struct ConvertOptions {
-  std::string output;                ///< the folder to make; its parent is there
+  std::string output;                ///< the folder to create; its parent must exist
   std::string format = "deepspeed";  ///< as --format
-  /// As --target, "zero=3,dp=48": what is not named stays as it is in the source. What is a flag of
-  /// its own (--flavour, --trainer) is a key here.
+  /// As --target, for example "zero=3,dp=48". Keys you omit keep the source's value. Options
+  /// that have a flag of their own on the command line (--flavour, --trainer) are keys here.
   std::string target;
-  bool force = false;      ///< replace an output that is there, once the new one is complete
-  bool resume = false;     ///< go on from what a stopped run has left
+  bool force = false;      ///< replace an existing output once the new one is complete
+  bool resume = false;     ///< continue a run that was stopped
   bool take_over = false;  ///< remove the lock of another machine whose heartbeat has expired
-  bool dry_run = false;    ///< plan only: no payload is read, nothing is written
-  bool link = false;       ///< equal layouts only: hard links to the files of the source
-  bool strict = false;     ///< refuse what cannot be carried over whole
-  bool siblings = true;    ///< take along the files beside the tag folder
+  bool dry_run = false;    ///< plan only, without reading payloads or writing files
+  bool link = false;       ///< equal layouts only: make hard links to the files of the source
+  bool strict = false;     ///< fail if anything cannot be converted completely
+  bool siblings = true;    ///< also copy the sibling files of the tag folder
   Verify verify = Verify::kSums;
-  unsigned threads = 1;  ///< of each rank
-  /// Of buffers that a rank may use.
+  unsigned threads = 1;  ///< per rank
+  /// Limit for the buffers of a rank, in bytes.
   std::uint64_t memory_bytes = std::uint64_t{1} << 30;
 };
 
-/// What was done, or with dry_run would be. Numbers are sums over all ranks.
+/// Result of a conversion, or its forecast with dry_run. Numbers are totals over all ranks.
 struct ConvertReport {
   std::string source_layout;  ///< "zero=2 dp=3 tp=1 pp=1 ep=1 dtype=bfloat16"
   std::string target_layout;
@@ -48,22 +48,22 @@ struct ConvertReport {
   std::uint64_t output_bytes = 0;
   std::uint64_t bytes_read = 0;     ///< of payloads; 0 with dry_run
   std::uint64_t bytes_written = 0;  ///< 0 with dry_run
-  bool same_files = false;          ///< the layouts were equal: the files of the source as they are
+  bool same_files = false;          ///< the layouts were equal: the source's files are unchanged
   bool found_done = false;          ///< resume: the stopped run had finished
-  /// What has no place in the target, one sentence each.
+  /// Parts of the source that the target cannot represent, one sentence each.
   std::vector<std::string> not_carried;
-  /// All of it as a JSON object: the `result` of `ucp-load --json` (docs/report.md).
+  /// The whole report as a JSON object: the `result` of `ucp-load --json` (docs/report.md).
   std::string json;
 };
 
-/// Writes a source in another layout or format. The output is whole or not there, and the same,
-/// byte for byte, for every number of ranks and threads.
-/// \param sink  hears of warnings and progress, and may ask to stop
-/// \error kUsage  options that are wrong or contradict each other; kBusy  the output exists; kIo  a
-///        write; kLimit  memory; kMismatch  `strict`, and something is left behind; kInfeasible  no
-///        such layout of this source; kStopped  the sink asked: `resume` continues; of the source
-///        as Describe. Of several ranks, one that runs out of memory leaves the others waiting:
-///        after kLimit "out of memory" end the job.
+/// Writes a source in another layout or format. The output is atomic, and its bytes are the
+/// same for every number of ranks and threads.
+/// \param sink  receives warnings and progress, and can request a stop
+/// \error kUsage  invalid or contradictory options; kBusy  the output exists; kIo  writing
+///        failed; kLimit  out of memory; kMismatch  `strict`, and the target cannot represent
+///        everything; kInfeasible  the source cannot have this layout; kStopped  the sink
+///        requested it, `resume` continues; as Describe for the source. If one of several
+///        ranks runs out of memory, the others wait: end the job after kLimit "out of memory".
 /// Collective.
 SW_API Result<ConvertReport> Convert(Ranks& ranks, const Source& source,
                                      const ConvertOptions& options, Sink& sink);

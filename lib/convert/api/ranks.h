@@ -12,31 +12,31 @@ namespace comm {
 class Comm;
 }  // namespace comm
 
-/// The processes that carry out a call together. All of them make the same calls in the same order,
-/// each from one thread, and get the same outcome.
+/// The processes that execute a call together. All of them make the same
+/// calls in the same order, each from one thread, and get the same result.
 class SW_API Ranks {
  public:
-  /// This process alone.
+  /// Creates a group that consists of this process alone.
   /// Local.
   Ranks();
   Ranks(Ranks&& other) noexcept;
   Ranks& operator=(Ranks&& other) noexcept;
   ~Ranks();
 
-  /// Those that a launcher (mpirun, srun) began, over MPI; without a launcher this process alone.
-  /// MPI ends with the object, so it is made once in a process and outlives all calls.
-  /// \error kInternal  MPI was started before, or has ended; kIo  it does not start; kNotFound
-  ///        there is no MPI of the launcher's family; kUsage  MPI sees one rank where the launcher
-  ///        has started more
+  /// Connects the processes that a launcher (mpirun, srun) started, over MPI; without a
+  /// launcher, this process alone. The destructor finalizes MPI: use one object that outlives
+  /// all calls.
+  /// \error kInternal  MPI was initialized or finalized before; kIo  MPI does not start;
+  ///        kNotFound no MPI of the launcher's family; kUsage  MPI reports one rank of several
   /// Collective under a launcher.
   static Result<Ranks> OfLauncher();
 
-  /// From 0 on. Local.
+  /// Returns the rank of this process, from 0. Local.
   int rank() const;
-  /// At least 1. Local.
+  /// Returns the number of processes, at least 1. Local.
   int size() const;
 
-  /// For the library itself.
+  /// Internal: returns the communicator for the functions of the library.
   comm::Comm& comm() { return *comm_; }
 
  private:

@@ -20,7 +20,7 @@
 namespace shardwright::convert {
 namespace {
 
-/// Of all payloads of a file, in the order of the file; nothing where one has no checksum.
+/// Combines the checksums of a file's payloads in file order. Empty if one has no checksum.
 std::optional<std::uint32_t> PayloadCrc32(const checkpoints::SourceFile& file) {
   std::vector<const files::Storage*> storages;
   for (const checkpoints::Container& one : file.containers) {
@@ -44,8 +44,8 @@ tl::unexpected<Error> OtherThanListed(const std::string& path, const std::string
                   exec::kManifestName + " the folder is read as it is");
 }
 
-/// Compares the files of a tag folder with a manifest, if there is one, that lists them under
-/// `prefix`.
+/// Compares the files of a tag folder with the entries under
+/// `prefix` of a manifest, if that exists and has such entries.
 Status CompareWithManifest(const checkpoints::SourceSet& set, const std::string& folder,
                            const std::string& manifest, const std::string& prefix) {
   const auto text = os::ReadWholeText(manifest, limits::kJsonBytes);

@@ -6,10 +6,10 @@
 
 namespace shardwright::convert {
 
-/// Compares the files of an atoms folder with the manifest of the run that wrote it. Atoms do not
-/// record which run they belong to, but the manifest does. An atom that replaced another one or
-/// comes from another run is an error. Files that the manifest does not list are accepted: another
-/// tag, or atoms of a release whose manifests listed no checksums.
+/// Compares the files of an atoms folder with the manifest of the run that wrote it. The manifest
+/// records what the atoms do not: the run to which they belong. An atom that replaced another
+/// one, or that comes from another run, is an error. Files that the manifest does not list are
+/// accepted: they are of another tag, or of a release whose manifests had no checksums.
 /// \error kBadInput  a file differs from the manifest; the message names the file and both values
 /// Local.
 Status CheckListed(const checkpoints::SourceSet& set);

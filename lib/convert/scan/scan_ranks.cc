@@ -23,16 +23,16 @@ using checkpoints::FieldWriter;
 using checkpoints::Found;
 using checkpoints::SourceFile;
 
-/// What rank 0 asks the others for.
+/// Requests from rank 0 to the other ranks.
 enum class Request : std::uint8_t { kRead, kEnd };
 
-/// Files that one rank reads: those of some names, with their numbers among all names.
+/// Files that one rank reads, with their numbers among all files.
 struct Share {
   std::vector<std::uint64_t> numbers;
   std::vector<Found> found;
 };
 
-/// What a rank has read of its share: its files, or the number of the first name that failed.
+/// Result of reading a share: its files, or the number of the first one that failed.
 struct Outcome {
   Result<std::vector<SourceFile>> files;
   std::uint64_t failed = 0;
@@ -83,7 +83,7 @@ Result<Share> UnpackShare(std::string_view bytes) {
   return share;
 }
 
-/// Cuts files into shares, one for each rank. What the scan has read already stays with rank 0.
+/// Distributes files over ranks. Files that the scan has read already stay with rank 0.
 std::vector<Share> Cut(std::vector<Found> found, std::size_t ranks, std::uint64_t* names) {
   std::vector<Share> shares(ranks);
   std::size_t next = 0;
@@ -100,7 +100,7 @@ std::vector<Share> Cut(std::vector<Found> found, std::size_t ranks, std::uint64_
   return shares;
 }
 
-/// Reads a share; what is thrown must not leave the other ranks waiting.
+/// Reads a share. Converts exceptions to errors, so that the other ranks do not wait forever.
 Outcome ReadShare(Share& share, checkpoints::ReadContainers read, unsigned io_threads) {
   Outcome outcome{std::vector<SourceFile>()};
   std::uint64_t failed = 0;
@@ -133,7 +133,7 @@ comm::Bytes Pack(const Outcome& outcome, const Share& share, std::string_view fo
   return BytesOf(std::move(out).Take());
 }
 
-/// The files of all ranks by number, or the error of the lowest.
+/// The files of all ranks by number, or the error with the lowest number.
 class Merged {
  public:
   explicit Merged(std::uint64_t names) : files_(static_cast<std::size_t>(names)) {}
@@ -186,15 +186,15 @@ class Merged {
   std::vector<SourceFile> files_;
   checkpoints::MetadataTable metadata_table_;
   std::optional<Error> error_;
-  std::uint64_t number_ = 0;  // of the name of error_
+  std::uint64_t number_ = 0;  // index of error_
 };
 
-/// The ranks of one scan.
+/// The ranks that take part in one scan.
 class Ranks final : public checkpoints::ScanRanks {
  public:
   Ranks(comm::Comm& comm, unsigned io_threads) : comm_(comm), io_threads_(io_threads) {}
 
-  /// Of rank 0: reads files with the others.
+  /// Reads files together with the other ranks. Only rank 0 calls it.
   Result<std::vector<SourceFile>> Read(std::vector<Found> found,
                                        checkpoints::ReadContainers read) override {
     const std::span<const checkpoints::Format> all = checkpoints::Formats();
@@ -218,7 +218,7 @@ class Ranks final : public checkpoints::ScanRanks {
     return Exchange(*row, names, std::move(shares.front()));
   }
 
-  /// Of other ranks: does what rank 0 asks for until it ends.
+  /// Executes requests of rank 0 until it ends. Only other ranks call it.
   Status Serve() {
     for (;;) {
       comm::Bytes bytes;
@@ -231,7 +231,7 @@ class Ranks final : public checkpoints::ScanRanks {
       const std::vector<comm::Bytes> pieces(static_cast<std::size_t>(comm_.size()));
       SW_TRY_ASSIGN(const std::vector<comm::Bytes> received, comm_.AllToAll(pieces));
       SW_TRY_ASSIGN(Share share, UnpackShare(TextOf(received.front())));
-      // An error is rank 0's to report.
+      // Rank 0 reports errors.
       auto files =
           Exchange(checkpoints::Formats()[static_cast<std::size_t>(row)], names, std::move(share));
       if (!files && broken_) return tl::unexpected<Error>(std::move(files).error());
@@ -239,7 +239,7 @@ class Ranks final : public checkpoints::ScanRanks {
     }
   }
 
-  /// Of rank 0: ends Serve on the others.
+  /// Ends Serve on the other ranks. Only rank 0 calls it.
   Status End() {
     FieldWriter head;
     head.Number(static_cast<std::uint64_t>(Request::kEnd));
@@ -247,11 +247,11 @@ class Ranks final : public checkpoints::ScanRanks {
     return comm_.Bcast(bytes);
   }
 
-  /// True if the ranks cannot talk to each other any more.
+  /// Returns true if the ranks cannot communicate any more.
   bool broken() const { return broken_; }
-  /// Of rank 0: how many files all calls of Read have read.
+  /// Returns the number of files that all calls of Read have read. Only for rank 0.
   std::size_t count() const { return count_; }
-  /// Of other ranks: the files of all of them.
+  /// Returns the files of all ranks. Only for other ranks.
   std::vector<SourceFile> TakeFiles() { return std::move(files_); }
 
  private:
@@ -318,7 +318,7 @@ Result<checkpoints::SourceSet> ScanByRanks(
     SW_TRY(ranks.Serve());
   }
   comm::Bytes rest;
-  bool all_read = true;  // the files are those that ranks have exchanged
+  bool all_read = true;  // the ranks exchanged all files
   SW_TRY(comm.OnRoot([&]() -> Status {
     SW_TRY(std::move(scanned));
     all_read = set.files.size() == ranks.count();

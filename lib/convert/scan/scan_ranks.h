@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // lib/convert/scan: scanning of a source, distributed over ranks.
-// Rank 0 lists the folders, and one rank reads the header of each file. The ranks exchange the
-// headers in the form of a catalogue, so that all of them have the same set of files
-// (scan_ranks.h). Files of atoms are compared with the manifest of their run (manifest_check.h).
+// Rank 0 lists the folders, and one rank reads the header of each file. The ranks exchange
+// the headers in the form of a catalogue, so that all of them have the same set of files
+// (scan_ranks.h). Atom files are compared with the manifest of their run (manifest_check.h).
 
 #pragma once
 
@@ -14,9 +14,9 @@
 
 namespace shardwright::convert {
 
-/// Scans a source that every rank sees. Rank 0 calls `find`, and all ranks read their share of the
-/// files that it finds.
-/// \param options  of every rank; ScanOptions::ranks is set here
+/// Scans a source that every rank can access. Rank 0 calls `find`, and
+/// all ranks read their share of the files that it finds.
+/// \param options  of every rank; this function sets ScanOptions::ranks
 /// \error as `find`: the same for every number of ranks
 /// Collective.
 Result<checkpoints::SourceSet> ScanByRanks(

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The cuda twin lies in a plugin, shardwright_cuda.so, that is opened only when it is asked for:
-// docs/decisions/0036-cuda-is-a-plugin.md.
+// Loads the CUDA backend, the plugin shardwright_cuda.so, only when
+// a caller requests it: docs/decisions/0036-cuda-is-a-plugin.md.
 
 #pragma once
 
@@ -12,18 +12,18 @@
 
 namespace shardwright::device {
 
-/// OpenDevice(Kind::kCuda, ...): opens the plugin, which stays open, and a device of it. The plugin
-/// lies where FindPlugin looks, or SHARDWRIGHT_CUDA names it.
-/// \error kNotFound  no plugin, one of another release, no driver, no device; kUsage  no device of
-///        that ordinal
+/// Implements OpenDevice(Kind::kCuda, ...): loads the plugin, which stays loaded, and opens
+/// a device. SHARDWRIGHT_CUDA names the plugin; if it is unset, FindPlugin searches for it.
+/// \error kNotFound  no plugin, a plugin of another release, no
+///        driver, or no device; kUsage  no device with that ordinal
 /// Collective.
 Result<std::unique_ptr<Device>> OpenCudaDevice(comm::Comm& comm, const DeviceOptions& options);
 
-/// What the plugin defines under the name kCudaPluginSymbol. Its objects are those of device.h, so
-/// a plugin of another build is not taken: `form` counts up with each change of device.h or comm.h.
+/// The symbol kCudaPluginSymbol of the plugin. It uses the types of device.h, so plugins
+/// of other builds are rejected: `form` increases with every change of device.h or comm.h.
 struct CudaPlugin {
   unsigned form = 0;
-  const char* version = nullptr;  ///< kVersion of its build
+  const char* version = nullptr;  ///< kVersion of the plugin's build
   Result<std::unique_ptr<Device>> (*open)(comm::Comm& comm, const DeviceOptions& options) = nullptr;
 };
 inline constexpr unsigned kCudaPluginForm = 1;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// lib/engine/device: the memory of the device that a rank drives, and what moves and changes bytes
-// there. One seam with two twins. The host twin (host.h) is always there: ordinary memory, memory
-// that other processes can map, collectives over lib/support/comm. The cuda twin (cuda/) is a
-// plugin that is opened only when it is asked for: nothing links CUDA or NCCL. Code above the seam
-// is written for the weaker promises of the cuda twin, and so is right on both: what is queued may
-// run late, and bytes may be touched only after the wait that says so.
+// lib/engine/device: the memory of a rank's device, and operations that move and convert its bytes.
+// One interface has two backends. The host backend (host.h) is always available:
+// ordinary and shared memory, and collectives over lib/support/comm. The CUDA
+// backend (cuda/) is a plugin loaded on request, so no program links CUDA or NCCL.
+// Callers rely only on the weaker guarantees of the CUDA backend: queued work may
+// run late, and bytes may be accessed only after the matching wait returned.
 
 #pragma once
 
@@ -26,20 +26,20 @@ namespace shardwright::device {
 
 enum class Kind : std::uint8_t { kHost, kCuda };
 
-/// "host", "cuda".
+/// Returns the name of a kind: "host", "cuda".
 std::string_view Name(Kind kind);
 
-/// The kind of such a name. \error kUsage  there is none; says which there are
+/// Inverse of Name. \error kUsage  the name is unknown; the message lists the valid names
 Result<Kind> ParseKind(std::string_view name);
 
 enum class Place : std::uint8_t {
   kPageable,  ///< ordinary memory of this process
-  kPinned,    ///< memory of this process that a device copies from and to without a detour
-  kShared,    ///< memory of the device that other processes may map: Device::Export
-  kDevice,    ///< memory of the device; on the host twin ordinary memory
+  kPinned,    ///< memory of this process that the device copies from and to directly
+  kShared,    ///< device memory that other processes may map: Device::Export
+  kDevice,    ///< device memory; on the host backend ordinary memory
 };
 
-/// Memory, given back with the object. What is queued that touches it has to have ended by then.
+/// Memory that its destructor frees. Queued work that accesses it must have ended before.
 class Buffer {
  public:
   Buffer() = default;
@@ -48,21 +48,21 @@ class Buffer {
   virtual ~Buffer() = default;
 
   virtual Place place() const = 0;
-  /// Its first byte, aligned to 256 bytes. Of device memory an address that only the device reads.
+  /// Returns the first byte, aligned to 256 bytes. Only the device can access kDevice memory.
   virtual std::byte* data() const = 0;
   virtual std::uint64_t size() const = 0;
 };
 
-/// What another process needs to map a shared buffer. Host twin: a descriptor, which has to reach
-/// that process by itself; cuda twin: a token.
+/// Identifies a shared buffer to another process that maps it. On the host backend it is a
+/// descriptor that the caller must pass to that process; on the CUDA backend it is a token.
 struct Handle {
   Kind kind = Kind::kHost;
   std::uint64_t bytes = 0;
-  int descriptor = -1;  ///< belongs to the buffer that was exported; Import takes it over
+  int descriptor = -1;  ///< owned by the exported buffer; Import takes ownership of its copy
   std::string token;
 };
 
-/// A point in a stream. It outlives the stream.
+/// A point in a stream. It may outlive the stream.
 class Event {
  public:
   Event() = default;
@@ -70,55 +70,55 @@ class Event {
   Event& operator=(const Event&) = delete;
   virtual ~Event() = default;
 
-  /// True when all that was queued before it has ended. \error kIo  it has failed
+  /// Returns true once all work queued before the event has ended. \error kIo  the work failed
   virtual Result<bool> Ended() const = 0;
-  /// Waits for that. \error kIo  it has failed, or not ended within the deadline of its device
+  /// Waits until Ended. \error kIo  the work failed, or exceeded the deadline of its device
   virtual Status Wait() const = 0;
 };
 
-/// A run of bytes that moves: `bytes` from `from`, to `to`, each counted from its buffer's start.
+/// A contiguous copy of `bytes` bytes: offset `from` in the source buffer to `to` in the target.
 struct Run {
   std::uint64_t from = 0;
   std::uint64_t to = 0;
   std::uint64_t bytes = 0;
 };
 
-/// Work in order. A call queues and returns; memory given to it has to stay until the stream was
-/// waited for. An error of queued work shows at a later call, at the latest in Synchronize. One
-/// thread at a time. Local.
+/// Runs work in order. A call queues work and returns. Its memory must stay
+/// valid until a wait for the stream. An error of queued work is returned by a
+/// later call, at the latest by Synchronize. For one thread at a time. Local.
 class Stream {
  public:
   Stream() = default;
   Stream(const Stream&) = delete;
   Stream& operator=(const Stream&) = delete;
-  /// Waits for what is queued.
+  /// Waits for all queued work.
   virtual ~Stream() = default;
 
-  /// Copies between memory of any place.
+  /// Copies bytes between memory of any place.
   virtual Status Copy(std::byte* to, const std::byte* from, std::uint64_t bytes) = 0;
 
-  /// Moves runs that do not overlap at their targets: gather, scatter and transposition of blocks.
-  /// Both sides are memory that the device reaches: not pageable memory on the cuda twin. The runs
-  /// themselves may go when the call has returned.
+  /// Copies runs whose targets do not overlap: gather, scatter and transposition of blocks.
+  /// Both buffers must be memory that the device can access, which excludes pageable memory
+  /// on the CUDA backend. The caller may free `runs` after the call has returned.
   virtual Status CopyRuns(std::byte* to, const std::byte* from, std::span<const Run> runs) = 0;
 
-  /// Converts elements, as shardwright::Convert bit for bit. Memory as of CopyRuns.
+  /// Converts elements bit for bit as shardwright::Convert. Memory: see CopyRuns.
   /// \pre CanConvert(from_type, to_type)
   virtual Status Convert(DType to_type, std::byte* to, DType from_type, const std::byte* from,
                          std::uint64_t elems) = 0;
 
   virtual Result<std::unique_ptr<Event>> Record() = 0;
 
-  /// What is queued from now on begins after the event, which may be of another stream.
+  /// Delays all work queued after this call until the event, which may be of another stream.
   virtual Status WaitFor(const Event& event) = 0;
 
-  /// Waits for all that is queued. \error kIo  some of it has failed, or not ended in time
+  /// Waits for all queued work. \error kIo  some of it failed or exceeded the deadline
   virtual Status Synchronize() = 0;
 };
 
-/// The ranks of one group, each with a device. Collective: all ranks of the communicator that it
-/// was made of make the same calls in the same order, each for its own group, with the sizes that
-/// the others expect. Calls queue on a stream like all other work; memory is the device's.
+/// The ranks of one group, each with a device. All ranks of the communicator that it was made from
+/// must make the same calls in the same order, each for its own group, with sizes that match on all
+/// ranks. Calls queue work on a stream like other work and use memory of the device. Collective.
 class Collective {
  public:
   Collective() = default;
@@ -129,42 +129,42 @@ class Collective {
   virtual int rank() const = 0;  ///< in the group
   virtual int size() const = 0;  ///< of the group
 
-  /// `to` becomes what the ranks give, in the order of their ranks, bytes[r] of rank r. A rank's
-  /// own part may lie where it belongs in `to` already.
+  /// Concatenates the parts of all ranks in `to`, in rank order; rank r
+  /// contributes bytes[r]. A rank's own part may already be at its place in `to`.
   /// \pre bytes.size() == size()
   virtual Status AllGather(Stream& stream, std::byte* to, const std::byte* from,
                            std::span<const std::uint64_t> bytes) = 0;
 
-  /// `data` becomes that of `root`.
+  /// Copies `data` of rank `root` into `data` of every rank.
   virtual Status Broadcast(Stream& stream, std::byte* data, std::uint64_t bytes, int root) = 0;
 
-  /// Sends out[r] to rank r and fills in[r] with what it sends, all at once; empty ones do not
-  /// move.
+  /// Sends out[r] to rank r and receives in[r] from it,
+  /// for all ranks at once. Empty spans transfer no bytes.
   /// \pre both have size() entries
   virtual Status Exchange(Stream& stream, std::span<const std::span<const std::byte>> out,
                           std::span<const std::span<std::byte>> in) = 0;
 
-  /// Sums what all ranks give, in the order of their ranks on the host twin and in any order on the
-  /// cuda twin; `to` becomes this rank's of size() equal parts.
-  /// \param elems  of one part
+  /// Adds up the inputs of all ranks, in rank order on the host backend and in any order
+  /// on the CUDA backend. `to` receives this rank's part out of size() equal parts.
+  /// \param elems  elements of one part
   /// \pre dtype is float64, float32, float16 or bfloat16
   virtual Status ReduceScatter(Stream& stream, std::byte* to, const std::byte* from,
                                std::uint64_t elems, DType dtype) = 0;
 
-  /// Ends what is under way on this rank; every later call fails. For a rank that has failed while
-  /// the others wait for it.
+  /// Ends running work on this rank and makes every later call fail.
+  /// A failed rank calls it while the other ranks wait for it.
   virtual void Abort() = 0;
 };
 
 struct DeviceOptions {
-  /// Which device of the node; nothing: as many as ranks of this node come before this one, modulo
-  /// the devices that there are.
+  /// Index of the device on this node. If absent, the number of ranks
+  /// of this node before this one, modulo the number of devices.
   std::optional<int> ordinal;
-  /// How long a wait for queued work, collectives included, may take before it fails.
+  /// Maximum duration of a wait for queued work, including collectives, before it fails.
   std::chrono::milliseconds deadline = std::chrono::minutes(5);
 };
 
-/// A device. Everything made by it is destroyed before it.
+/// A device. All objects that it creates must be destroyed before it.
 class Device {
  public:
   Device() = default;
@@ -173,39 +173,39 @@ class Device {
   virtual ~Device() = default;
 
   virtual Kind kind() const = 0;
-  /// For people: "host", "cuda:3 NVIDIA H100 80GB HBM3".
+  /// Returns a name for messages: "host", "cuda:3 NVIDIA H100 80GB HBM3".
   virtual std::string name() const = 0;
 
-  /// Bytes of device memory that are free now. \error kIo
+  /// Returns the free bytes of device memory. \error kIo
   virtual Result<std::uint64_t> FreeBytes() const = 0;
 
   /// \pre bytes > 0
-  /// \error kLimit  no memory: says how much was asked for and how much is free
+  /// \error kLimit  out of memory; the message has the requested and the free bytes
   virtual Result<std::unique_ptr<Buffer>> Allocate(Place place, std::uint64_t bytes) = 0;
 
-  /// How other processes of this node and user map a buffer. \pre its place is kShared
+  /// Makes a handle for other processes of this node and user. \pre the place is kShared
   virtual Result<Handle> Export(const Buffer& buffer) = 0;
 
-  /// Maps what another process has exported.
-  /// \error kBadInput  a handle of another kind or size; kIo  its process is gone
+  /// Maps a buffer that another process has exported.
+  /// \error kBadInput  a handle of another kind or size; kIo  the exporting process has ended
   virtual Result<std::unique_ptr<Buffer>> Import(Handle handle) = 0;
 
   virtual Result<std::unique_ptr<Stream>> MakeStream() = 0;
 
-  /// The collectives of this rank's group.
-  /// \param group  of every rank of `comm`: a number; ranks with the same number are a group, in
-  ///        the order of their ranks
-  /// \pre group.size() == comm.size(), the same on all ranks; `comm` outlives what is made
+  /// Makes the collectives of this rank's group.
+  /// \param group  group number of every rank of `comm`; ranks
+  ///        with the same number form a group, in rank order
+  /// \pre group.size() == comm.size(), the same on all ranks; `comm` outlives the result
   /// Collective.
   virtual Result<std::unique_ptr<Collective>> MakeCollective(comm::Comm& comm,
                                                              std::span<const int> group) = 0;
 };
 
-/// Opens a device. For cuda the plugin is looked for beside the library or program, under
-/// SHARDWRIGHT_CUDA if that names one.
-/// \error kNotFound  no plugin, no driver or no device: says which, and what of; kUsage  an ordinal
-///        that is not there
-/// Collective, as ranks of a node share its devices.
+/// Opens a device. For CUDA, loads the plugin from SHARDWRIGHT_CUDA
+/// if it is set, otherwise from the folder of the library or program.
+/// \error kNotFound  the message names the missing part (plugin, driver or
+///        device) and the place of the search; kUsage  no device has that ordinal
+/// Collective, because the ranks of a node share its devices.
 Result<std::unique_ptr<Device>> OpenDevice(Kind kind, comm::Comm& comm,
                                            const DeviceOptions& options = {});
 

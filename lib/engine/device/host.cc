@@ -9,7 +9,7 @@
 namespace shardwright::device {
 namespace {
 
-/// What it is of has ended before it was made.
+/// An event of a host stream, whose work has ended before the event is created.
 class PastEvent final : public Event {
  public:
   Result<bool> Ended() const override { return true; }

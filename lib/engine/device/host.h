@@ -9,40 +9,40 @@
 #include "support/base/result.h"
 #include "support/comm/comm.h"
 
-// The host twin. Shared memory is a file without a name (memfd) whose size is sealed; all other
-// memory is ordinary. Streams do their work at once, so every event has come when it is made.
-// Collectives are those of lib/support/comm, which has no deadline and no reach into a rank that
-// does not come.
+// The host backend. Shared memory is an unnamed file (memfd) with a sealed
+// size; all other memory is ordinary. Streams run their work at once, so
+// every event has ended when it is created. Collectives use lib/support/comm,
+// which has no deadline and cannot interrupt a rank that does not respond.
 
 namespace shardwright::device {
 
-/// What the system calls shared memory of ours, behind "/memfd:".
+/// Name of this program's shared memory in /proc, after "/memfd:".
 inline constexpr const char* kSharedName = "shardwright";
 
-/// The device of this machine's memory; there is one, number 0.
+/// Opens the host's memory as a device. It is the only one, with ordinal 0.
 /// \error kUsage  another ordinal
 /// Collective.
 Result<std::unique_ptr<Device>> OpenHostDevice(comm::Comm& comm, const DeviceOptions& options);
 
-/// Bytes of memory that the machine, and the control group of this process, have left.
+/// Returns the bytes of memory that the machine and this process's control group have left.
 /// \error kIo
-/// Local; reads files of the system.
+/// Local; reads files in /proc and /sys.
 Result<std::uint64_t> FreeHostBytes();
 
-/// As Device::Allocate. Local.
+/// Implements Device::Allocate. Local.
 Result<std::unique_ptr<Buffer>> AllocateHost(Place place, std::uint64_t bytes);
 
-/// As Device::Export. Local.
+/// Implements Device::Export. Local.
 Result<Handle> ExportHost(const Buffer& buffer);
 
-/// As Device::Import. A buffer whose owner has sealed it against writing (F_SEAL_FUTURE_WRITE) may
-/// be read only.
+/// Implements Device::Import. The mapping is read-only if the exporting
+/// process has sealed the buffer against writing (F_SEAL_FUTURE_WRITE).
 /// Local.
 Result<std::unique_ptr<Buffer>> ImportHost(const Handle& handle);
 
-/// As Device::MakeCollective. Every call begins with a word of all ranks of `comm`, so that a rank
-/// that aborts meanwhile takes part in it, and all others fail. Sums of 16-bit types are made in
-/// float32 and rounded once.
+/// Implements Device::MakeCollective. Every call first exchanges a status among
+/// all ranks of `comm`, so that a rank that aborted takes part in it and all
+/// other ranks fail. 16-bit types are added up in float32 and rounded once.
 /// Collective.
 Result<std::unique_ptr<Collective>> MakeHostCollective(comm::Comm& comm,
                                                        std::span<const int> group);

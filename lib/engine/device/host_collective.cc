@@ -64,14 +64,14 @@ class HostCollective final : public Collective {
 
   void Abort() override {
     if (std::exchange(aborted_, true)) return;
-    // The word that the others wait for.
+    // Takes part in the status exchange that the other ranks wait for.
     (void)comm_.AllReduceOr(1);
   }
 
  private:
   std::size_t Mine() const { return static_cast<std::size_t>(rank_); }
 
-  /// Sends out[r] to rank r of the group and fills in[r] with what comes from it.
+  /// Sends out[r] to rank r of the group and receives in[r] from it.
   Status Swap(std::span<const std::span<const std::byte>> out,
               std::span<const std::span<std::byte>> in) {
     if (aborted_) return Fail(Errc::kIo, "collective: aborted");
@@ -114,7 +114,7 @@ class HostCollective final : public Collective {
   }
 
   comm::Comm& comm_;
-  const std::vector<int> members_;  // ranks of comm_
+  const std::vector<int> members_;  // ranks in comm_
   const int rank_;
   bool aborted_ = false;
 };

@@ -20,7 +20,7 @@
 namespace shardwright::device {
 namespace {
 
-constexpr std::size_t kPage = 4096;  // more than a buffer's alignment
+constexpr std::size_t kPage = 4096;  // at least the alignment of a buffer
 constexpr int kSizeSeals = F_SEAL_SHRINK | F_SEAL_GROW;
 
 std::string ErrnoText(int error) { return std::strerror(error); }
@@ -41,7 +41,7 @@ class OwnMemory final : public Buffer {
   const std::uint64_t bytes_;
 };
 
-/// A mapped file without a name.
+/// A mapped unnamed file.
 class SharedMemory final : public Buffer {
  public:
   SharedMemory(int fd, std::byte* data, std::uint64_t bytes)
@@ -69,7 +69,7 @@ tl::unexpected<Error> NoMemory(std::uint64_t bytes, const std::string& why) {
                                 (why.empty() ? "" : ": " + why));
 }
 
-/// Maps a file and takes its descriptor over, on failure too.
+/// Maps a file and takes ownership of its descriptor, also on failure.
 Result<std::unique_ptr<Buffer>> Map(int fd, std::uint64_t bytes, bool may_be_sealed) {
   void* at = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   if (at == MAP_FAILED && may_be_sealed && (errno == EPERM || errno == EACCES)) {
@@ -80,7 +80,7 @@ Result<std::unique_ptr<Buffer>> Map(int fd, std::uint64_t bytes, bool may_be_sea
     ::close(fd);
     return NoMemory(bytes, ErrnoText(error));
   }
-  // A wish: what it answers does not matter.
+  // Only a hint, so its result does not matter.
   (void)::madvise(at, bytes, MADV_HUGEPAGE);
   return std::unique_ptr<Buffer>(
       std::make_unique<SharedMemory>(fd, static_cast<std::byte*>(at), bytes));
@@ -89,7 +89,7 @@ Result<std::unique_ptr<Buffer>> Map(int fd, std::uint64_t bytes, bool may_be_sea
 Result<std::unique_ptr<Buffer>> AllocateShared(std::uint64_t bytes) {
   const int fd = ::memfd_create(kSharedName, MFD_CLOEXEC | MFD_ALLOW_SEALING);
   if (fd < 0) return Fail(Errc::kIo, "no shared memory: " + ErrnoText(errno), errno);
-  // Its pages are made by who writes to them, on many threads: reserving them makes them on one.
+  // Writing threads allocate the pages in parallel; reserving them here would use one thread.
   if (::ftruncate(fd, static_cast<off_t>(bytes)) != 0 ||
       ::fcntl(fd, F_ADD_SEALS, kSizeSeals) != 0) {
     const int error = errno;
@@ -99,7 +99,7 @@ Result<std::unique_ptr<Buffer>> AllocateShared(std::uint64_t bytes) {
   return Map(fd, bytes, false);
 }
 
-/// A number out of a file of the system: after `key`, or the first thing in it.
+/// Reads a number from a system file: the one after `key`, or the first word if `key` is empty.
 std::optional<std::uint64_t> NumberIn(const char* path, std::string_view key) {
   std::ifstream file(path);
   std::uint64_t number = 0;
@@ -161,7 +161,7 @@ Result<std::unique_ptr<Buffer>> ImportHost(const Handle& handle) {
     wrong = "its size is not sealed";
   } else if (struct statfs system{};
              ::fstatfs(handle.descriptor, &system) != 0 || system.f_type != TMPFS_MAGIC) {
-    // Of huge pages there may be none left when they are read, which ends the reader.
+    // The system may run out of huge pages when they are read, which would kill the reader.
     wrong = "pages of the usual size expected";
   }
   if (!wrong.empty()) {

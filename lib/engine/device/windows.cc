@@ -17,11 +17,11 @@
 namespace shardwright::device {
 namespace {
 
-/// At the beginning of a window until ranks have found each other: a process of the same number
-/// on another node has something else there.
+/// Random bytes at the beginning of a window, until all ranks have mapped it. They
+/// detect a process with the same id on another node, whose memory has other bytes.
 using Mark = std::array<char, 32>;
 
-/// Where a window is, as its rank tells it.
+/// Address of a window, as its rank sends it to the others.
 struct WindowAddress {
   std::uint64_t process = 0;
   std::uint64_t bytes = 0;
@@ -33,7 +33,7 @@ Result<std::unique_ptr<Buffer>> Find(const WindowAddress& told) {
   if (told.descriptor < 0) return Fail(Errc::kNotFound, "a rank has no memory to share");
   const std::string path =
       "/proc/" + std::to_string(told.process) + "/fd/" + std::to_string(told.descriptor);
-  // On another node the descriptor may be anything, which opening alone could disturb.
+  // On another node the descriptor may be any file, and opening some files has side effects.
   std::array<char, 64> link = {};
   const ssize_t length = ::readlink(path.c_str(), link.data(), link.size());
   if (length <= 0 || !std::string_view(link.data(), static_cast<std::size_t>(length))
@@ -81,7 +81,7 @@ Result<std::unique_ptr<Windows>> Windows::Open(comm::Comm& comm, std::uint64_t b
     seen = found.has_value();
     if (seen) out->memory_.push_back(std::move(*found));
   }
-  // Nobody has written over a mark before all have seen it.
+  // No rank overwrites its mark before all ranks have read it.
   SW_TRY_ASSIGN(const std::uint64_t blind, comm.AllReduceOr(seen ? 0 : 1));
   if (blind != 0) out.reset();
   return out;

@@ -13,14 +13,14 @@
 
 namespace shardwright::device {
 
-/// Memory of each rank that all ranks of a node see: what a rank puts into its own the others read
-/// where it lies. Who reads when is for the ranks to agree on.
+/// Memory of each rank that all ranks of a node map: other ranks read the bytes of a rank
+/// in place, without a copy. The ranks must synchronize writes and reads themselves.
 class Windows {
  public:
-  /// Makes memory of `bytes` bytes on this rank, of any size on the others. Its pages are made when
-  /// they are first written to.
-  /// \returns null where not every rank sees that of all the others: on another node, in another
-  ///          container, or where the system does not let it, or has no memory
+  /// Allocates `bytes` bytes on this rank; other ranks may
+  /// pass other sizes. Pages are allocated at the first write.
+  /// \returns null if a rank cannot map the memory of another one: it is on another
+  ///        node or in another container, the system forbids it, or memory is exhausted
   /// Collective.
   static Result<std::unique_ptr<Windows>> Open(comm::Comm& comm, std::uint64_t bytes);
 

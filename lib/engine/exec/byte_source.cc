@@ -10,8 +10,8 @@
 namespace shardwright::exec {
 namespace {
 
-// TBB looks for its allocator when it is first asked for memory, by dlopen, which does not bear
-// that there is none. So it is asked before main.
+// TBB loads its allocator with dlopen at the first allocation, and dlopen may crash
+// when the process is out of memory. Allocate once before main to load it in time.
 [[maybe_unused]] const bool kAllocatorFound = [] {
   tbb::tbb_allocator<char> allocator;
   allocator.deallocate(allocator.allocate(1), 1);
@@ -23,8 +23,8 @@ namespace {
 bool IsUnchanged(const SourcePath& source, const os::Identity& now) {
   const os::Identity& then = source.identity;
   if (now.bytes == then.bytes && now.mtime_ns == then.mtime_ns) return true;
-  // The same file made longer: what was found of a log is still its beginning. Written anew under
-  // its name it is another file, and of any other kind a longer one may have nothing in common.
+  // Accept a longer version of the same file: the catalogued part of a log is still its beginning.
+  // A replaced file has another inode, and a longer file of another kind may differ everywhere.
   return source.may_grow && now.inode == then.inode && now.bytes > then.bytes;
 }
 
@@ -67,7 +67,7 @@ Status FileBytes::ReadStretches(const std::shared_ptr<const os::File>& file,
                                 const std::vector<zstd::CompressedItem>& stretches,
                                 std::uint64_t first, std::span<std::byte> out) {
   constexpr std::size_t kSkipBytes = std::size_t{256} << 10;
-  // No member lies in two items.
+  // Use the item that begins at or before `first`. No member spans two items.
   const auto after = std::upper_bound(
       stretches.begin(), stretches.end(), first,
       [](std::uint64_t value, const zstd::CompressedItem& one) { return value < one.first; });

@@ -22,7 +22,7 @@
 
 namespace shardwright::exec {
 
-/// Where the payload bytes of a source's members come from. Thread-safe.
+/// Provides the payload bytes of a source's members. Thread-safe.
 class ByteSource {
  public:
   ByteSource() = default;
@@ -30,38 +30,38 @@ class ByteSource {
   ByteSource& operator=(const ByteSource&) = delete;
   virtual ~ByteSource() = default;
 
-  /// Fills `out` with a member's bytes from `offset`.
-  /// \error kNotFound  the file is gone or has changed; kBadInput  it ends before
+  /// Fills `out` with a member's bytes, starting at `offset`.
+  /// \error kNotFound  the file is missing or has changed; kBadInput  it is too short
   virtual Status Read(std::uint32_t member, std::uint64_t offset, std::span<std::byte> out) = 0;
 
-  /// Looks at a file of the map again, after what was read of it: true if it has grown since it was
-  /// found, which a file that may grow does.
-  /// \error kNotFound  it is gone or has changed
+  /// Checks a file of the map again after reading: returns true if it has grown
+  /// since it was catalogued, which is allowed for files with SourcePath::may_grow.
+  /// \error kNotFound  the file is missing or has changed otherwise
   virtual Result<bool> Recheck(std::uint32_t /*file*/) { return false; }
 
-  /// Opens a whole file of the map, for a clone or a link of it.
-  /// \error kNotFound  it is gone or has changed; kInternal  members do not lie in files
+  /// Opens a whole file of the map, to clone or link it.
+  /// \error kNotFound  it is missing or has changed; kInternal  the members are not stored in files
   virtual Result<os::File> Open(std::uint32_t /*file*/) {
     return Fail(Errc::kInternal, "the source has no files to open");
   }
 
-  /// Whether PlaceOf has something to say.
+  /// Returns true if PlaceOf returns positions.
   virtual bool has_places() const { return false; }
 
-  /// Where some of a member's bytes stand among those that are made together, as the states of a
-  /// parameter are: units that are read in ascending order of this have them made once. Absent:
-  /// any order is as good.
+  /// Returns the position of a member's bytes among bytes that the source computes
+  /// together, such as all states of a parameter. Reading units in ascending
+  /// position computes such a group once. Absent if the order makes no difference.
   virtual std::optional<std::uint64_t> PlaceOf(std::uint32_t /*member*/, std::uint64_t /*offset*/) {
     return std::nullopt;
   }
 
-  /// Payload bytes read so far, and files opened for them.
+  /// Return the payload bytes read so far, and the number of files opened to read them.
   virtual std::uint64_t bytes_read() const = 0;
   virtual std::uint64_t files_read() const = 0;
 };
 
-/// Adds the bytes and files read from a source to a sink at the end of its lifetime, so that a run
-/// that stops or fails reports them too. Local.
+/// Adds the bytes and files read from a source to a sink at the end of its
+/// lifetime, so that a run that stops or fails also reports them. Local.
 class CountReads {
  public:
   /// \pre both outlive it
@@ -75,33 +75,33 @@ class CountReads {
   Sink& sink_;
 };
 
-/// One file of a source: where it is, and who it was when it was catalogued.
+/// One file of a source: its path, and its identity at the time when it was catalogued.
 struct SourcePath {
   std::string path;
   os::Identity identity;
-  bool may_grow = false;  ///< what was appended since is no change: a log that somebody writes
-  /// Where its items lie, ascending, if some are compressed: members lie where they would if none
-  /// were. Else empty.
+  bool may_grow = false;  ///< appended bytes are not a change: a log that is still being written
+  /// Positions of its items, ascending, if some are compressed: members
+  /// have the offsets that they would have uncompressed. Otherwise empty.
   std::vector<zstd::CompressedItem> stretches = {};
-  /// The path without links, by which it is opened: another user may have put a link in its place
-  /// since. Empty: by `path`.
+  /// The path with links resolved, used to open the file, because another
+  /// user may have replaced the path with a link. If empty, `path` is used.
   std::string real = {};
 };
 
-/// True if a file is, as far as the file system can tell, the one that was catalogued. Pure.
+/// Returns true if the file system's metadata show the file that was catalogued. Pure.
 bool IsUnchanged(const SourcePath& source, const os::Identity& now);
 
-/// Opens a file that must be the one that was catalogued.
-/// \param grown  if not null: set where it is longer now
-/// \error kNotFound  it is gone or has changed
+/// Opens a file and checks that it is the one that was catalogued.
+/// \param grown  if not null, set to true if the file is longer now
+/// \error kNotFound  the file is missing or has changed
 Result<os::File> OpenUnchanged(const SourcePath& source, bool* grown = nullptr);
 
-/// Reads members where they lie: in the source's own files. What is compressed is read from its
-/// beginning, or from where the same thread has read to; a member that is read in order is
-/// decompressed once for each thread that does.
+/// Reads members directly from the source's files. Decompresses a compressed
+/// item from its beginning, or continues from the current position of the same
+/// thread. Each thread that reads a member in order decompresses it once.
 class FileBytes final : public ByteSource {
  public:
-  /// \pre `map` outlives it; paths are by file index of the map
+  /// \pre `map` outlives it; `paths` has one entry per file of the map, in that order
   FileBytes(const layout::ShardMap& map, std::vector<SourcePath> paths);
 
   Status Read(std::uint32_t member, std::uint64_t offset, std::span<std::byte> out) override;
@@ -111,7 +111,7 @@ class FileBytes final : public ByteSource {
   std::uint64_t files_read() const override { return pool_.opened_count(); }
 
  private:
-  /// A thread's place in a compressed item.
+  /// A thread's position in a compressed item.
   struct Reading {
     std::shared_ptr<const os::File> file;
     const zstd::CompressedItem* stretch = nullptr;

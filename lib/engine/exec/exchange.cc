@@ -12,7 +12,7 @@
 namespace shardwright::exec {
 namespace {
 
-/// What one rank asks of another, as it travels.
+/// One request of a rank for bytes of another, as it is sent.
 struct Request {
   std::uint64_t member;
   std::uint64_t offset;
@@ -27,8 +27,8 @@ std::vector<Request> Unpack(const comm::Bytes& bytes) {
   return out;
 }
 
-/// Units of a round through shared memory. It is used again in each round, since to make a page is
-/// slower than to copy it, and so stays in the caches of the processor.
+/// Units of a round through shared memory. All rounds reuse the same few pages, because
+/// allocating a page is slower than copying it, and small rounds stay in the processor caches.
 constexpr std::uint64_t kSharedUnits = 32;
 
 }  // namespace
@@ -61,8 +61,8 @@ bool Exchange::Mine(std::uint32_t member) const {
 
 std::uint64_t Exchange::RoundUnits(std::uint64_t budget_bytes, std::uint64_t read_bytes) const {
   if (!sends()) return std::numeric_limits<std::uint64_t>::max();
-  // Each rank may be asked by all the others at once: its share of the memory is cut by their
-  // number.
+  // All other ranks may send requests to one rank at
+  // once, so divide the budget by the number of ranks.
   const auto ranks = static_cast<std::uint64_t>(comm_.size());
   const std::uint64_t units = std::max<std::uint64_t>(
       1, budget_bytes / (2 * std::max<std::uint64_t>(1, read_bytes) * ranks));
@@ -126,8 +126,8 @@ const std::byte* Exchange::Holding::Find(std::uint32_t member, std::uint64_t off
       index.begin(), index.end(), std::pair(member, offset), [](const auto& key, const Held& held) {
         return key < std::pair(held.stretch.member, held.stretch.offset);
       });
-  // Reads of different units may start at one offset with different lengths; any that is long
-  // enough will do.
+  // Reads of different units may start at the same offset
+  // with different lengths; use any that is long enough.
   for (auto it = after; it != index.begin();) {
     --it;
     const Stretch& stretch = it->stretch;
@@ -172,7 +172,7 @@ Status Exchange::FetchShared(const std::vector<comm::Bytes>& requests) {
   SW_TRY(comm_.Agree(ServeShared(requests, &places)));
   SW_TRY_ASSIGN(const std::vector<comm::Bytes> at, comm_.AllToAll(places));
   std::vector<std::size_t> next(at.size(), 0);
-  for (Held& held : fetched_.index) {  // in the order in which they were asked for
+  for (Held& held : fetched_.index) {  // in the order of the requests
     std::memcpy(&held.at, at[held.rank].data() + next[held.rank], sizeof held.at);
     next[held.rank] += sizeof held.at;
   }
@@ -209,7 +209,7 @@ Status Exchange::ServeShared(const std::vector<comm::Bytes>& requests,
 Status Exchange::Serve(const std::vector<comm::Bytes>& requests) {
   served_.bytes.resize(requests.size());
   std::map<Request, const Held*> first;
-  std::deque<Held> held;  // which stay where they are
+  std::deque<Held> held;  // deque: keeps addresses stable
   for (std::size_t rank = 0; rank < requests.size(); ++rank) {
     for (const Request& request : Unpack(requests[rank])) {
       comm::Bytes& out = served_.bytes[rank];

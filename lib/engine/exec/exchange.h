@@ -17,61 +17,61 @@
 
 namespace shardwright::exec {
 
-/// A stretch of a source member.
+/// A byte range of a source member.
 struct Stretch {
   std::uint32_t member = 0;
   std::uint64_t offset = 0;
   std::uint64_t bytes = 0;
 };
 
-/// A source whose files may each be visible on one node only: before a round of work the ranks send
-/// each other the stretches that they will need. One program, two transports: where every rank sees
-/// every file nothing is sent, and the work is the same.
+/// A source whose files may each be visible on one node only. Before a round of work the
+/// ranks send each other the byte ranges that they will read. If every rank sees every
+/// file, nothing is sent and reads go to the files, so callers are the same in both cases.
 class Exchange final : public ByteSource {
  public:
   /// \param local       reads this rank's own files
-  /// \param file_owner  by source file: the rank that reads it; empty: every rank sees every file
-  /// \pre `source`, of which `local` reads, outlives it
+  /// \param file_owner  rank that reads each source file; empty if every rank sees every file
+  /// \pre `source`, whose bytes `local` reads, outlives it
   Exchange(comm::Comm& comm, const layout::ShardMap& source, ByteSource& local,
            std::vector<int> file_owner);
 
-  /// From now on members are read by these ranks, which see them, whatever file they are in.
-  /// \param member_owner  by source member
+  /// Assigns members to ranks that can read them, from now on without regard to their files.
+  /// \param member_owner  rank by source member
   void ReadBy(std::vector<int> member_owner) { member_owner_ = std::move(member_owner); }
 
-  /// False where every rank sees every file: rounds then do nothing.
+  /// Returns false if every rank sees every file. Rounds then do nothing.
   bool sends() const { return !file_owner_.empty() || !member_owner_.empty(); }
 
-  /// Fetches from other ranks what is theirs of `wanted`, and serves them; forgets the round
-  /// before. What several ranks ask for alike is read once, also where this rank reads it itself.
-  /// Collective: ranks without work take part with nothing.
+  /// Fetches the `wanted` bytes of other ranks, serves their requests, and
+  /// discards the previous round. Reads identical ranges for several ranks once.
+  /// Collective: ranks without work pass an empty list.
   Status Round(std::span<const Stretch> wanted);
 
-  /// The same for what units of a plan read. Collective.
+  /// Fetches the bytes that units of a plan read. Collective.
   Status Round(const plan::Plan& plan, std::span<const std::uint64_t> units);
 
-  /// Most units of work in a round when `budget_bytes` may be held; any number where nothing is
-  /// sent.
-  /// \param read_bytes  most bytes that a unit reads
-  /// With shared memory few: pages that are made cost more than rounds.
+  /// Returns the maximum number of units in a round
+  /// within `budget_bytes`, unlimited if nothing is sent.
+  /// \param read_bytes  maximum bytes that a unit reads
+  /// Small with shared memory, because allocating new pages costs more than extra rounds.
   std::uint64_t RoundUnits(std::uint64_t budget_bytes,
                            std::uint64_t read_bytes = plan::kUnitBytes * 8) const;
 
-  /// From now on ranks read what they get where its reader has put it, if all see each other's
-  /// memory: on several nodes it is sent as before. Rounds are of RoundUnits of the same arguments.
+  /// Enables shared memory if all ranks can map each other's: ranks then read bytes in place.
+  /// Otherwise nothing changes. Rounds must have at most RoundUnits(same arguments) units.
   /// \pre the same arguments on all ranks
   /// Collective.
   Status ShareMemory(std::uint64_t budget_bytes, std::uint64_t read_bytes);
 
-  /// Of rounds of `most` units: whether any rank wants anything of another in them. Rounds without
-  /// may be left out, by all ranks; the answer is as long as the longest list of rounds.
+  /// Returns for each round of `most` units if any rank needs bytes of another one. All ranks
+  /// may skip the other rounds. The result is as long as the longest list of rounds of any rank.
   /// \pre most > 0
   /// Collective.
   Result<std::vector<bool>> RoundsThatSend(const plan::Plan& plan,
                                            std::span<const std::uint64_t> units,
                                            std::uint64_t most);
 
-  /// Local files directly, other ranks' bytes from the round. Thread-safe between rounds.
+  /// Reads local files directly and other ranks' bytes from the round. Thread-safe between rounds.
   Status Read(std::uint32_t member, std::uint64_t offset, std::span<std::byte> out) override;
   Result<bool> Recheck(std::uint32_t file) override { return local_.Recheck(file); }
   Result<os::File> Open(std::uint32_t file) override { return local_.Open(file); }
@@ -82,9 +82,9 @@ class Exchange final : public ByteSource {
   std::uint64_t bytes_read() const override { return local_.bytes_read(); }
   std::uint64_t files_read() const override { return local_.files_read(); }
 
-  /// True on the one rank that deals with a whole source file, and sees it. \pre not ReadBy
+  /// Returns true on the one rank that processes a source file and sees it. \pre not ReadBy
   bool MineFile(std::uint32_t file) const;
-  /// The same for a member: to verify it.
+  /// Returns true on the one rank that verifies a member.
   bool Mine(std::uint32_t member) const;
 
   const layout::ShardMap& source() const { return source_; }
@@ -93,9 +93,9 @@ class Exchange final : public ByteSource {
   struct Held {
     Stretch stretch;
     std::size_t rank;
-    std::uint64_t at;  // in that rank's bytes
+    std::uint64_t at;  // offset in that rank's bytes
   };
-  /// Stretches of a round, in what was sent to or got from each rank.
+  /// Byte ranges of a round, in the buffers sent to or received from each rank.
   struct Holding {
     std::vector<Held> index;  // by member and offset
     std::vector<comm::Bytes> bytes;
@@ -116,14 +116,14 @@ class Exchange final : public ByteSource {
   const layout::ShardMap& source_;
   ByteSource& local_;
   std::vector<int> file_owner_;
-  std::vector<int> member_owner_;  // empty: those of their files
+  std::vector<int> member_owner_;  // empty: the owners of their files
   Holding fetched_;
   Holding served_;
-  std::unique_ptr<device::Windows> windows_;  // null: nothing is shared
+  std::unique_ptr<device::Windows> windows_;  // null: no shared memory
 };
 
-/// Calls `act(first, last)` for consecutive parts of this rank's [0, count), none longer than
-/// `most`, and equally often on every rank: with empty parts at last where others have more to do.
+/// Calls `act(first, last)` for consecutive parts of this rank's [0, count), each at most `most`
+/// long. Every rank makes the same number of calls; ranks with less work end with empty parts.
 /// \pre most > 0; `act` is collective and ends with an agreement
 /// Collective.
 Status InRounds(comm::Comm& comm, std::uint64_t count, std::uint64_t most,

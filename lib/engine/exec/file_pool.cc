@@ -9,7 +9,7 @@ FilePool::FilePool(Open open, std::size_t limit)
     : open_(std::move(open)), limit_(limit), closed_(std::make_shared<Closed>()) {}
 
 Result<std::shared_ptr<const os::File>> FilePool::Get(std::uint32_t file) {
-  std::shared_ptr<const os::File> oldest;  // outlives the lock, as closing it may take long
+  std::shared_ptr<const os::File> oldest;  // outlives the lock, because closing may take long
   std::unique_lock lock(mutex_);
   for (;;) {
     if (const auto found = entries_.find(file); found != entries_.end()) {

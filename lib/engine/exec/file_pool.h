@@ -15,8 +15,8 @@
 
 namespace shardwright::exec {
 
-/// Keeps a bounded number of files open; a checkpoint has more of them than a process may have
-/// descriptors. Threads open different files at the same time. Thread-safe.
+/// Keeps a bounded number of files open, because a checkpoint can have more files than a
+/// process may open at once. Threads open different files at the same time. Thread-safe.
 /// Local.
 class FilePool {
  public:
@@ -24,23 +24,23 @@ class FilePool {
 
   explicit FilePool(Open open, std::size_t limit = 256);
 
-  /// The open file; it stays open at least as long as the caller holds it.
+  /// Returns the open file, which stays open at least until the caller releases it.
   /// \error what `open` returns
   Result<std::shared_ptr<const os::File>> Get(std::uint32_t file);
 
-  /// Closes a file as soon as no caller holds it. It may be opened again.
+  /// Closes a file as soon as no caller uses it. Get may open it again.
   void Close(std::uint32_t file);
 
   /// Closes all files.
-  /// \pre no caller holds one
-  /// \error kIo  what the first close that failed has returned, of all since the pool was made
+  /// \pre no caller uses a file
+  /// \error kIo  the first failed close since the pool was created, with its original message
   Status CloseAll();
 
-  /// How many files have been opened for the first time.
+  /// Returns the number of distinct files opened so far.
   std::uint64_t opened_count() const;
 
  private:
-  /// The result of closing files, which callers may do after the pool has forgotten them.
+  /// The first error of closing a file; callers may close files after the pool has dropped them.
   struct Closed {
     std::mutex mutex;
     Status first;
@@ -54,7 +54,7 @@ class FilePool {
   const std::shared_ptr<Closed> closed_;
   mutable std::mutex mutex_;
   std::condition_variable opened_;
-  std::unordered_set<std::uint32_t> opening_;  // by some thread, without the lock
+  std::unordered_set<std::uint32_t> opening_;  // by a thread without the lock
   std::unordered_map<std::uint32_t, Entry> entries_;
   std::list<std::uint32_t> recent_;  // most recent first
   std::unordered_map<std::uint32_t, bool> seen_;

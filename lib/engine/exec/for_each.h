@@ -19,10 +19,10 @@ using os::FirstError;
 
 namespace internal {
 
-/// What a loop does with an index: `act` is what ParallelFor was given.
+/// Calls the callable `act` of ParallelFor with an index.
 using LoopBody = void (*)(const void* act, std::uint64_t index);
 
-/// ParallelFor without its types, so that one file has all of TBB's code for loops.
+/// Implements ParallelFor without templates, so that one file instantiates TBB's loop code.
 void RunLoop(std::uint64_t count, LoopBody body, const void* act);
 
 template <class Index, class Act>
@@ -42,9 +42,9 @@ void RunLoop(Index count, const Act& act) {
 /// Local.
 int ArenaThreads(unsigned wanted);
 
-/// Calls `act(index)` for every index below `count` on the threads of the arena that the caller is
-/// in, as tbb::parallel_for. Race detectors do not see into TBB: they are told that each call comes
-/// after what the caller did before, and before what it does next, and no more.
+/// Calls `act(index)` for every index below `count` on the threads of the caller's arena,
+/// like tbb::parallel_for. ThreadSanitizer cannot follow TBB, so annotations declare that
+/// each call runs after the caller's earlier code and before its later code.
 /// Local.
 template <class Index, class Act>
 void ParallelFor(Index count, const Act& act) {
@@ -52,7 +52,7 @@ void ParallelFor(Index count, const Act& act) {
   char begun = 0;
   char ended = 0;
   __tsan_release(&begun);
-  // What it takes over from the caller is read before that can be told.
+  // The lambda is not instrumented: it reads its captures before the acquire.
   internal::RunLoop(
       count, [&](Index index) __attribute__((no_sanitize_thread)) {
         __tsan_acquire(&begun);
@@ -65,8 +65,8 @@ void ParallelFor(Index count, const Act& act) {
 #endif
 }
 
-/// Calls `act(index)`, which returns a Status, for every index below `count` on the threads of an
-/// arena, until one fails: what has begun then comes to its end, and nothing more begins.
+/// Calls `act(index)`, which returns a Status, for every index below `count` on the threads of
+/// an arena. After an error, calls that have begun run to their end and no further call begins.
 /// \returns the error of the lowest index that failed
 /// Local.
 template <class Act>

@@ -9,9 +9,9 @@
 namespace shardwright::exec {
 namespace {
 
-/// Notes what a read contributes to its member's checksum; where there is none to compare with,
-/// that it was read: a resumed run keeps only units that say what they are made of.
-/// \returns the CRC-32 of `bytes`, if it was worked out
+/// Adds a read to the checksum of its member. If the member has no checksum, records
+/// only that it was read, because a resumed run keeps only units with recorded pieces.
+/// \returns the CRC-32 of `bytes`, if it was computed
 std::optional<std::uint32_t> NoteShare(const layout::ShardMap& map, const plan::Read& read,
                                        std::span<const std::byte> bytes,
                                        std::vector<Share>* shares) {
@@ -44,13 +44,13 @@ void Place(const plan::Copy& copy, std::span<const std::byte> from, DType to,
   Convert(copy.from, elements, to, unit_bytes.subspan(copy.at, copy.elems * ItemSize(to)));
 }
 
-/// Before the first read of a unit is placed: what no copy reaches is zero.
+/// Prepares a unit before the first read is placed: sets bytes that no copy writes to zero.
 void BeginUnit(const plan::Program& program, std::span<std::byte> unit_bytes,
                std::vector<double>* sums) {
   if (program.covered_bytes < unit_bytes.size()) {
     std::memset(unit_bytes.data(), 0, unit_bytes.size());
   }
-  // -0.0 is what adding to leaves every value as it is, a negative zero too.
+  // Start from -0.0: adding it changes no value, not even a negative zero.
   if (!program.means.empty()) sums->assign(unit_bytes.size() / ItemSize(program.to), -0.0);
 }
 
@@ -62,7 +62,7 @@ void PlaceRead(const plan::Program& program, const plan::Read& read,
   }
 }
 
-/// After the last one.
+/// Completes a unit after the last read: stores its means.
 void EndUnit(const plan::Program& program, std::span<std::byte> unit_bytes,
              const std::vector<double>& sums) {
   const std::uint64_t item = ItemSize(program.to);
@@ -72,15 +72,15 @@ void EndUnit(const plan::Program& program, std::span<std::byte> unit_bytes,
   }
 }
 
-/// The place of a read whose bytes stay as they are and together; absent: they are scattered,
-/// converted or added up.
+/// Returns the position in the unit of a read that is stored as one unchanged
+/// piece. Absent if its elements are scattered, converted or averaged.
 std::optional<std::uint64_t> PlaceOfWhole(const plan::Program& program, const plan::Read& read) {
   const plan::Copy& first = program.copies[read.first_copy];
   if (read.copy_count != 1 || first.from != program.to || first.accumulate) return std::nullopt;
   return first.at;
 }
 
-/// The checksum of a unit, as long as those of its pieces tell it.
+/// Computes the checksum of a unit from those of its pieces, as long as they determine it.
 class UnitCrc {
  public:
   UnitCrc(const plan::Program& program, std::uint64_t unit_bytes) : unit_bytes_(unit_bytes) {

@@ -24,7 +24,7 @@ Digest Canonical(XXH128_hash_t hash) {
   return digest;
 }
 
-/// The tensors that lie in a member, for messages: damage is in one of them, or in padding.
+/// Describes the tensors in a member for messages: one of them, or padding, is damaged.
 std::string TensorsIn(const layout::ShardMap& map, std::uint32_t member) {
   std::string first;
   std::size_t count = 0;

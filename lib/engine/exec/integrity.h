@@ -21,7 +21,7 @@ using Digest = std::array<std::uint8_t, 16>;
 Digest DigestOf(std::span<const std::byte> data);
 std::string Hex(const Digest& digest);
 
-/// Digest of a sequence fed piece by piece.
+/// Computes the digest of bytes that arrive in several pieces.
 class DigestStream {
  public:
   DigestStream();
@@ -36,7 +36,7 @@ class DigestStream {
   std::unique_ptr<State> state_;
 };
 
-/// Sums of a unit's bytes.
+/// Checksums of a unit's bytes.
 struct UnitSum {
   std::uint32_t crc32 = 0;
   Digest digest{};
@@ -44,33 +44,33 @@ struct UnitSum {
 };
 UnitSum SumOf(std::span<const std::byte> unit);
 
-/// CRC-32 of what consecutive units make up together.
+/// Returns the CRC-32 of the concatenated units.
 std::uint32_t CombinedCrc32(std::span<const UnitSum> units);
 
-/// A piece of a source member on its way through a unit.
+/// A piece of a source member that a unit has read.
 struct Share {
   std::uint32_t member = 0;
   std::uint32_t crc_share = 0;  ///< Crc32Share of the piece
   std::uint64_t bytes = 0;
 };
 
-/// What a unit leaves behind: kept in the journal, and combined into the checksums of payloads and
-/// files.
+/// Checksums of a unit and of the pieces that it read. The journal stores
+/// them, and runs combine them into the checksums of payloads and files.
 struct UnitRecord {
   UnitSum sum;
   std::vector<Share> shares;
 };
 
-/// Collects pieces of source members from all threads, in any order, until whole members can be
-/// compared with the checksum that their file carries. Thread-safe. Source: docs/formats/pt.md,
-/// "Checksums".
+/// Combines the checksums of pieces of source members from all threads, in any
+/// order, to compare whole members with the checksums in their files. Thread-safe.
+/// Source: docs/formats/pt.md, "Checksums".
 class SourceSums {
  public:
   explicit SourceSums(std::size_t members);
 
   void Add(std::span<const Share> shares);
 
-  /// Bytes form for combining ranks, and the other direction.
+  /// Serializes the checksums to send them to other ranks; Combine adds those of another rank.
   std::vector<std::byte> Pack() const;
   void Combine(std::span<const std::byte> packed);
 
@@ -86,7 +86,7 @@ class SourceSums {
   std::vector<std::atomic<std::uint64_t>> bytes_;
 };
 
-/// The error for a member whose bytes do not have their checksum.
+/// Makes the error for a member whose bytes do not match its checksum.
 Error WrongChecksum(const plan::Plan& plan, std::uint32_t member, std::uint32_t found);
 
 }  // namespace shardwright::exec

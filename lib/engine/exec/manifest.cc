@@ -15,7 +15,7 @@
 namespace shardwright::exec {
 namespace {
 
-/// A copy of an output (cp -r) writes its manifest before some of the other files.
+/// Allows for copied outputs: cp -r may write the manifest before other files of the output.
 constexpr std::int64_t kCopyNs = std::int64_t{60} * 1'000'000'000;
 
 Status Refuse(const std::string& output, const std::string& why) {
@@ -25,11 +25,11 @@ Status Refuse(const std::string& output, const std::string& why) {
 
 constexpr const char* kPayloadSum = "payload_crc32";
 
-// No text in JSON holds this within a string.
+// A JSON string cannot contain this text, because its quotes would be escaped.
 constexpr std::string_view kKey = "\"xxh3_128\":";
 constexpr std::size_t kDigits = 32;
 
-/// Where the digits begin; npos: there are none.
+/// Returns the position of the digits, or npos if there are none.
 std::size_t FindDigits(std::string_view text) {
   std::size_t at = text.find(kKey);
   if (at == std::string_view::npos) return at;
@@ -54,7 +54,7 @@ Status CheckReplaceable(const std::string& folder, std::span<const std::string> 
   SW_TRY_ASSIGN(const os::ParentName split, os::SplitOutput(folder));
   const std::string output = split.Path();
   SW_TRY_ASSIGN(const bool is_dir, os::IsDir(output));
-  if (!is_dir) return {};  // whoever opens it says what it is
+  if (!is_dir) return {};  // the code that opens it reports the error
   const std::string inside = os::RealPath(output) + "/";
   for (const std::string& source : sources) {
     if (!os::RealPath(source).starts_with(inside)) continue;
@@ -144,7 +144,7 @@ Result<std::string> MakeManifest(const std::string& head, const std::vector<Mani
     list.push_back(std::move(line));
   }
   json["files"] = std::move(list);
-  // Names of neighbours are bytes; JSON wants UTF-8.
+  // Names of sibling files are arbitrary bytes, but JSON requires UTF-8.
   return json.dump(1, ' ', false, nlohmann::ordered_json::error_handler_t::replace) + "\n";
 }
 

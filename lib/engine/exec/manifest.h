@@ -19,8 +19,8 @@ namespace shardwright::exec {
 /// Name of the manifest in every output. A directory without it is not a complete output.
 inline constexpr const char* kManifestName = "shardwright.json";
 
-/// The digest of an output file: XXH3-128 over the digests of its units in order, then the digest
-/// of its frame (all other bytes, in file order).
+/// Computes the digest of an output file: XXH3-128 over the digests of its units
+/// in order, then the digest of its frame (all other bytes, in file order).
 /// Source: docs/formats/manifest.md.
 Digest FileDigest(std::span<const Digest> units, const Digest& frame);
 
@@ -28,54 +28,54 @@ struct ManifestFile {
   std::string path;
   std::uint64_t bytes = 0;
   Digest digest{};
-  std::string clone{};  ///< "clone" or "link": its bytes were not read and have no sums
-  /// CRC-32 of all its payloads, one after the other; nothing for a file that has none.
+  std::string clone{};  ///< "clone" or "link": its bytes were not read and have no checksums
+  /// CRC-32 of the concatenation of all its payloads; absent if it has no payloads.
   std::optional<std::uint32_t> payload_crc32{};
 };
 
-/// A file as a manifest lists it.
+/// A file listed in a manifest.
 struct ListedFile {
   std::uint64_t bytes = 0;
-  std::string digest;  ///< hexadecimal; empty: it has none
+  std::string digest;  ///< hexadecimal; empty if the manifest has none
   std::optional<std::uint32_t> payload_crc32;
 };
 
-/// The files of a manifest, by their paths; nothing if this is no manifest, or one of its fields
-/// has another type.
-/// \param manifest  what its text was parsed to, also "discarded"
+/// Returns the files of a manifest by path, or nothing if it
+/// is not a manifest or one of its fields has the wrong type.
+/// \param manifest  its parsed text; may also be "discarded", which is not a manifest
 /// Pure.
 std::optional<std::map<std::string, ListedFile>> ListedFiles(const nlohmann::json& manifest);
 
-/// Whether another output may be put in the place of a folder (--force): it is empty, or an output
-/// as the run that made it has left it. What a trainer has written into it since is nobody's to
-/// remove.
+/// Checks that a new output may replace a folder (--force): the folder
+/// must be empty, or an output that is unchanged since the run that
+/// made it. Files that a trainer has added since are never removed.
 /// \param sources  files that are read for the new output
-/// \error kUsage  a source lies in it; kBusy  it is no output, or something in it is not listed in
-///        its manifest, has another size, or is newer by a minute: named; kNotFound
+/// \error kUsage  a source is inside the folder; kBusy  the folder is not an output, or a file in
+///        it (named) is not in its manifest, has another size, or is newer by a minute; kNotFound
 /// Local.
 Status CheckReplaceable(const std::string& folder, std::span<const std::string> sources);
 
-/// The manifest's text: `head` (a JSON object) with "files" added.
-/// \error kInternal if head is not a JSON object
+/// Returns the manifest's text: `head` (a JSON object) with "files" added.
+/// \error kInternal  `head` is not a JSON object
 Result<std::string> MakeManifest(const std::string& head, const std::vector<ManifestFile>& files);
 
-// Texts in JSON that tell whether they are damaged: one of the first fields is the digest of all
-// their bytes, with zeros for its own digits. Source: docs/formats/store.md.
+// JSON texts that carry their own checksum: one of the first fields is the digest of all bytes
+// of the text, with zeros in place of the digest's digits. Source: docs/formats/store.md.
 
-/// Name of the field.
+/// Name of the checksum field.
 inline constexpr const char* kTextSum = "xxh3_128";
 
-/// What the field has while the text is made: 32 zeros.
+/// Returns the value of the field before the digest is known: 32 zeros.
 std::string NoTextSum();
 
-/// Enters the digest of a text that has the field.
+/// Replaces the zeros in the field of a text with its digest.
 /// Pure.
 std::string WithTextSum(std::string text);
 
-/// Proves a text that has the field; one without it, of an older release or another program, is
-/// taken as it is.
+/// Verifies the checksum of a text. Accepts a text without
+/// the field, as older releases and other programs write.
 /// \param where  names the text in the message
-/// \error kBadInput  the digest is of another text
+/// \error kBadInput  the digest does not match the text
 /// Pure.
 Status CheckTextSum(std::string_view text, const std::string& where);
 

@@ -17,7 +17,7 @@ using layout::Fragment;
 using layout::LogicalTensor;
 using layout::ShardMap;
 
-/// A replica, the owner whose elements it repeats, and its place among the blocks of all of them.
+/// A replica, its owner, and the position of its blocks among those of all replicas.
 struct Copies {
   const LogicalTensor* tensor;
   const Fragment* owner;
@@ -35,7 +35,7 @@ struct Block {
   std::uint64_t last;
 };
 
-/// Where a fragment's elements [first, last) lie.
+/// Adds the byte ranges of a fragment's elements [first, last).
 void AddStretches(const ShardMap& map, const Fragment& fragment, const Block& block,
                   std::vector<Stretch>* stretches) {
   const std::uint64_t item = block.copies->item();
@@ -70,7 +70,7 @@ class Comparing {
   }
 
  private:
-  /// A thread's memory.
+  /// Buffers of one thread.
   struct Buffers {
     std::vector<Stretch> stretches;
     std::vector<std::byte> owner;
@@ -139,7 +139,7 @@ class Comparing {
     SW_TRY(Read(block, *copies.replica, buffers, &buffers->replica));
     const std::uint64_t item = copies.item();
     Status status;
-    // Run by run, so that padding, which belongs to nobody, is never compared.
+    // Compare run by run, which skips padding: its bytes are undefined.
     copies.owner->cut->ForShardRange(block.first, block.last, [&](const layout::Run& run) {
       const std::uint64_t at = (run.shard - block.first) * item;
       const auto a = std::span(buffers->owner).subspan(at, run.elems * item);

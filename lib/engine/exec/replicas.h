@@ -10,11 +10,11 @@
 
 namespace shardwright::exec {
 
-/// Demands that every replica of the source repeats its owner bit for bit.
-/// \param memory_bytes  that this rank may hold of what others send it, where files are not visible
-///        on all
+/// Checks that every replica in the source equals its owner bit for bit.
+/// \param memory_bytes  limit for this rank's buffers of bytes
+///        from other ranks, if not every rank sees all files
 /// \error kBadInput  names the tensor, an element and both files
-/// Collective; elements are spread over ranks and threads.
+/// Collective; elements are distributed over ranks and threads.
 Status CompareReplicas(comm::Comm& comm, Exchange& source, unsigned threads,
                        std::uint64_t memory_bytes, Sink& sink);
 

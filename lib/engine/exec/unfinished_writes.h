@@ -23,7 +23,7 @@ class UnfinishedWrites {
 
   void Add(std::uint64_t bytes) { bytes_.fetch_add(bytes, std::memory_order_relaxed); }
 
-  /// The output is complete.
+  /// Marks the output as complete.
   void Complete() { complete_ = true; }
 
  private:

@@ -99,7 +99,7 @@ Status UnitLoop::PutSummed(UnitInHand unit, std::optional<std::uint32_t> crc32, 
   return to.Put(unit);
 }
 
-/// A unit was put: its pieces count only then.
+/// Counts a unit and its pieces after it was put.
 void UnitLoop::Count(const plan::Unit& unit, std::span<const Share> shares) {
   if (options_.sums != nullptr) options_.sums->Add(shares);
   sink_.Progress(bytes_done_.fetch_add(unit.bytes, std::memory_order_relaxed) + unit.bytes,

@@ -11,8 +11,8 @@
 namespace shardwright::exec {
 namespace {
 
-/// Reads what no unit needed of a member that units read in part, and compares its checksum.
-/// \returns false where the file carries none
+/// Compares the checksum of a member, after reading the parts that no unit needed.
+/// \returns false if the file has no checksum for it
 Result<bool> VerifyMember(const plan::Plan& plan, const SourceSums& sums, std::uint32_t member,
                           ByteSource* source) {
   const layout::Member& at = plan.source().members[member];

@@ -14,40 +14,40 @@
 #include "support/base/result.h"
 #include "support/comm/comm.h"
 
-// What was read, compared with the checksums that its files carry.
+// Compares the bytes that were read with the checksums in their files.
 
 namespace shardwright::exec {
 
-/// Adds to the sums of this rank those of all others. Collective.
+/// Adds the checksums of all other ranks to this rank's. Collective.
 Status CombineSums(comm::Comm& comm, SourceSums* sums);
 
-/// Which of the members that units have read are compared with their checksums.
+/// Selects the members to compare, among those that units have read.
 struct MembersToVerify {
-  /// Reads what no unit needed of them. Null: members that were read in part are left out.
+  /// Reads the bytes of a member that no unit needed. If null, members read in part are skipped.
   ByteSource* source = nullptr;
-  /// A member is left out, too, if more than one part in this many was not needed.
+  /// Skips a member whose unneeded part is larger than its size divided by this number.
   std::uint64_t rest_share = 1;
   std::function<bool(std::uint32_t member)> mine{};  ///< thread-safe; empty: all
 };
 
-/// Members that one rank has looked at.
+/// Number of members that one rank has processed.
 struct MembersVerified {
   std::uint64_t verified = 0;
   std::uint64_t without_sum = 0;  ///< their files carry no checksum
-  std::uint64_t in_part = 0;      ///< left out, so that their checksum tells nothing
+  std::uint64_t in_part = 0;      ///< skipped, because their checksum covers unread bytes
 };
 
 /// Compares members that units have read with their checksums.
-/// \param sums  of all ranks
-/// \error kBadInput  names file, member and a tensor in it; what the source returns
-/// Local: ranks agree on the outcome.
+/// \param sums  combined over all ranks
+/// \error kBadInput  names the file, the member and a tensor in it; errors of the source
+/// Local: callers agree on the result.
 Result<MembersVerified> VerifyMembers(const plan::Plan& plan, const SourceSums& sums,
                                       const MembersToVerify& which, tbb::task_arena& arena);
 
-/// CRC-32 of every payload of an output file, in order, from the sums of its units.
-/// \param units    of the file, all of them, in order
-/// \param compare  compare payloads that are copies of members with their checksums: these count
-///        towards no SourceSums
+/// Computes the CRC-32 of every payload of an output file, in order, from its units' checksums.
+/// \param units    all units of the file, in order
+/// \param compare  also compare payloads that copy members with the
+///        checksums of these members, which are not in SourceSums
 /// \error kBadInput  as VerifyMembers
 /// Pure.
 Result<std::vector<std::uint32_t>> SumPayloads(const plan::Plan& plan, std::uint32_t file,

@@ -34,7 +34,7 @@ std::array<std::byte, kFooterBytes> Encode(const Footer& footer) {
   return bytes;
 }
 
-/// Reads and checks footer and index; returns the compressed size of every block.
+/// Reads and checks footer and index. Returns the compressed size of every block.
 Result<std::vector<std::uint32_t>> ReadIndex(const os::File& file, Footer* footer) {
   SW_TRY_ASSIGN(const os::Identity identity, file.Stat());
   const auto bad = [&](const char* what) {
@@ -63,8 +63,8 @@ Result<std::vector<std::uint32_t>> ReadIndex(const os::File& file, Footer* foote
   return sizes;
 }
 
-/// Takes the units of one pack file in windows of consecutive ones. It gives the loop the memory of
-/// the window, as the plain file would have it, and compresses the blocks that are whole.
+/// Consumes the units of one pack file in windows of consecutive units. The loop writes directly
+/// into the memory of the window, in the layout of the plain file, and Drain compresses its blocks.
 class PackSink final : public UnitSink {
  public:
   PackSink(const plan::Plan& plan, std::uint32_t file, ZpackWriter writer, tbb::task_arena& arena)
@@ -102,12 +102,12 @@ class PackSink final : public UnitSink {
     return {};
   }
 
-  /// A window is full: its last unit may reach into the next one.
+  /// Compresses a full window. Its last unit may reach into the next window.
   Status Drain() override {
     const std::uint64_t full = std::min(file_.bytes - at_, window_bytes_);
     SW_TRY(writer_.Append(std::span(window_).first(full), arena_));
     at_ += full;
-    // Between payloads there are zeros.
+    // Bytes between payloads must be zero.
     std::copy(window_.begin() + static_cast<std::ptrdiff_t>(full), window_.end(), window_.begin());
     std::fill(window_.end() - static_cast<std::ptrdiff_t>(full), window_.end(), std::byte{0});
     return {};
@@ -126,7 +126,7 @@ class PackSink final : public UnitSink {
   tbb::task_arena& arena_;
   const std::uint64_t window_bytes_;
   std::vector<std::byte> window_;
-  std::uint64_t at_ = 0;  // in the plain file: where the window begins
+  std::uint64_t at_ = 0;  // offset of the window in the plain file
 };
 
 }  // namespace
@@ -156,7 +156,7 @@ Status ZpackWriter::AppendBytes(std::span<const std::byte> data) {
 }
 
 Status ZpackWriter::Append(std::span<const std::byte> plain, tbb::task_arena& arena) {
-  SW_CHECK(plain_bytes_ % kZpackBlockBytes == 0);  // only the last block of all is short
+  SW_CHECK(plain_bytes_ % kZpackBlockBytes == 0);  // only the last block is short
   const std::uint64_t blocks = CeilDiv(plain.size(), kZpackBlockBytes);
   if (frames_.size() < blocks) frames_.resize(blocks);
   SW_TRY(ForEach(arena, blocks, [&](std::uint64_t i) -> Status {

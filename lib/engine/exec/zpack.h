@@ -27,7 +27,7 @@ struct ZSTD_DCtx_s;
 namespace shardwright::exec {
 
 /// A pack file in compressed form: the bytes of the plain one in blocks of 1 MiB, each a zstd frame
-/// of its own, so that any stretch can be read without the rest. Layout (integers little-endian):
+/// of its own, so that any part can be read without the rest. Layout (integers little-endian):
 ///
 ///   frames, back to back
 ///   index    u32 compressed size of every block
@@ -37,8 +37,8 @@ namespace shardwright::exec {
 
 inline constexpr std::uint64_t kZpackBlockBytes = std::uint64_t{1} << 20;
 
-/// A zstd context that is set up for blocks. It takes longer to make one than to compress a small
-/// block.
+/// A zstd context configured for blocks. Creating
+/// one takes longer than compressing a small block.
 class ZstdContext {
  public:
   ZstdContext();
@@ -54,26 +54,26 @@ class ZstdContext {
 /// One context for each thread that compresses.
 using ZstdContexts = tbb::enumerable_thread_specific<ZstdContext>;
 
-/// What a ZpackWriter has written.
+/// Size and digest of a compressed pack file.
 struct ZpackResult {
   std::uint64_t bytes = 0;
   Digest digest{};
 };
 
-/// Writes a compressed pack file, from front to back. Local; one call at a time.
+/// Writes a compressed pack file sequentially. Local; one call at a time.
 class ZpackWriter {
  public:
   /// \param file      new and empty
-  /// \param contexts  outlive it, and may be used by many writers at once
+  /// \param contexts  must outlive it; many writers may share them
   /// \param writes    counts the bytes written; may be null
   ZpackWriter(os::File file, ZstdContexts& contexts, UnfinishedWrites* writes = nullptr);
 
   /// Compresses the next plain bytes, block by block on the threads of an arena, and writes them.
-  /// \pre plain.size() is a multiple of kZpackBlockBytes but in the last call
+  /// \pre plain.size() is a multiple of kZpackBlockBytes except in the last call
   /// \error kIo
   Status Append(std::span<const std::byte> plain, tbb::task_arena& arena);
 
-  /// Completes the file and syncs it. Once, at the end. \error kIo
+  /// Completes and syncs the file. Call it once, at the end. \error kIo
   Result<ZpackResult> Finish();
 
  private:
@@ -93,25 +93,25 @@ class ZpackWriter {
   std::uint64_t end_ = 0;
 };
 
-/// Writes an output file of a plan in compressed form; what no payload covers is zero.
+/// Writes an output file of a plan in compressed form. Bytes outside the payloads are zero.
 /// \param loop   over the plan
 /// \param arena  the loop's
-/// \param sums   gets those of the file's units, in order
+/// \param sums   receives the checksums of the file's units, in order
 /// \error as UnitLoop::ForUnits and ZpackWriter
 /// Local.
 Result<ZpackResult> PackFile(const plan::Plan& plan, std::uint32_t file, UnitLoop& loop,
                              ZpackWriter writer, tbb::task_arena& arena,
                              std::vector<UnitSum>* sums);
 
-/// True if the file is complete and of this plain size: what a resumed run need not write again.
+/// Returns true if the file is complete and has this plain size; a resumed run then keeps it.
 bool IsZpack(const os::File& file, std::uint64_t bytes);
-/// The same of a path; false if it cannot be opened.
+/// Checks the file at a path; returns false if it cannot be opened.
 bool IsZpack(const std::string& path, std::uint64_t bytes);
 
-/// Reads members out of compressed pack files.
+/// Reads members from compressed pack files.
 class ZpackBytes final : public ByteSource {
  public:
-  /// \pre `map` outlives it; paths are by file index of the map
+  /// \pre `map` outlives it; `paths` has one entry per file of the map, in that order
   ZpackBytes(const layout::ShardMap& map, std::vector<std::string> paths);
 
   Status Read(std::uint32_t member, std::uint64_t offset, std::span<std::byte> out) override;
@@ -126,7 +126,7 @@ class ZpackBytes final : public ByteSource {
   struct FreeContext {
     void operator()(ZSTD_DCtx_s* context) const;
   };
-  /// A thread's memory.
+  /// A thread's buffers and its last block.
   struct Block {
     std::uint32_t file = 0;
     std::uint64_t block = ~std::uint64_t{0};

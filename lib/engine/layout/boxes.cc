@@ -17,8 +17,8 @@ void AddPlaced(const std::vector<Box>& boxes, const std::vector<std::uint32_t>& 
 }
 
 std::optional<std::pair<PlacedBox, PlacedBox>> FindOverlap(std::vector<PlacedBox> boxes) {
-  // Sorted by the first coordinate, only neighbours that still overlap there need a full
-  // comparison.
+  // Boxes are sorted by the first coordinate, so
+  // compare only those that overlap in that dimension.
   std::sort(boxes.begin(), boxes.end(),
             [](const PlacedBox& a, const PlacedBox& b) { return a.at < b.at; });
   for (std::size_t i = 0; i < boxes.size(); ++i) {

@@ -11,7 +11,7 @@
 
 namespace shardwright::layout {
 
-/// A box on one of its two sides.
+/// A box of a cut, by its position in the logical tensor or in the shard.
 struct PlacedBox {
   std::vector<std::uint64_t> at;
   std::vector<std::uint64_t> sizes;
@@ -19,12 +19,12 @@ struct PlacedBox {
 
 enum class Side : std::uint8_t { kLogical, kShard };
 
-/// Adds the boxes of a cut as they lie on one side.
+/// Adds the boxes of a cut, positioned on one side: in the logical tensor or in the shard.
 /// \param axes  as Cut::axes
 void AddPlaced(const std::vector<Box>& boxes, const std::vector<std::uint32_t>& axes, Side side,
                std::vector<PlacedBox>* placed);
 
-/// Two boxes of one rank that share an element, or nothing.
+/// Finds two boxes of one rank that share an element. Returns nothing if there are none.
 std::optional<std::pair<PlacedBox, PlacedBox>> FindOverlap(std::vector<PlacedBox> boxes);
 
 }  // namespace shardwright::layout

@@ -18,7 +18,7 @@ bool IsEmpty(const Box& box) {
                      [](std::uint64_t size) { return size == 0; });
 }
 
-/// `axes` is empty or has every axis of that rank once.
+/// Checks that `axes` is empty or has every axis below `rank` once.
 Status CheckAxes(const std::vector<std::uint32_t>& axes, std::size_t rank) {
   std::vector<bool> seen(rank);
   bool good = axes.empty() || axes.size() == rank;
@@ -49,7 +49,7 @@ Cut::Rows Cut::RowsOf(const Box& box, std::span<const std::uint64_t> view_stride
     rows.shard_at += box.at_shard[dim] * shard_strides[dim];
     const std::uint64_t size = box.sizes[dim];
     if (size == 1) continue;
-    // An axis whose elements follow those of the one before it, on both sides, is one with it.
+    // Merge this axis with the previous one if their elements are contiguous in view and shard.
     if (!rows.outer.empty() && rows.logical_strides.back() == size * view_strides[dim] &&
         rows.shard_strides.back() == size * stride_in_shard[dim]) {
       rows.outer.back() *= size;

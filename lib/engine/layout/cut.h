@@ -14,41 +14,41 @@
 
 namespace shardwright::layout {
 
-/// A box of elements that lies at `at_view` in the logical tensor and at `at_shard` in the shard.
+/// A box of elements at `at_view` in the logical tensor and at `at_shard` in the shard.
 struct Box {
   std::vector<std::uint64_t> at_view;   ///< by axis of the view
   std::vector<std::uint64_t> at_shard;  ///< by axis of the shard
   std::vector<std::uint64_t> sizes;     ///< by axis of the view
 };
 
-/// Elements that are contiguous in the logical tensor and in the shard; positions are row-major and
-/// count elements.
+/// Elements that are contiguous both in the logical tensor and
+/// in the shard. Positions are row-major and count elements.
 struct Run {
   std::uint64_t logical = 0;
   std::uint64_t shard = 0;
   std::uint64_t elems = 0;
 };
 
-/// Which elements of a logical tensor a shard holds, and in which order: the geometry of a TP
-/// slice, a stack of sub-tensors, a transposed matrix, a padded vocabulary or a DCP chunk
-/// (docs/architecture.md, "Shard maps"). The logical tensor is seen through `view`, a reshape of
-/// it, and the shard has its axes in the same order or another; shard elements that no box covers
-/// are padding and belong to nobody. A cut may also be a composition of two: see Compose.
+/// Describes which elements of a logical tensor a shard contains, and in which order: a TP slice,
+/// a stack of sub-tensors, a transposed matrix, a padded vocabulary or a DCP chunk
+/// (docs/architecture.md, "Shard maps"). `view` is a reshape of the logical tensor, and the shard
+/// has the axes of the view in the same or another order. Shard elements outside all boxes are
+/// padding without a logical element. A cut may also be a composition of two cuts: see Compose.
 class Cut {
  public:
-  /// \param axes  the axis of the view that each axis of the shard runs along; empty: the same
+  /// \param axes  axis of the view for each axis of the shard; empty: the same axes
   /// \pre every box has the rank of `view` and `shard`
-  /// \error kBadInput  a box leaves the view or the shard, two boxes overlap in either, or `axes`
-  ///        are not those of the view
+  /// \error kBadInput  a box leaves the view or the shard, two boxes overlap
+  ///        in either, or `axes` is not a permutation of the axes of the view
   static Result<Cut> Make(Shape view, Shape shard, std::vector<Box> boxes,
                           std::vector<std::uint32_t> axes = {});
 
-  /// The shard is the whole tensor.
+  /// Makes the cut of a shard that is the whole tensor.
   static Cut Whole(Shape shape);
 
-  /// The cut of a tensor that holds others, or is held by them. `outer` says where the elements of
-  /// an intermediate tensor, which is its shard, lie in the logical tensor; `inner` cuts the
-  /// intermediate tensor. What `outer` does not take of it is padding of the result.
+  /// Makes a cut through an intermediate tensor. `outer` places the elements of the intermediate
+  /// tensor (its shard) in the logical tensor, and `inner` cuts the intermediate tensor. Elements
+  /// of the intermediate tensor that `outer` does not cover become padding of the result.
   /// \pre outer->shard_elems() is the number of elements of inner->view()
   static std::shared_ptr<const Cut> Compose(std::shared_ptr<const Cut> outer,
                                             std::shared_ptr<const Cut> inner);
@@ -57,39 +57,39 @@ class Cut {
   const Shape& shard() const { return shard_; }
   /// \pre !is_composed()
   const std::vector<Box>& boxes() const { return boxes_; }
-  /// The axis of the view that each axis of the shard runs along; empty: the same.
+  /// Returns the axis of the view for each axis of the shard; empty if they are the same.
   const std::vector<std::uint32_t>& axes() const { return axes_; }
   bool is_composed() const { return inner_ != nullptr; }
   /// \pre is_composed()
   const Cut& outer() const { return *outer_; }
   const Cut& inner() const { return *inner_; }
   std::uint64_t shard_elems() const { return shard_elems_; }
-  /// Elements of the logical tensor that the shard holds (padding aside).
+  /// Returns the number of elements of the logical tensor in the shard, without padding.
   std::uint64_t covered_elems() const { return covered_elems_; }
   bool is_whole() const { return whole_; }
 
-  /// Visits every run whose shard elements lie in [first, last), box by box.
+  /// Visits every run of shard elements within [first, last), box by box.
   template <class Visit>
   void ForShardRange(std::uint64_t first, std::uint64_t last, Visit&& visit) const {
     if (is_composed()) return ForComposed(false, first, last, std::ref(visit));
     ForRange<false>(rows_by_shard_.empty() ? rows_ : rows_by_shard_, first, last, visit);
   }
 
-  /// Visits every run whose logical elements lie in [first, last), box by box.
+  /// Visits every run of logical elements within [first, last), box by box.
   template <class Visit>
   void ForLogicalRange(std::uint64_t first, std::uint64_t last, Visit&& visit) const {
     if (is_composed()) return ForComposed(true, first, last, std::ref(visit));
     ForRange<true>(rows_, first, last, visit);
   }
 
-  /// One line for a person: "whole", "rows [0, 31) of 61", "4 boxes of [4, 8]".
+  /// Describes the cut in one line: "whole", "rows [0, 31) of 61", "4 boxes of [4, 8]".
   std::string Explain() const;
 
   friend bool operator==(const Cut& a, const Cut& b);
 
  private:
-  // A box as rows: `outer` extents enumerate rows of `row_elems` contiguous elements, which ascend
-  // in the logical tensor, or in rows_by_shard_ in the shard.
+  // A box as rows: the extents in `outer` enumerate rows of `row_elems` contiguous
+  // elements. They ascend in the logical tensor, or in the shard for rows_by_shard_.
   struct Rows {
     std::vector<std::uint64_t> outer;
     std::vector<std::uint64_t> logical_strides;
@@ -122,7 +122,7 @@ class Cut {
   void ForRange(const std::vector<Rows>& boxes, std::uint64_t first, std::uint64_t last,
                 Visit&& visit) const {
     for (const Rows& rows : boxes) {
-      // Rows ascend, so the first one that reaches into the range is found by bisection.
+      // Finds the first row that reaches into the range by bisection, because rows ascend.
       std::uint64_t row = 0;
       for (std::uint64_t count = rows.count; count > 0;) {
         const std::uint64_t half = count / 2;
@@ -152,7 +152,7 @@ class Cut {
   std::vector<Box> boxes_;
   std::vector<std::uint32_t> axes_;
   std::vector<Rows> rows_;
-  std::vector<Rows> rows_by_shard_;  // empty where rows_ ascend on both sides
+  std::vector<Rows> rows_by_shard_;  // empty if rows_ also ascend in the shard
   std::shared_ptr<const Cut> outer_;
   std::shared_ptr<const Cut> inner_;
   std::uint64_t shard_elems_ = 0;

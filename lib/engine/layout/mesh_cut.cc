@@ -11,7 +11,7 @@
 namespace shardwright::layout {
 namespace {
 
-/// The first place in `dims` with `factor` ranks before it.
+/// Returns the first position in `dims` with `factor` ranks before it.
 std::optional<std::size_t> PlaceAfter(std::uint64_t factor, std::span<const std::uint32_t> dims,
                                       std::span<const std::uint64_t> sizes) {
   std::uint64_t before = 1;

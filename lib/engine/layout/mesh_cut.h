@@ -12,22 +12,22 @@
 
 namespace shardwright::layout {
 
-// How the dimensions of a device mesh cut a tensor: the arithmetic of PyTorch's DTensor, which
-// FSDP2, DCP and per-rank files share. A mesh is the list of its sizes, outermost first; every rank
-// has a coordinate in it. All of it is pure.
-// Where a tensor that is cut twice along one dimension has so few rows that a rank of the second
-// cut gets none, this is what FSDP2's ranks hold (a part of the part that tensor parallelism left);
-// PyTorch's own function for a rank's offsets gives other rows there.
-// Source: PyTorch 2.15, torch/distributed/tensor: placement_types.py and _utils.py; FSDP2's
-// _fsdp_param.py. Checked by execution.
+// Computes how a device mesh shards a tensor, like PyTorch's DTensor. FSDP2, DCP and
+// per-rank files all use this arithmetic. A mesh is the list of its sizes, outermost first,
+// and every rank has a coordinate in it. All functions are pure. If two mesh dimensions cut
+// the same tensor dimension and it has few rows, a rank of the second cut may get none.
+// These functions then compute the rows that FSDP2's ranks have (a part of the
+// tensor-parallel part); PyTorch's own function for a rank's offsets returns other rows.
+// Source: PyTorch 2.15, torch/distributed/tensor: placement_types.py
+// and _utils.py; FSDP2's _fsdp_param.py. Checked by execution.
 
-/// What one dimension of a mesh does with a tensor.
+/// Placement of a tensor along one dimension of a mesh.
 struct MeshSplit {
   enum class Kind : std::uint8_t {
-    kReplicate,  ///< every rank holds the same
-    kShard,      ///< ranks share out a dimension of the tensor
-    /// The same, but only after mesh dimensions further right have shared it out among
-    /// `split_factor` ranks: FSDP2 on a dimension that tensor parallelism has cut before.
+    kReplicate,  ///< every rank has the same elements
+    kShard,      ///< ranks divide a dimension of the tensor
+    /// Like kShard, but applied after mesh dimensions further right have divided the dimension
+    /// among `split_factor` ranks: FSDP2 on a dimension that tensor parallelism already cuts.
     kStridedShard,
   };
   Kind kind = Kind::kReplicate;
@@ -50,7 +50,7 @@ std::string Explain(const MeshSplit& split);
 /// "(StridedShard(0, 2), Shard(0))".
 std::string Explain(std::span<const MeshSplit> splits);
 
-/// Which mesh dimensions cut a dimension of a tensor, the first that does so first.
+/// Lists the mesh dimensions that cut a dimension of a tensor, in order of application.
 struct SplitOrder {
   std::uint32_t dim = 0;                 ///< of the tensor
   std::vector<std::uint32_t> mesh_dims;  ///< in the order in which they are applied
@@ -58,16 +58,16 @@ struct SplitOrder {
   friend bool operator==(const SplitOrder&, const SplitOrder&) = default;
 };
 
-/// The order in which the splits of a mesh are applied, by tensor dimension, ascending: left to
-/// right, but for strided shards, each of which comes where the ranks before it are its factor.
+/// Returns the order in which the splits of a mesh are applied, per tensor dimension, ascending.
+/// It is left to right; a strided shard follows the dimensions whose ranks multiply to its factor.
 /// \param sizes   of the mesh, none 0
 /// \param splits  one for each mesh dimension
-/// \error kBadInput  not one split for each mesh dimension; a size or factor of 0; a strided shard
-///        whose factor fits no order
+/// \error kBadInput  wrong number of splits; a size or factor
+///        is 0; the factor of a strided shard fits no order
 Result<std::vector<SplitOrder>> OrderOf(std::span<const std::uint64_t> sizes,
                                         std::span<const MeshSplit> splits);
 
-/// A box of a tensor: what one rank holds. No element where an extent is 0.
+/// A box of a tensor: the part of one rank. It is empty if an extent is 0.
 struct Piece {
   std::vector<std::uint64_t> offset;
   Shape sizes;
@@ -76,34 +76,34 @@ struct Piece {
   friend bool operator==(const Piece&, const Piece&) = default;
 };
 
-/// The piece of a tensor that the rank at `coordinate` of a mesh holds: each step cuts the interval
-/// so far in equal parts, rounded up, of which the last may be smaller or empty.
+/// Returns the piece of a tensor for the rank at `coordinate` of a mesh. Each step cuts the
+/// current interval into equal parts, rounded up; the last ones may be smaller or empty.
 /// \param shape  of the whole tensor
-/// \param order  of OrderOf, or what a file says; mesh dimensions that are not in it replicate
-/// \error kBadInput  a coordinate outside the mesh; a tensor or mesh dimension that does not exist,
-///        or is named twice
+/// \param order  from OrderOf or from a file; the tensor is replicated over other mesh dimensions
+/// \error kBadInput  a coordinate is outside the mesh; a tensor
+///        or mesh dimension does not exist or appears twice
 Result<Piece> PieceAt(std::span<const std::uint64_t> shape, std::span<const std::uint64_t> sizes,
                       std::span<const SplitOrder> order, std::span<const std::uint64_t> coordinate);
 
-/// The same, in the order that follows from the splits. \error as OrderOf and the other
+/// Same as above, in the order of OrderOf(sizes, splits). \error as OrderOf and the overload above
 Result<Piece> PieceAt(std::span<const std::uint64_t> shape, std::span<const std::uint64_t> sizes,
                       std::span<const MeshSplit> splits, std::span<const std::uint64_t> coordinate);
 
-/// The cut of a shard that is exactly `piece` of a tensor; with an empty piece it holds nothing.
+/// Makes the cut of a shard that is exactly `piece` of a tensor. An empty piece gives an empty cut.
 /// \error kBadInput  the piece leaves the tensor
 Result<Cut> CutOf(const Shape& shape, const Piece& piece);
 
-/// Where a rank stands in a mesh whose ranks are numbered row-major. \pre position < product
+/// Returns the coordinate of a rank in a mesh numbered row-major. \pre position < product
 std::vector<std::uint64_t> CoordinateOf(std::span<const std::uint64_t> sizes,
                                         std::uint64_t position);
 
-/// True for one rank of those that hold the same piece: coordinate 0 wherever the mesh replicates.
+/// Returns true for one rank per distinct piece: coordinate 0 in all replicated mesh dimensions.
 bool IsFirstCopy(std::span<const MeshSplit> splits, std::span<const std::uint64_t> coordinate);
 
-/// What a writer needs: the split of the mesh dimension that fully_shard adds in front of those
-/// that have cut a parameter before (tensor or expert parallelism): Shard(dim), strided if they cut
-/// the same dimension.
-/// \param inner_sizes, inner  of the mesh dimensions to the right of it
+/// Returns the split that fully_shard uses for the mesh dimension that it adds in
+/// front of those that cut a parameter already (tensor or expert parallelism):
+/// Shard(dim), strided if they cut the same dimension. For writers.
+/// \param inner_sizes, inner  mesh dimensions to the right of the new one
 MeshSplit FullyShard(std::uint32_t dim, std::span<const std::uint64_t> inner_sizes,
                      std::span<const MeshSplit> inner);
 

@@ -51,13 +51,13 @@ std::uint64_t GranuleOf(const SplitRule& rule, std::size_t sub) {
   return std::max<std::uint64_t>(rule.granule[std::min(sub, rule.granule.size() - 1)], 1);
 }
 
-// The explicit widths of one sub-tensor, if the rule has them for this number of ranks.
+// Returns the explicit widths of one sub-tensor, if the rule has them for this number of ranks.
 const Widths* Explicit(const SplitRule& rule, std::size_t sub, std::uint64_t ranks) {
   if (sub >= rule.widths.size() || rule.widths[sub].size() != ranks) return nullptr;
   return &rule.widths[sub];
 }
 
-// Rows that each rank stores of a padded vocabulary, padding included.
+// Returns the rows of a padded vocabulary that each rank stores, including padding.
 Result<Widths> PaddedWidths(const SplitRule& rule, std::uint64_t extent, std::uint64_t ranks) {
   if (const Widths* widths = Explicit(rule, 0, ranks)) return *widths;
   SW_TRY_ASSIGN(const std::uint64_t multiple, CheckedMul(GranuleOf(rule, 0), ranks));
@@ -66,7 +66,7 @@ Result<Widths> PaddedWidths(const SplitRule& rule, std::uint64_t extent, std::ui
   return Widths(ranks, padded / ranks);
 }
 
-// Drops from the end what lies beyond the real extent.
+// Removes the rows after the real extent from the end.
 Result<Widths> RealOf(Widths padded, std::uint64_t extent) {
   std::uint64_t left = extent;
   for (std::uint64_t& width : padded) {
@@ -136,9 +136,9 @@ bool CutsNothing(const SplitRule& rule, std::uint64_t ranks) {
          rule.split == Split::kUnknown;
 }
 
-// Groups of consecutive view dimensions whose products are the dimensions of `shape`:
-// the first view dimension of every group, plus one past the last. Nothing if the view mixes them.
-// The group of a dimension of extent 1 may be empty.
+// Groups consecutive view dimensions whose products are the dimensions of `shape`.
+// Returns the first view dimension of every group, plus one past the last, or nothing
+// if the view mixes dimensions. The group of a dimension of extent 1 may be empty.
 std::optional<std::vector<std::size_t>> GroupView(const Shape& view, const Shape& shape) {
   std::vector<std::size_t> begin{0};
   std::size_t at = 0;
@@ -179,8 +179,8 @@ Result<Shape> ConcatShape(const std::vector<Shape>& shards, std::size_t dim) {
   return whole;
 }
 
-// The whole shape whose dimension d is the sum of the shards' and, in the view, contains the
-// dimension that is cut.
+// Finds the whole shape: its dimension d is the sum of the shards'
+// extents and, in the view, contains the dimension that is cut.
 Result<Shape> WholeOfView(const SplitRule& rule, const std::vector<Shape>& shards) {
   std::optional<Shape> found;
   for (std::size_t dim = 0; dim < shards.front().size(); ++dim) {

@@ -12,70 +12,70 @@
 namespace shardwright::layout {
 
 enum class Split : std::uint8_t {
-  kReplicated,  ///< every tensor-parallel rank holds the whole
-  kAverage,     ///< every rank holds a partial value; the logical value is their mean
+  kReplicated,  ///< every tensor-parallel rank has the whole tensor
+  kAverage,     ///< every rank has a partial value; the logical value is their mean
   kDim,         ///< cut along one dimension
   kSub,         ///< a stack of sub-tensors along one dimension, each cut on its own
   kListed,      ///< as `cuts` lists, for that number of ranks only
-  kUnknown,     ///< nobody says; only a layout with one rank can be made
+  kUnknown,     ///< no known rule; only layouts with one rank are possible
 };
 
-/// How tensor parallelism cuts one parameter, whatever the number of ranks.
+/// Describes how tensor parallelism cuts one parameter, for any number of ranks.
 /// Source: Universal Checkpointing, the parameter patterns; docs/patterns.md.
 struct SplitRule {
   Split split = Split::kReplicated;
   std::uint32_t dim = 0;  ///< kDim, kSub: dimension (of `view` for kSub)
   Shape view;             ///< kSub: reshape of the whole tensor; empty means its own shape
   std::vector<std::uint64_t> sub_sizes;  ///< kSub: sizes along `dim`, they add up to its extent
-  /// Explicit widths, [sub-tensor][rank] (one sub-tensor for kDim); apply when their rank count is
-  /// the layout's.
+  /// Explicit widths, [sub-tensor][rank] (one sub-tensor for
+  /// kDim). Used if the layout has as many ranks as they list.
   std::vector<std::vector<std::uint64_t>> widths;
-  /// Elements along `dim` that must stay together (a head); widths are multiples of it. Per
-  /// sub-tensor for kSub, one entry for kDim; empty means 1. With `padded`: padded widths are.
+  /// Elements along `dim` that must stay together (a head); divides all widths, with `padded`
+  /// the padded ones. One entry per sub-tensor for kSub, one for kDim; empty means 1.
   std::vector<std::uint64_t> granule;
-  /// Extents that do not divide are cut with the first ranks one granule wider, as AutoTP does;
-  /// else they are refused.
+  /// If an extent is not divisible, the first ranks get one more
+  /// granule, as in AutoTP. If false, MakeCut fails instead.
   bool uneven = false;
-  /// Vocabulary: shards may hold rows beyond the whole tensor (padding to equal width), which
-  /// belong to nobody.
+  /// Vocabulary: shards may have padding rows after the rows of the
+  /// tensor, up to equal widths. The padding is not part of the tensor.
   bool padded = false;
   std::vector<Cut> cuts;  ///< kListed: by rank
-  std::string origin;  ///< who says so: "universal_checkpoint_info", "patterns/hf_llama.json rule
-                       ///< 3", "inferred"
+  std::string origin;     ///< source of the rule: "universal_checkpoint_info",
+                          ///< "patterns/hf_llama.json rule 3", "inferred"
 
   friend bool operator==(const SplitRule&, const SplitRule&) = default;
 };
 
-/// The cut of rank `rank` of `ranks` under a rule.
+/// Returns the cut of rank `rank` of `ranks` under a rule.
 /// \param shape  of the whole tensor
-/// \error kUnsupported if the extents do not divide and the rule does not allow uneven widths, or
-///        the rule cannot be carried over to this number of ranks; kBadInput if the rule does not
-///        fit the shape
+/// \error kUnsupported  the extents are not divisible and the rule does
+///        not allow uneven widths, or the rule does not apply to this
+///        number of ranks; kBadInput  the rule does not fit the shape
 /// Pure.
 Result<Cut> MakeCut(const SplitRule& rule, const Shape& shape, std::uint64_t ranks,
                     std::uint64_t rank);
 
-/// The shape that a rank's shard is stored in: that of the cut, or for a rule with a view of
-/// another rank the same elements in the tensor's own number of dimensions.
-/// \error as MakeCut; kUnsupported if the view mixes dimensions of the tensor
+/// Returns the shape in which a rank's shard is stored: the shape of the cut, or
+/// the tensor's own number of dimensions if the rule's view has a different one.
+/// \error as MakeCut; kUnsupported  the view mixes dimensions of the tensor
 /// Pure.
 Result<Shape> ShardShape(const SplitRule& rule, const Shape& shape, std::uint64_t ranks,
                          std::uint64_t rank);
 
-/// How many elements along the cut dimension every rank gets, [sub-tensor][rank]; real elements
-/// only, padding not counted. Empty for rules that cut nothing, and for kListed.
+/// Returns the number of elements along the cut dimension, [sub-tensor][rank],
+/// without padding. Empty for rules that do not cut and for kListed.
 /// \error as MakeCut
 /// Pure.
 Result<std::vector<std::vector<std::uint64_t>>> RuleWidths(const SplitRule& rule,
                                                            const Shape& shape, std::uint64_t ranks);
 
-/// The whole tensor's shape, from the shapes of all ranks' shards under a rule. With `padded` the
-/// padding rows are counted: the shards do not tell how many there are.
-/// \error kBadInput if the shards disagree outside the cut dimension; names both shapes
+/// Returns the whole tensor's shape, computed from the shapes of all ranks' shards.
+/// With `padded` it includes padding rows, because the shards do not show their number.
+/// \error kBadInput  the shards differ outside the cut dimension; names both shapes
 /// Pure.
 Result<Shape> WholeShape(const SplitRule& rule, const std::vector<Shape>& shards);
 
-/// "replicated", "rows (dim 0)", "sub-tensors 32+16+16 along dim 0"; for --explain and messages.
+/// Returns "replicated", "rows (dim 0)", "sub-tensors 32+16+16 along dim 0"; for messages.
 std::string Explain(const SplitRule& rule);
 
 }  // namespace shardwright::layout

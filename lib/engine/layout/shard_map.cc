@@ -20,7 +20,7 @@ const std::string& FileOf(const ShardMap& map, const Array& array, std::uint64_t
   return map.files[map.members[array.regions[holder].member].file];
 }
 
-/// Where a fragment lies, for messages: the file of its first element.
+/// Returns a fragment's file for messages: the file of its first element.
 std::string Where(const ShardMap& map, const Fragment& fragment) {
   const Array& array = map.arrays[fragment.at.array];
   const std::uint64_t holder = fragment.at.vector_offset / fragment.at.chunk;
@@ -46,7 +46,7 @@ Status CheckRegions(const ShardMap& map) {
   return {};
 }
 
-/// Every element of the shard has a place in the array's regions.
+/// Checks that every element of the shard has a place in the array's regions.
 Status CheckPlacement(const ShardMap& map, const LogicalTensor& tensor, const Fragment& fragment) {
   if (fragment.at.array >= map.arrays.size())
     return Fail(Errc::kInternal, Label(tensor) + ": unknown array");
@@ -83,7 +83,7 @@ Status CheckPlacement(const ShardMap& map, const LogicalTensor& tensor, const Fr
 
 bool CutsDisjoint(const std::vector<const Cut*>& cuts, Side side);
 
-/// True if no two boxes of different cuts share an element on that side.
+/// Returns true if no two boxes of different cuts share an element on that side.
 /// \pre none is composed, and all have the same view, or for kShard the same shard
 bool BoxesDisjoint(const std::vector<const Cut*>& cuts, Side side) {
   std::vector<PlacedBox> boxes;
@@ -91,7 +91,7 @@ bool BoxesDisjoint(const std::vector<const Cut*>& cuts, Side side) {
   return !FindOverlap(std::move(boxes));
 }
 
-/// The same by runs, for any cuts.
+/// Checks the same by runs, for any cuts.
 bool RunsDisjoint(const std::vector<const Cut*>& cuts, Side side) {
   std::vector<std::pair<std::uint64_t, std::uint64_t>> runs;
   for (const Cut* cut : cuts) {
@@ -106,10 +106,10 @@ bool RunsDisjoint(const std::vector<const Cut*>& cuts, Side side) {
   return true;
 }
 
-/// True if every composed cut is disjoint from all others because of what is at the `side` end of
-/// the composition, or within that because of the other end. False says nothing.
+/// Returns true if the cuts are disjoint because their outer or inner cuts (the ones on `side`)
+/// are, or, for equal ones, because the other cuts of the compositions are. False proves nothing.
 bool EndsDisjoint(const std::vector<const Cut*>& cuts, Side side) {
-  // By the cut at that end: what composes the same cut is told apart by the other one.
+  // Group by the cut at that end. Cuts in one group must be disjoint at the other end.
   std::map<const Cut*, std::vector<const Cut*>> by_end;
   for (const Cut* cut : cuts) {
     if (!cut->is_composed()) {
@@ -208,7 +208,7 @@ Status CheckCoverage(const ShardMap& map, const LogicalTensor& tensor) {
   return {};
 }
 
-/// Where a fragment lies in its array: a stretch of the vector, or of every region.
+/// Location of a fragment in its array: a range of the vector, or of every region.
 struct Place {
   std::uint64_t first, last;
   const Fragment* fragment;
@@ -235,8 +235,8 @@ tl::unexpected<Error> OverlapError(const ShardMap& map, const Place& a, const Pl
                   " overlap");
 }
 
-/// Fragments of one place share a shard: several tensors that are stored as one. Each holds
-/// elements of it that no other holds.
+/// Checks fragments with the same place, which share a shard: several
+/// tensors stored as one. No two of them may contain the same element of it.
 Status CheckShared(const ShardMap& map, std::span<const Place> places) {
   if (places.size() < 2) return {};
   std::vector<const Cut*> cuts;
@@ -246,10 +246,10 @@ Status CheckShared(const ShardMap& map, std::span<const Place> places) {
   return OverlapError(map, places[0], places[1]);
 }
 
-/// Within an array the fragments' places are disjoint, or one place is shared out.
+/// Checks that the fragments' places in an array are disjoint, or equal and shared correctly.
 Status CheckDisjoint(const ShardMap& map) {
-  // ZeRO-3: every holder keeps a share of each parameter, so places are columns of the regions, not
-  // of the vector.
+  // ZeRO-3: every holder stores a share of each parameter, so
+  // places are columns of the regions, not ranges of the vector.
   std::vector<bool> columns(map.arrays.size());
   for (const LogicalTensor& tensor : map.tensors) {
     for (const Fragment& fragment : tensor.fragments) {
@@ -329,7 +329,7 @@ ArrayIndex::ArrayIndex(const ShardMap& map) : map_(map), begin_(map.arrays.size(
               entries_.begin() + static_cast<std::ptrdiff_t>(begin_[a + 1]),
               [&](const Entry& x, const Entry& y) {
                 if (x.key != y.key) return x.key < y.key;
-                // An empty fragment shares its place with the one that follows it.
+                // Empty fragments come before the one that begins at the same place.
                 const auto& fx = map_.tensors[x.tensor].fragments[x.fragment];
                 const auto& fy = map_.tensors[y.tensor].fragments[y.fragment];
                 return fx.cut->shard_elems() < fy.cut->shard_elems();
@@ -360,8 +360,8 @@ const ArrayIndex::Entry* ArrayIndex::FirstReaching(std::uint32_t array, std::uin
     const Fragment& fragment = map_.tensors[entry.tensor].fragments[entry.fragment];
     const Placement& at = fragment.at;
     const std::uint64_t elems = fragment.cut->shard_elems();
-    // ZeRO-3 columns: the share of a rank, also where all of it is padding, so that the order stays
-    // monotone.
+    // ZeRO-3 columns: use the share of a rank even if all
+    // of it is padding, so that the order stays monotone.
     if (at.chunk != kOneHolder && at.vector_offset == 0 && at.region_offset > 0) {
       return at.region_offset + at.chunk <= first;
     }

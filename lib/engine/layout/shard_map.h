@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// lib/engine/layout: the one description of every layout.
-// A ShardMap says which element of which logical tensor lies at which bytes of which file. A Cut
-// (cut.h) says which elements a shard holds; Placement, Array and Region say where they lie; a
-// Member is a stretch of a file with a checksum. rule.h makes the cuts of tensor parallelism for
-// any number of ranks. Validate proves a map before any byte moves. All of it is pure: no files, no
-// ranks, no clock. More: docs/architecture.md, "Shard maps".
+// lib/engine/layout: the common description of all layouts.
+// A ShardMap records for each element of each logical tensor its file and bytes. A Cut
+// (cut.h) selects the elements of a shard. Placement, Array and Region locate them, and a
+// Member is a byte range of a file with a checksum. rule.h makes the cuts of tensor
+// parallelism for any number of ranks. Validate checks a map before any byte is copied. All
+// functions are pure: no files, no ranks, no clock. More: docs/architecture.md, "Shard maps".
 
 #pragma once
 
@@ -23,7 +23,7 @@
 
 namespace shardwright::layout {
 
-/// A checksummed stretch of a file (a zip member): the unit of integrity of a source.
+/// A checksummed byte range of a file (a zip member): the unit of integrity of a source.
 struct Member {
   std::uint32_t file = 0;
   std::uint64_t offset = 0;  ///< of the payload in the file, bytes
@@ -32,15 +32,15 @@ struct Member {
   std::string name;  ///< "data/12", for messages
 };
 
-/// Where one holder's part of an array lies.
+/// Location of one holder's part of an array.
 struct Region {
   std::uint32_t member = 0;
-  std::uint64_t offset = 0;  ///< of element 0, bytes from the start of the member's payload
-  std::uint64_t elems = 0;   ///< elements that may be read (or will be written) here
+  std::uint64_t offset = 0;  ///< position of element 0 in the member's payload, in bytes
+  std::uint64_t elems = 0;   ///< elements that may be read or will be written here
 };
 
-/// Elements of one dtype, spread over holders: the fp32 partition of a ZeRO group on every rank, a
-/// weight in a model file (one holder), an atom (one holder).
+/// Elements of one dtype, distributed over holders: the fp32 partition of a ZeRO group
+/// (one holder per rank), a weight in a model file (one holder), an atom (one holder).
 struct Array {
   DType dtype = DType::kF32;
   std::vector<Region> regions;  ///< by holder
@@ -48,10 +48,10 @@ struct Array {
 
 inline constexpr std::uint64_t kOneHolder = std::numeric_limits<std::uint64_t>::max();
 
-/// Where a shard's elements lie in an array: element x of the shard is at v = x + vector_offset,
-/// which holder v / chunk keeps at element region_offset + v % chunk of its region. ZeRO-1/2: chunk
-/// is the partition size and region_offset 0; ZeRO-3: chunk is the parameter's share per rank and
-/// vector_offset 0; a whole tensor in one place: chunk is kOneHolder.
+/// Locates a shard's elements in an array. Element x of the shard is at v = x + vector_offset,
+/// and holder v / chunk stores v as element region_offset + v % chunk of its region. ZeRO-1/2:
+/// chunk is the partition size and region_offset is 0. ZeRO-3: chunk is the parameter's share
+/// per rank and vector_offset is 0. A whole tensor in one place: chunk is kOneHolder.
 struct Placement {
   std::uint32_t array = 0;
   std::uint64_t vector_offset = 0;
@@ -60,19 +60,19 @@ struct Placement {
 };
 
 enum class Role : std::uint8_t {
-  kOwner,    ///< holds elements that no other owner holds
-  kReplica,  ///< holds the same elements as an owner
+  kOwner,    ///< has elements that no other owner has
+  kReplica,  ///< has the same elements as an owner
   kPartial,  ///< the logical value is the mean of all partial fragments
 };
 
-/// One shard of a logical tensor: which elements, and where they lie.
+/// One shard of a logical tensor: its elements and their location.
 struct Fragment {
   CutPtr cut;
   Placement at;
   Role role = Role::kOwner;
 };
 
-/// A named tensor of the training state, whole and layout-free: parameter × state.
+/// A named tensor of the training state, whole and independent of the layout: parameter × state.
 struct LogicalTensor {
   std::string name;   ///< parameter name, expert ids global
   std::string state;  ///< "fp32", "exp_avg", ..., "weight", "buffer", "frozen"
@@ -81,17 +81,17 @@ struct LogicalTensor {
   std::vector<Fragment> fragments;
 };
 
-/// Which element of which logical tensor lies at which bytes of which file: the one description of
-/// every layout.
+/// Records for each element of each logical tensor its file and
+/// bytes. All layouts, of sources and of targets, are shard maps.
 struct ShardMap {
-  std::vector<std::string> files;  ///< for messages and for opening, by index
+  std::vector<std::string> files;  ///< names for messages and for opening, by index
   std::vector<Member> members;
   std::vector<Array> arrays;
   std::vector<LogicalTensor> tensors;
 };
 
-/// Visits where the shard elements [first, last) of a placement lie, holder by holder:
-/// visit(const Region& region, element of the region, elements).
+/// Visits the locations of the shard elements [first, last) of a placement, holder
+/// by holder: visit(const Region& region, element of the region, elements).
 template <class Visit>
 void ForHolders(const ShardMap& map, const Placement& at, std::uint64_t first, std::uint64_t last,
                 Visit&& visit) {
@@ -108,12 +108,12 @@ void ForHolders(const ShardMap& map, const Placement& at, std::uint64_t first, s
   }
 }
 
-/// Proves the map before any byte moves: the owners of every tensor cover each element exactly once
-/// (or its partial fragments each cover all of it), every replica repeats an owner's elements,
-/// every fragment lies inside its array's regions, every region inside its member, and no
-/// element of an array is of two fragments. Fragments may share a place, where tensors are stored
-/// as one.
-/// \error kBadInput  names the tensor, the files and both sides of the disagreement
+/// Checks a map before any byte is copied. The owners of a tensor must cover each
+/// element exactly once (or each partial fragment must cover all of it). Every
+/// replica must repeat an owner's elements, every fragment must be inside its array's
+/// regions, and every region inside its member. An element of an array belongs to at
+/// most one fragment, except that tensors stored as one may share fragments.
+/// \error kBadInput  names the tensor, the files and both conflicting values
 /// Local, pure; runs on the calling thread.
 Status Validate(const ShardMap& map);
 
@@ -121,14 +121,14 @@ Status Validate(const ShardMap& map);
 class TensorIndex {
  public:
   explicit TensorIndex(const ShardMap& map);
-  /// Index into map.tensors, or nothing.
+  /// Returns the index into map.tensors, or nothing if there is none.
   std::optional<std::uint32_t> Find(std::string_view name, std::string_view state) const;
 
  private:
   std::unordered_map<std::string, std::uint32_t> by_key_;
 };
 
-/// A stretch of a fragment found in a region.
+/// A range of a fragment within a region.
 struct Span {
   std::uint32_t tensor = 0;
   std::uint32_t fragment = 0;
@@ -137,14 +137,14 @@ struct Span {
   std::uint64_t elems = 0;
 };
 
-/// The inverse of a map: which fragments lie in a stretch of an array's region.
+/// Inverse of a map: finds the fragments in a range of an array's region.
 class ArrayIndex {
  public:
   /// \pre Validate(map) holds; the map outlives the index
   explicit ArrayIndex(const ShardMap& map);
 
-  /// Visits the fragment stretches in [first, last) elements of `array`'s region `holder`,
-  /// ascending.
+  /// Visits the parts of fragments within elements [first,
+  /// last) of `array`'s region `holder`, in ascending order.
   template <class Visit>
   void ForRegionRange(std::uint32_t array, std::uint64_t holder, std::uint64_t first,
                       std::uint64_t last, Visit&& visit) const {
@@ -168,13 +168,13 @@ class ArrayIndex {
   struct Entry {
     std::uint32_t tensor;
     std::uint32_t fragment;
-    std::uint64_t key;  // vector_offset + region_offset: ascending within an array (one of the two
-                        // is 0 for all)
+    std::uint64_t key;  // vector_offset + region_offset: ascending
+                        // within an array (one of the two is 0 for all)
   };
   struct Extent {
     std::uint64_t first = 0;
     std::uint64_t last = 0;
-    bool known = true;  // false: empty in this region, says nothing about those that follow
+    bool known = true;  // false: empty in this region, so it does not end a search
   };
   const Entry* FirstReaching(std::uint32_t array, std::uint64_t holder, std::uint64_t first) const;
   Extent In(const Entry& entry, std::uint64_t holder, Span* span) const;

@@ -6,27 +6,27 @@
 
 namespace shardwright::layout {
 
-// Names of the states that a logical tensor can be of. Every format maps its own spelling to them;
-// further states of an optimizer keep the names that it gives them. The values stand in manifests,
-// catalogues, stores and atoms.
+// Names of the states of a logical tensor. Every checkpoint format
+// maps its own names to these; other optimizer states keep their
+// names. Manifests, catalogues, stores and atoms contain these values.
 
 inline constexpr std::string_view kMaster = "fp32";    ///< the optimizer's copy of a weight
-inline constexpr std::string_view kWeight = "weight";  ///< what forward and backward compute with
+inline constexpr std::string_view kWeight = "weight";  ///< the weight for forward and backward
 inline constexpr std::string_view kBuffer = "buffer";
 inline constexpr std::string_view kFrozen = "frozen";  ///< the weight of a frozen parameter
 inline constexpr std::string_view kFirstMoment = "exp_avg";
 inline constexpr std::string_view kSecondMoment = "exp_avg_sq";
-inline constexpr std::string_view kStep = "step";  ///< one number, not of the parameter's shape
+inline constexpr std::string_view kStep = "step";  ///< one number, without the parameter's shape
 
-/// True for the states that are not the optimizer's.
+/// Returns true for the states that do not belong to the optimizer.
 constexpr bool IsModelState(std::string_view state) {
   return state == kMaster || state == kWeight || state == kBuffer || state == kFrozen;
 }
 
 inline constexpr std::string_view kPaddingPrefix = "padding:";
 
-/// The state of elements that pad a tensor in `state` and belong to nobody (rows of a vocabulary up
-/// to a round number): kept for whoever has room for them, and no part of the tensor.
+/// Returns the state of padding elements of a tensor in `state` (rows of a vocabulary up to a round
+/// number). They are not part of the tensor; a target that has room for them keeps their values.
 inline std::string PaddingOf(std::string_view state) {
   return std::string(kPaddingPrefix).append(state);
 }

@@ -9,11 +9,11 @@
 
 namespace shardwright::layout {
 
-/// Makes cuts of whole tensors, one for all tensors of a shape: models have many tensors and few
-/// shapes, and a cut takes half a kilobyte.
+/// Makes one cut of the whole tensor per shape, because models have
+/// many tensors but few shapes, and a cut takes half a kilobyte.
 class WholeCuts {
  public:
-  /// Returns Cut::Whole of the shape. Pure but for the memory of earlier calls.
+  /// Returns Cut::Whole of the shape. Pure except for the cache of earlier results.
   CutPtr Of(const Shape& shape) {
     CutPtr& cut = cuts_[shape];
     if (cut == nullptr) cut = std::make_shared<const Cut>(Cut::Whole(shape));

@@ -22,7 +22,7 @@ std::string Label(const LogicalTensor& tensor) {
 
 }  // namespace
 
-/// Source elements on their way to a unit, before reads are merged.
+/// Source elements for a unit, before reads are merged.
 struct Plan::Piece {
   std::uint32_t member;
   bool primary;
@@ -75,7 +75,7 @@ Result<Plan> Plan::Make(const ShardMap& source, const Target& target, const Know
 
 void Plan::FindInside() {
   const std::vector<layout::Member>& members = source_->members;
-  std::map<std::uint32_t, std::vector<std::uint32_t>> by_file;  // copied without a checksum
+  std::map<std::uint32_t, std::vector<std::uint32_t>> by_file;  // members copied without a checksum
   for (const OutputFile& file : target_->files) {
     for (const Payload& payload : file.payloads) {
       if (payload.kind != Payload::Kind::kMember || payload.member >= members.size()) continue;
@@ -104,7 +104,7 @@ void Plan::FindInside() {
   }
   for (auto& [whole, list] : inside_) {
     std::sort(list.begin(), list.end(), before);
-    // Members of an edited catalogue may overlap: then the first of them is verified.
+    // Members of an edited catalogue may overlap; only the first of them is verified then.
     std::uint64_t end = 0;
     std::erase_if(list, [&](std::uint32_t m) {
       if (members[m].offset < end) return true;
@@ -130,7 +130,7 @@ Status Plan::FindFeeds(std::span<const std::uint32_t> known) {
     std::optional<std::uint32_t> found = index.Find(tensor.name, tensor.state);
     const bool weight = tensor.state == layout::kWeight;
     if (weight && found && source_->tensors[*found].dtype != tensor.dtype) {
-      // Rounding the master once is better than rounding a rounded weight again.
+      // Prefer rounding the master once to rounding an already rounded weight again.
       if (const auto master = index.Find(tensor.name, layout::kMaster)) found = master;
     }
     if (!found && weight) found = index.Find(tensor.name, layout::kMaster);
@@ -293,7 +293,7 @@ void Plan::FillMember(const Unit& unit, std::uint32_t member, Program* program) 
   if (inside == inside_.end()) return add(member, unit.first, 0, unit.bytes, false);
   const std::vector<layout::Member>& members = source_->members;
   const std::uint64_t base = members[member].offset;
-  const std::uint64_t last = base + unit.first + unit.bytes;  // bytes of the file from here on
+  const std::uint64_t last = base + unit.first + unit.bytes;  // from here on in bytes of the file
   std::uint64_t at = base + unit.first;
   const std::uint64_t first = at;
   auto next = std::partition_point(

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// lib/engine/plan: from a source map and a target map to a copy program.
-// A Target (target.h) describes the files to write, to the byte, before anything is read. Plan
-// intersects its map with that of the source. The payloads of the output are cut into units of 1
-// MiB; Fill works out for one unit which bytes to read and where they go, converted or averaged, so
-// that a plan of any size is small. All of it is pure.
+// lib/engine/plan: computes a copy program from a source map and a target map.
+// A Target (target.h) describes all output files to the byte before any payload is read.
+// Plan intersects its map with the source map. Output payloads are divided into units of
+// 1 MiB. For one unit, Fill computes the bytes to read and their positions, conversions
+// and averages, so a plan of any size needs little memory. All functions are pure.
 
 #pragma once
 
@@ -20,11 +20,11 @@
 
 namespace shardwright::plan {
 
-/// Size of a unit of work: one stretch of one payload, gathered, checksummed and written at once. A
-/// constant, since the checksums in a manifest are over units (docs/formats/manifest.md).
+/// Size of a unit of work: a range of a payload, gathered, checksummed and written at once.
+/// It is constant because manifests have checksums of units (docs/formats/manifest.md).
 inline constexpr std::uint64_t kUnitBytes = std::uint64_t{1} << 20;
 
-/// One stretch of an output payload. Units of a payload are kUnitBytes long but for the last.
+/// A range of an output payload. All units of a payload except the last have kUnitBytes bytes.
 struct Unit {
   std::uint32_t file = 0;
   std::uint32_t payload = 0;  ///< in the file
@@ -32,23 +32,23 @@ struct Unit {
   std::uint64_t bytes = 0;
 };
 
-/// A stretch of a source member to be read at once.
+/// A byte range of a source member that is read at once.
 struct Read {
   std::uint32_t member = 0;
   std::uint64_t offset = 0;  ///< byte of the member
   std::uint64_t bytes = 0;
   std::uint32_t first_copy = 0;
   std::uint32_t copy_count = 0;
-  bool primary = false;  ///< the one read of these bytes that counts towards the member's checksum
+  bool primary = false;  ///< the one read of these bytes that counts for the member's checksum
 };
 
-/// Elements of a read that go to one place of the unit.
+/// Elements of a read that are copied to one place in the unit.
 struct Copy {
   std::uint64_t skip = 0;  ///< byte of the read
   std::uint64_t at = 0;    ///< byte of the unit
   std::uint64_t elems = 0;
   DType from = DType::kU8;
-  bool accumulate = false;  ///< one of the values of a mean
+  bool accumulate = false;  ///< adds to a mean
 };
 
 /// Elements of a unit that are the mean of `count` accumulated values.
@@ -58,17 +58,17 @@ struct Mean {
   std::uint64_t count = 0;
 };
 
-/// What to do for one unit. Bytes that no copy reaches are zero.
+/// Instructions for one unit. Bytes that no copy writes are zero.
 struct Program {
   DType to = DType::kU8;
   std::vector<Read> reads;  ///< by member and offset
   std::vector<Copy> copies;
   std::vector<Mean> means;
   std::uint64_t covered_bytes =
-      0;  ///< of the unit; less than its size means that there is padding to zero
+      0;  ///< of the unit; if less than its size, the rest is padding with zeros
 };
 
-/// Where a target tensor's elements come from.
+/// Source of a target tensor's elements.
 struct Feed {
   std::uint32_t source = 0;  ///< index into the source map's tensors
   bool primary = false;      ///< the first target tensor that reads it
@@ -76,38 +76,38 @@ struct Feed {
 
 struct Totals {
   std::uint64_t units = 0;
-  std::uint64_t output_files = 0;   ///< links as well
-  std::uint64_t output_bytes = 0;   ///< whole files, but for those that are links
+  std::uint64_t output_files = 0;   ///< including links
+  std::uint64_t output_bytes = 0;   ///< whole files, without links
   std::uint64_t linked_files = 0;   ///< CloneMode::kLink
-  std::uint64_t payload_bytes = 0;  ///< what units write
-  std::uint64_t read_bytes = 0;     ///< what units read
+  std::uint64_t payload_bytes = 0;  ///< bytes written by units
+  std::uint64_t read_bytes = 0;     ///< bytes read by units
   std::uint64_t verify_bytes =
-      0;  ///< further bytes of members that are used in part, read to verify them
+      0;  ///< other bytes of partly used members, which are read to verify these
   std::uint64_t members_read = 0;
   std::uint64_t members_unread = 0;
 };
 
-/// What is known of a plan's source, and need not be found out again.
+/// Known facts about a plan's source, which Make need not compute again.
 struct KnownSource {
-  bool proved = false;  ///< layout::Validate was passed
-  /// By target tensor: index of the source tensor with the same state, type and shape; empty: Make
-  /// looks sources up by name. A caller that passes indexes has made the target from these source
-  /// tensors, so Make proves neither the target nor the pairs.
+  bool proved = false;  ///< layout::Validate has succeeded
+  /// Index of the source tensor for each target tensor, with the same state, type and
+  /// shape. If empty, Make finds sources by name. A caller that passes indexes has made the
+  /// target from these source tensors, so Make checks neither the target nor the pairs.
   /// \pre the indexes exist
   std::span<const std::uint32_t> tensors;
 };
 
-/// The copy program of a conversion: source map → target map. Programs are worked out unit by unit,
-/// so that a plan of any size is small.
+/// The copy program of a conversion from source map to target map. Programs
+/// are computed unit by unit, so that a plan of any size needs little memory.
 /// Pure: same input, same plan. Source: docs/architecture.md, "Plan and run".
 class Plan {
  public:
-  /// Proves both maps (layout::Validate) and finds a source for every target tensor: the same
-  /// (name, state), else "weight" from "fp32" or "fp32" from "weight", with a conversion of dtype
-  /// where they differ.
+  /// Checks both maps (layout::Validate) and finds a source for every
+  /// target tensor: the same (name, state), otherwise "weight" from "fp32"
+  /// or "fp32" from "weight", with a dtype conversion if the types differ.
   /// \pre both outlive the plan
-  /// \error kBadInput  what Validate says; a target tensor without a source, or shapes that differ,
-  ///        both named; kUnsupported  a conversion of dtype that does not exist
+  /// \error kBadInput  errors of Validate; a target tensor has no source or another
+  ///        shape, both named; kUnsupported  a dtype conversion that does not exist
   static Result<Plan> Make(const layout::ShardMap& source, const Target& target,
                            const KnownSource& known = {});
 
@@ -118,29 +118,29 @@ class Plan {
   std::uint64_t unit_count() const { return totals_.units; }
   /// \pre index < unit_count()
   Unit unit(std::uint64_t index) const;
-  /// The unit that holds byte `byte` of all payloads laid end to end; unit_count() past the last.
-  /// For cutting the work into parts of equal bytes.
+  /// Returns the unit with byte `byte` of all payloads laid end to end; unit_count()
+  /// past the last one. Used to divide the work into parts of equal bytes.
   std::uint64_t unit_of_byte(std::uint64_t byte) const;
-  /// Index of the first unit of a payload.
+  /// Returns the index of the first unit of a payload.
   std::uint64_t first_unit(std::uint32_t file, std::uint32_t payload) const;
-  /// Units of all payloads of a file; they follow the first one of its first payload.
+  /// Returns the number of units of a file; they follow the first unit of its first payload.
   std::uint64_t unit_count(std::uint32_t file) const;
 
-  /// Works out a unit's program, reusing `program`'s memory. Thread-safe.
+  /// Computes a unit's program, reusing the memory of `program`. Thread-safe.
   void Fill(const Unit& unit, Program* program) const;
 
-  /// Stretches of a source member that no primary read touches, ascending: padding, replicas.
+  /// Byte ranges of a source member that no primary read covers, ascending: padding, replicas.
   struct Gap {
     std::uint64_t offset = 0;
     std::uint64_t bytes = 0;
   };
   std::vector<Gap> Gaps(std::uint32_t member) const;
 
-  /// Source files of which bytes without a checksum are copied as they are: nothing but the file
-  /// itself can tell that it has stayed what it was.
+  /// Returns the source files with bytes that are copied without a checksum.
+  /// Only a check of the file itself can detect that it changed during the copy.
   const std::vector<std::uint32_t>& files_without_sums() const { return files_without_sums_; }
 
-  /// Bytes of a source member that primary reads touch.
+  /// Returns the bytes of a source member that primary reads cover.
   std::uint64_t primary_bytes(std::uint32_t member) const { return primary_bytes_[member]; }
 
  private:
@@ -167,7 +167,7 @@ class Plan {
   std::vector<std::uint64_t> primary_bytes_;  // by source member
   std::shared_ptr<const layout::ArrayIndex> target_index_;
   std::shared_ptr<const layout::ArrayIndex> source_index_;
-  // By member without a checksum that is copied: the members within it that have one, by offset.
+  // By copied member without a checksum: the members inside it that have one, by offset.
   std::map<std::uint32_t, std::vector<std::uint32_t>> inside_;
   std::vector<std::uint32_t> files_without_sums_;
   std::vector<Holder> holders_;  // every region of the source, by member

@@ -13,12 +13,12 @@
 
 namespace shardwright::plan {
 
-/// One stretch of an output file whose bytes come from the source.
+/// A byte range of an output file whose bytes come from the source.
 struct Payload {
   enum class Kind : std::uint8_t {
-    kArray,   ///< region `holder` of target array `array`; what no fragment covers is zero
-    kMember,  ///< a copy of source member `member`, unchanged; members that lie within one
-              ///< without a checksum are verified by their own
+    kArray,   ///< region `holder` of target array `array`; zero outside of fragments
+    kMember,  ///< a copy of source member `member`, unchanged; if it has no
+              ///< checksum, the members inside it are verified by their own
     kInline,  ///< `bytes_inline`
   };
   Kind kind = Kind::kArray;
@@ -30,61 +30,61 @@ struct Payload {
   std::string bytes_inline;
 };
 
-/// Takes bytes of an output file, stretch after stretch, ascending.
+/// Writes the next bytes of an output file, in ascending order of offsets.
 using PutFrame = std::function<Status(std::uint64_t offset, std::string_view bytes)>;
 
-/// Makes everything of an output file but the payloads, given the CRC-32 of every payload (in
-/// order). What it makes is put at once, so that no frame need be held whole.
+/// Makes all bytes of an output file except the payloads, given the CRC-32 of every payload (in
+/// order). Passes each part to `put` at once, so that no frame is kept in memory as a whole.
 using Frame = std::function<Status(std::span<const std::uint32_t> crcs, const PutFrame& put)>;
 
-/// What makes a file that tells the digests of others, once they are complete.
+/// Makes a file that lists the digests of other files, after these are complete.
 struct DigestList {
-  std::vector<std::uint32_t> files;  ///< of the target; none of them is such a list. Empty: no list
-  /// \param sha256  of these files, in hexadecimal digits
-  /// \returns as many bytes as the file was said to have
+  std::vector<std::uint32_t> files;  ///< in the target; none of them is such a list. Empty: no list
+  /// \param sha256  digests of these files, as hexadecimal digits
+  /// \returns exactly OutputFile::bytes bytes
   std::function<std::string(std::span<const std::string> sha256)> text;
 };
 
-/// How an output file that repeats a source file, byte for byte, comes to be.
+/// Method to make an output file that equals a source file byte for byte.
 enum class CloneMode : std::uint8_t {
-  kCopy,   ///< by its payloads, as every other file
-  kClone,  ///< as a clone where the file system can, else by its payloads
-  kLink,   ///< as a second name of the source file; it has no payloads
+  kCopy,   ///< from its payloads, like every other file
+  kClone,  ///< as a clone if the file system can, otherwise from its payloads
+  kLink,   ///< as a hard link to the source file; it has no payloads
 };
 
-/// The frame of a file that is all payloads: nothing.
+/// The frame of a file that consists of payloads only: puts no bytes.
 Status NoFrame(std::span<const std::uint32_t> crcs, const PutFrame& put);
 
-/// One file to be written, laid out to the byte before anything is read.
+/// A file to be written, laid out to the byte before any payload is read.
 struct OutputFile {
-  std::string path;  ///< relative to the output; components are made by us, never taken from a
-                     ///< source file's names
+  std::string path;  ///< relative to the output; its components are
+                     ///< generated, never taken from names in a source
   std::uint64_t bytes = 0;
   bool executable = false;
   CloneMode clone = CloneMode::kCopy;
-  std::uint32_t clone_of = 0;     ///< of a clone or link: the source file
+  std::uint32_t clone_of = 0;     ///< source file of a clone or link
   std::vector<Payload> payloads;  ///< ascending, disjoint
   Frame frame = NoFrame;          ///< may be called on any rank, once
-  DigestList digests = {};        ///< in place of payloads and frame
+  DigestList digests = {};        ///< if not empty, replaces payloads and frame
 };
 
-/// What a conversion writes: the target's shard map, with members that are the payloads of `files`.
-/// Every region of an array is one whole payload: map.arrays[a].regions[h].offset is 0.
+/// The files that a conversion writes: the target's shard map, whose members are the payloads of
+/// `files`. Every region of an array is a whole payload: map.arrays[a].regions[h].offset is 0.
 struct Target {
   layout::ShardMap map;
   std::vector<OutputFile> files;
 };
 
-/// A file that is this text: all frame.
+/// Makes a file with this text as its frame and no payloads.
 OutputFile TextFile(std::string path, std::string text);
 
-/// A file that repeats a whole source file, as one payload; adds that file to the source map.
+/// Makes a copy of a whole source file, as one payload, and adds that file to the source map.
 /// \param path    of the output file
-/// \param source  of the source file
+/// \param source  path of the source file
 OutputFile WholeFile(std::string path, const std::string& source, std::uint64_t bytes,
                      CloneMode clone, layout::ShardMap* map);
 
-/// The same for a source file whose bytes are known.
+/// Makes the same from the content of a source file that has been read already.
 OutputFile WholeFile(std::string path, std::string content);
 
 }  // namespace shardwright::plan

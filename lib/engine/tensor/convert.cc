@@ -20,9 +20,9 @@ T Load(const std::byte* at) {
   return value;
 }
 
-// One element of each floating dtype, seen as a double or a float and stored from one. A float is
-// not stored by way of a double, which would make a signalling NaN a quiet one, or not, as the
-// compiler likes.
+// One element of each floating dtype, loaded as a double or a float and
+// stored from one. A float is not stored through a double: depending on
+// the compiler, that would turn a signalling NaN into a quiet one.
 struct F64 {
   static constexpr std::size_t kBytes = 8;
   static double Get(const std::byte* at) { return Load<double>(at); }
@@ -87,7 +87,7 @@ void ForWide(DType dtype, Visit&& visit) {
   }
 }
 
-/// The same for every floating dtype.
+/// Calls `visit` with the type tag of any floating dtype.
 template <class Visit>
 void ForFloat(DType dtype, Visit&& visit) {
   switch (dtype) {
@@ -120,8 +120,8 @@ bool CanAverage(DType dtype) { return IsFloating(dtype) && ItemSize(dtype) > 1; 
 bool CanConvert(DType from, DType to) {
   if (from == to) return true;
   if (!IsFloating(from) || !IsFloating(to)) return false;
-  // A unit of 8-bit elements would need more memory than a thread has (engine/exec/gather.h), and
-  // weights are never float64.
+  // float64 to 8 bits is unsupported: a unit would need more memory than a
+  // thread's workspace (engine/exec/gather.h), and weights are never float64.
   if (from == DType::kF64 && !CanAverage(to)) return false;
   return CanAverage(from) || CanAverage(to);
 }

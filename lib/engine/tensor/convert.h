@@ -9,18 +9,18 @@
 
 namespace shardwright {
 
-/// True where Convert knows the pair: equal dtypes, every pair of float64, float32, float16 and
-/// bfloat16, and an 8-bit floating type (IsFloating) with each of these but for float64 to 8 bits.
-/// Nothing is scaled.
+/// Returns true if Convert supports the pair: equal dtypes, every pair of
+/// float64, float32, float16 and bfloat16, and 8-bit floating types (IsFloating)
+/// with each of these, except float64 to 8 bits. Conversions do not scale.
 bool CanConvert(DType from, DType to);
 
-/// Converts elements, rounding to nearest even; NaN stays NaN, overflow becomes infinity; in
-/// types without infinity the largest value (float8_e4m3fn) or NaN, as torch does.
-/// \pre CanConvert(from, to); both spans hold the same number of elements; they do not overlap
+/// Converts elements, rounding to nearest even. NaN stays NaN. Overflow becomes infinity,
+/// or in types without infinity the largest value (float8_e4m3fn) or NaN, as in torch.
+/// \pre CanConvert(from, to); both spans have the same number of elements; they do not overlap
 /// Local.
 void Convert(DType from, std::span<const std::byte> source, DType to, std::span<std::byte> target);
 
-/// True for the types whose means are formed: float64, float32, float16 and bfloat16.
+/// Returns true for types that StoreMean supports: float64, float32, float16 and bfloat16.
 bool CanAverage(DType dtype);
 
 /// Adds `source` to `sum` (float64 accumulators), element by element.

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The bits of 16-bit and 8-bit floating types, from and to those of a float.
-// Everything is constexpr and works on bits where the value is NaN, so that the same text compiled
-// for a GPU (lib/engine/device/kernels) gives the same bits. All cases are worked out and one is
-// chosen: compilers turn a loop over that into vector instructions.
+// Converts between the bits of 16-bit or 8-bit floating types and those of float. All
+// functions are constexpr and handle NaN as bits, so that the same source compiled
+// for a GPU (lib/engine/device/kernels) gives the same bits. They compute all cases
+// and choose one without branches, so that compilers can vectorize loops over them.
 
 #pragma once
 
@@ -11,7 +11,7 @@
 
 namespace shardwright::codes {
 
-/// `a` if `condition`, else `b`; never a branch, which the ternary operator may become.
+/// Returns condition ? a : b, without the branch that the ternary operator may become.
 constexpr std::uint32_t Choose(bool condition, std::uint32_t a, std::uint32_t b) {
   return b ^ ((a ^ b) & (0U - static_cast<std::uint32_t>(condition)));
 }
@@ -23,7 +23,7 @@ constexpr float FromBf16(std::uint16_t bits) {
   return std::bit_cast<float>(std::uint32_t{bits} << 16);
 }
 
-/// Rounds to nearest even; as torch: one quiet NaN for all.
+/// Rounds to nearest even. Every NaN becomes the same quiet NaN, as in torch.
 constexpr std::uint16_t ToBf16(float value) {
   const auto bits = std::bit_cast<std::uint32_t>(value);
   const std::uint32_t rounded = (bits + 0x7FFFU + ((bits >> 16) & 1U)) >> 16;
@@ -47,8 +47,8 @@ constexpr std::uint16_t ToF16(float value) {
   const auto bits = std::bit_cast<std::uint32_t>(value);
   const std::uint32_t sign = (bits >> 16) & 0x8000U;
   const std::uint32_t magnitude = bits & 0x7FFFFFFFU;
-  // Subnormal: adding 0.5 lines the 24-bit mantissa up so that the FPU rounds to nearest even at
-  // 2^-24.
+  // Subnormal: adding 0.5 aligns the 24-bit mantissa
+  // so that the FPU rounds to nearest even at 2^-24.
   const std::uint32_t subnormal =
       std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) + 0.5F) - 0x3F000000U;
   std::uint32_t half = (magnitude - (112U << 23) + 0xFFFU + ((magnitude >> 13) & 1U)) >> 13;
@@ -58,15 +58,15 @@ constexpr std::uint16_t ToF16(float value) {
   return static_cast<std::uint16_t>(sign | half);
 }
 
-/// An 8-bit floating type: a sign, `8 - 1 - kMantissa` bits of exponent, kMantissa bits of
-/// mantissa. \tparam kBias  subtracted from the stored exponent \tparam kMost  code of the largest
-/// finite value \tparam kOver  code of what is larger: infinity where the type has one, else NaN
-/// \tparam kNan   code of NaN; 0x80, the place of negative zero, in types that have no such zero
+/// An 8-bit float: a sign, `8 - 1 - kMantissa` exponent bits and kMantissa mantissa bits.
+/// \tparam kBias  subtracted from the stored exponent \tparam kMost  code of the largest
+///        finite value \tparam kOver  code of larger values: infinity, or NaN if the
+///        type has none \tparam kNan  code of NaN; 0x80 if there is no negative zero
 template <unsigned kMantissa, int kBias, std::uint8_t kMost, std::uint8_t kOver, std::uint8_t kNan>
 struct Float8 {
   static constexpr bool kNegativeZero = kNan != 0x80;
 
-  /// The float's bits.
+  /// Returns the bits of the float.
   static constexpr std::uint32_t DecodeBits(std::uint8_t code) {
     const std::uint8_t magnitude = code & 0x7FU;
     if (!kNegativeZero && code == kNan) return kQuietNan;
@@ -92,8 +92,8 @@ struct Float8 {
     const auto bits = std::bit_cast<std::uint32_t>(value);
     const std::uint32_t sign = bits >> 24 & 0x80U;
     const std::uint32_t magnitude = bits & 0x7FFFFFFFU;
-    // Subnormal: adding this number lines the digits up so that the sum is rounded to a whole
-    // number of the smallest steps.
+    // Subnormal: adding kAlign aligns the digits so that the
+    // sum is rounded to a multiple of the type's smallest step.
     constexpr std::uint32_t kSmallestNormal = static_cast<std::uint32_t>(127 + 1 - kBias) << 23;
     constexpr float kAlign = PowerOfTwo(1 - kBias - static_cast<int>(kMantissa) + 23);
     const std::uint32_t subnormal =
@@ -101,12 +101,12 @@ struct Float8 {
         std::bit_cast<std::uint32_t>(kAlign);
     constexpr unsigned kDrop = 23 - kMantissa;
     const std::uint32_t rebased =
-        magnitude - (static_cast<std::uint32_t>(127 - kBias) << 23);  // with the type's own bias
+        magnitude - (static_cast<std::uint32_t>(127 - kBias) << 23);  // with the type's bias
     std::uint32_t code = (rebased + (1U << (kDrop - 1)) - 1U + (rebased >> kDrop & 1U)) >> kDrop;
     code = Choose(magnitude < kSmallestNormal, subnormal, code);
     code = Choose(code > kMost, kOver, code);
     code = Choose(magnitude > kInfinity, kNan, code);
-    // Where 0x80 is NaN there is one zero, and one NaN.
+    // Types with NaN at 0x80 have no negative zero and one NaN.
     const bool signs = kNegativeZero || (code != 0 && code != kNan);
     return static_cast<std::uint8_t>(code | Choose(signs, sign, 0));
   }

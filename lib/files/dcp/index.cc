@@ -11,7 +11,7 @@
 namespace shardwright::dcp {
 namespace {
 
-/// Whether the first parts of a path are all of a shorter one that makes the same text.
+/// Returns true if the first `parts` parts of `longer` are the whole path of `shorter`.
 bool IsPrefix(const Entry& shorter, const Entry& longer, std::size_t parts) {
   if (shorter.path.empty()) return parts == 1;
   return shorter.path.size() == parts &&
@@ -77,14 +77,14 @@ Status CheckPaths(const Index& index) {
   by_name.reserve(index.entries.size());
   for (std::uint32_t i = 0; i < index.entries.size(); ++i)
     by_name.emplace(index.entries[i].name, i);
-  std::unordered_map<std::string_view, Container> containers;  // by the text up to their dot
+  std::unordered_map<std::string_view, Container> containers;  // by the text before the dot
   containers.reserve(index.entries.size() / 2);
   const auto collide = [](std::string_view prefix) {
     return Fail(Errc::kBadInput, "planner_data: \"" + std::string(prefix) +
                                      "\" is one thing by one path and another by another");
   };
   for (const Entry& entry : index.entries) {
-    if (entry.path.empty()) continue;  // one part
+    if (entry.path.empty()) continue;  // path of one part
     if (entry.path.front().is_index) return collide(entry.part(0));
     for (std::size_t i = 1; i < entry.path.size(); ++i) {
       const std::string_view prefix = std::string_view(entry.name).substr(0, entry.path[i - 1].end);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // lib/files/dcp: folders of torch.distributed.checkpoint.
-// An Index is what `.metadata` says: every item of the checkpoint by its flat name, the boxes that
-// a tensor was cut into, and in which stretch of which data file each lies. ReadIndex understands
-// the pickle of every release, DumpIndex writes the one that every release reads. items.h looks
-// into the data files. Where every rank has saved an index of its own, IndexUnion makes one of
-// them. Source: docs/formats/dcp.md.
+// An Index has the contents of `.metadata`: every item of the checkpoint by its
+// flat name, the boxes of every tensor, and for each box its data file and byte
+// range. ReadIndex reads the pickle of every release, and DumpIndex writes one
+// that every release reads. items.h reads the data files. If every rank has
+// saved its own index, IndexUnion merges them. Source: docs/formats/dcp.md.
 
 #pragma once
 
@@ -24,20 +24,20 @@ namespace shardwright::dcp {
 
 inline constexpr std::string_view kIndexName = ".metadata";
 
-/// The rank in "__3.metadata": the index of what one rank has saved, where ranks save without a
-/// common one. Nothing for other names.
+/// Returns the rank in "__3.metadata", the index of one rank's items if
+/// ranks save without a common index. Returns nothing for other names.
 std::optional<std::uint64_t> RankOfIndex(std::string_view name);
 
-/// A stretch of a data file: one item.
+/// The byte range of one item in a data file.
 struct Place {
-  std::uint32_t file = 0;  ///< into Index::files
+  std::uint32_t file = 0;  ///< index into Index::files
   std::uint32_t transforms =
-      0;  ///< into Index::transforms: what its bytes go through before they are the item
+      0;                     ///< index into Index::transforms: decoding steps of the stored bytes
   std::uint64_t offset = 0;  ///< bytes
   std::uint64_t bytes = 0;
 };
 
-/// A box of a tensor that is one item.
+/// A box of a tensor, stored as one item.
 struct Chunk {
   Shape offsets;  ///< of its first element in the tensor; of the tensor's rank
   Shape sizes;
@@ -46,72 +46,72 @@ struct Chunk {
   bool is_empty() const;
 };
 
-/// A part of the path of an item in the nested containers that were saved.
+/// A component of the path of an item in the nested containers that were saved.
 struct PathPart {
-  std::uint32_t end = 0;  ///< where it ends in the flat name
-  bool is_index = false;  ///< an index of a list, else a key of a dict
+  std::uint32_t end = 0;  ///< end of the component in the flat name
+  bool is_index = false;  ///< an index of a list; otherwise a key of a dict
 
   bool operator==(const PathPart&) const = default;
 };
 
-/// A tensor, or an object that was pickled, under its flat name.
+/// A tensor, or a pickled object, under its flat name.
 struct Entry {
   std::string name;  ///< "optim.state.l1.weight.exp_avg"
-  /// Its path, of which `name` is made with dots between; keys may contain dots too. Empty: nobody
-  /// says, or there is one part.
+  /// Its path. `name` joins the components with dots; keys may also contain
+  /// dots. Empty if the file has no path or the path has one component.
   std::vector<PathPart> path;
   bool is_tensor = false;
   DType dtype = DType::kF32;  ///< is_tensor
-  Shape shape;                ///< is_tensor: whole
-  std::vector<Chunk> chunks;  ///< is_tensor: in the order of the file, which need not be theirs
-  Place at;                   ///< of an object
+  Shape shape;                ///< is_tensor: of the whole tensor
+  std::vector<Chunk> chunks;  ///< is_tensor: in the order of the file, any order
+  Place at;                   ///< location of an object
 
   std::size_t part_count() const { return path.empty() ? 1 : path.size(); }
-  /// The text of a part of its path.
+  /// Returns the text of a path component.
   std::string_view part(std::size_t i) const;
 };
 
-/// An item that another rank has saved as well. Only in a union.
+/// An item that another rank has also saved. Only in a union.
 struct Copy {
-  std::uint32_t entry = 0;  ///< into Index::entries
-  std::uint32_t chunk = 0;  ///< of a tensor: into Entry::chunks
+  std::uint32_t entry = 0;  ///< index into Index::entries
+  std::uint32_t chunk = 0;  ///< for a tensor: index into Entry::chunks
   Place at;
 };
 
-/// What `.metadata` says.
+/// The contents of `.metadata`.
 struct Index {
   std::vector<std::string> files;  ///< data files, names without a folder
-  /// Lists of transforms, "stream.zstd/1". The first is the empty one.
+  /// Lists of transforms, for example "stream.zstd/1". The first list is empty.
   std::vector<std::vector<std::string>> transforms = {{}};
   std::vector<Entry> entries;
   std::vector<Copy> copies;  ///< by entry and chunk
-  bool has_paths = false;    ///< the saver told how names were nested (planner data)
+  bool has_paths = false;    ///< the writer recorded how names are nested (planner data)
 
-  /// The number of a file; added if it is new.
+  /// Returns the number of a file. Adds the file if it is new.
   std::uint32_t FileNumber(std::string_view name);
 };
 
-/// Understands `.metadata`. Every chunk has got its place, and lies in its tensor; two chunks of a
-/// tensor do not begin at one place.
-/// \error kBadInput  docs/formats/dcp.md, "What is refused"; kUnsupported  the index of another
-///        trainer's format
+/// Parses `.metadata`. In the result, every chunk has a location and is inside
+/// its tensor, and no two chunks of a tensor begin at the same element.
+/// \error kBadInput  see docs/formats/dcp.md, "What is refused";
+///        kUnsupported  the index of another trainer's format
 /// Pure: nothing in it is executed.
 Result<Index> ReadIndex(std::string_view pickle);
 
-/// Whether every path goes through containers of one kind, none ends where another goes on, and
-/// indexes of lists are without gaps.
+/// Checks that every path passes through containers of one kind, that no path
+/// is a prefix of another one, and that the indexes of every list have no gaps.
 /// \error kBadInput  names the container
 Status CheckPaths(const Index& index);
 
-/// Makes one index of those that ranks have saved, each of its own items. A chunk or object that
-/// several have is the first one's; the others are copies, whose values nobody has compared yet.
+/// Merges the indexes that ranks have saved separately. The first index with a chunk or object
+/// provides it; those of later indexes are copies, whose values have not been compared yet.
 class IndexUnion {
  public:
   /// \param name  "__3.metadata", for messages
-  /// \error kBadInput  a tensor of another type or shape than in an index before, an object there,
-  ///        another path
+  /// \error kBadInput  a tensor with another type, shape or path
+  ///        than in an earlier index, or an object under its name
   Status Add(const std::string& name, Index index);
-  /// \error kBadInput  two chunks at one place that are not of one size; paths that collide
+  /// \error kBadInput  two chunks at the same offsets differ in size; paths collide
   Result<Index> Finish() &&;
 
  private:
@@ -120,37 +120,37 @@ class IndexUnion {
 
   Index all_;
   std::vector<std::string> names_;
-  std::vector<std::uint32_t> origins_;    // by entry: into names_
-  std::vector<std::vector<Place>> more_;  // by entry: of an object, after the first one
+  std::vector<std::uint32_t> origins_;    // by entry: index into names_
+  std::vector<std::vector<Place>> more_;  // by entry: other places of an object
   std::unordered_map<std::string, std::uint32_t> entries_;
   std::unordered_map<std::string, std::uint32_t> files_;
 };
 
-/// Whether the chunks of every tensor have as many elements together as the tensor. That they do
-/// not overlap is left to whoever lays them into a map.
-/// \error kBadInput  names the tensor and what is missing
+/// Checks that the chunks of every tensor have as many elements in total as the tensor.
+/// Overlaps are detected later, when the chunks are added to a shard map (layout::Validate).
+/// \error kBadInput  names the tensor and the missing part
 Status CheckVolumes(const Index& index);
 
-/// Puts the bytes of `.metadata` together, such that every release from 2.2 on reads them. An entry
-/// is written when it is added, so that a million of them need not be held.
+/// Writes the bytes of `.metadata` so that every release from 2.2 on reads them. Writes
+/// each entry when it is added, so that a million entries need not be in memory.
 class IndexWriter {
  public:
   IndexWriter();
 
-  /// \param files  Index::files, as far as the entry's places go; names without a folder
-  /// \pre names differ; every chunk and object has a place
-  /// \error kBadInput  a name that is too long
+  /// \param files  Index::files, at least up to the entry's files; names without a folder
+  /// \pre names differ; every chunk and object has a location
+  /// \error kBadInput  a name is too long
   Status Add(const Entry& entry, const std::vector<std::string>& files);
 
-  /// The pickle, in parts that follow one another.
+  /// Returns the pickle as consecutive parts.
   std::vector<std::string> Finish() &&;
 
  private:
-  /// A dict that grows by one entry at a time.
+  /// A dict to which entries are added one at a time.
   class GrowingDict {
    public:
     explicit GrowingDict(std::uint32_t* memo) : out(memo) {}
-    /// Before an entry is emitted.
+    /// Call it before each entry.
     void Next();
     void End();
     pickle::Emitter out;
@@ -172,7 +172,7 @@ class IndexWriter {
   GrowingDict places_{&memo_};
 };
 
-/// The bytes of `.metadata`, as IndexWriter makes them.
+/// Returns the bytes of `.metadata`, as IndexWriter writes them.
 /// Pure: same index, same bytes.
 Result<std::string> DumpIndex(const Index& index);
 

@@ -21,7 +21,7 @@ using pickle::ClassOf;
 
 constexpr std::uint64_t kMostExtent = std::uint64_t{1} << 62;
 
-/// The name of a class of the metadata module, else empty.
+/// Returns the name of a class of the metadata module, otherwise an empty string.
 std::string_view MetadataClass(const Cell& cell) {
   const std::string_view name = ClassOf(cell);
   return name.starts_with(kMetadata) ? name.substr(kMetadata.size()) : std::string_view();
@@ -42,7 +42,7 @@ Result<std::uint64_t> CountOf(const Cell* cell, std::string_view what) {
                                    " is no number of bytes or elements");
 }
 
-/// A torch.Size, or a tuple or list in its place.
+/// Reads a torch.Size, or a tuple or list in its place.
 Result<Shape> ShapeOf(const Cell* cell, std::string_view what) {
   const Cell* extents = cell;
   if (cell != nullptr && ClassOf(*cell) == "torch.Size") {
@@ -66,7 +66,7 @@ Result<Shape> ShapeOf(const Cell* cell, std::string_view what) {
   return shape;
 }
 
-/// (dtype, layout, requires_grad, memory format, pin_memory) and, by some releases, strides.
+/// Reads (dtype, layout, requires_grad, memory format, pin_memory) and, in some releases, strides.
 Result<DType> DTypeOf(const Cell* properties) {
   const std::string_view name = properties != nullptr ? ClassOf(*properties) : std::string_view();
   if (name != std::string(kMetadata) + "TensorProperties" &&
@@ -92,7 +92,7 @@ Result<DType> DTypeOf(const Cell* properties) {
   return Fail(Errc::kUnsupported, "properties: layout torch.strided expected");
 }
 
-/// What keys of storage_data say: the name and the place of a chunk.
+/// A key of storage_data: the name and, for a chunk, its offset.
 struct Key {
   std::string_view name;
   std::optional<Shape> offset;
@@ -108,7 +108,7 @@ struct Path {
   std::vector<PathPart> parts;
 };
 
-/// What one dict of the pickle has.
+/// Contents of one dict of the pickle.
 struct Table {
   std::vector<Entry> entries;
   std::vector<Stored> stored;
@@ -191,11 +191,11 @@ class IndexReader final : public pickle::Folder {
 
   Index index_;
   std::unordered_map<std::string, std::uint32_t> file_numbers_;
-  std::unordered_map<std::uint64_t, Table> tables_;  // by the number of the dict
+  std::unordered_map<std::uint64_t, Table> tables_;  // by dict number
   std::uint64_t last_dict_ = 0;
   Table* last_table_ = nullptr;
-  std::unordered_map<std::string_view, std::uint32_t> by_name_;  // into index_.entries
-  std::uint32_t next_ = 0;                                       // what is likely to be asked for
+  std::unordered_map<std::string_view, std::uint32_t> by_name_;  // index into index_.entries
+  std::uint32_t next_ = 0;                                       // guess for the next lookup
 };
 
 Table* IndexReader::TableOf(std::uint64_t dict) {
@@ -287,7 +287,7 @@ Result<Stored> IndexReader::StoredOf(const Cell& key, const Cell& value) {
   return stored;
 }
 
-/// The table of a dict that is an attribute of the root.
+/// Takes the table of a dict that is an attribute of the root.
 Result<Table> IndexReader::TakeTable(const Cell& root, std::string_view name, bool needed) {
   const Cell* dict = AttributeOf(root, name);
   if (!needed && (dict == nullptr || dict->is_none())) return Table();
@@ -324,7 +324,7 @@ Status IndexReader::AddEntries(Table table) {
   return {};
 }
 
-/// The dicts have their keys in nearly the same order.
+/// Finds an entry. Starts after the previous one, because all dicts have nearly the same key order.
 std::optional<std::uint32_t> IndexReader::EntryOf(std::string_view name) {
   std::uint32_t at = next_;
   if (at >= index_.entries.size() || index_.entries[at].name != name) {
@@ -342,12 +342,12 @@ tl::unexpected<Error> NoPlace(const Entry& entry, const Shape* offset) {
                                    ": storage_data does not say where it lies");
 }
 
-/// Gives each chunk and object its place, by name and offset.
+/// Assigns each chunk and object its place, by name and offset.
 Status IndexReader::AddPlaces(const Table& table) {
   if (!table.entries.empty() || !table.paths.empty()) {
     return Fail(Errc::kBadInput, "storage_data: a value that is no place");
   }
-  // By entry, then by offset.
+  // Sorted by entry, then by offset.
   struct Ref {
     std::uint32_t entry;
     std::uint32_t stored;
@@ -413,7 +413,7 @@ Status IndexReader::AddPaths(Table table) {
   std::vector<std::uint32_t> order;
   for (Path& path : table.paths) {
     const auto found = EntryOf(path.name);
-    // What a saver had and left out in the end is nothing to us.
+    // Ignore items that the writer planned but did not save.
     if (!found) continue;
     Entry& entry = index_.entries[*found];
     if (!entry.path.empty()) {
@@ -436,10 +436,10 @@ Status IndexReader::AddPaths(Table table) {
   return {};
 }
 
-/// Puts the entries into the order of the planner data, which is that of the state dict. Ranks that
-/// hold replicas share the items out, and the index lists them rank after rank. The first item of a
-/// state dict is always saved by rank 0. Where the index begins with another item, the ranks had
-/// different state dicts (pipeline stages), and planner data lists the last rank first.
+/// Sorts the entries into the order of the planner data, which is the order of the state dict.
+/// Ranks with replicas divide the items, and the index lists them rank by rank. Rank 0 always saves
+/// the first item of a state dict. If the index begins with another item, the ranks had different
+/// state dicts (pipeline stages), and planner data lists the last rank first; the order then stays.
 void IndexReader::OrderAsSaved(const std::vector<std::uint32_t>& order) {
   if (order.empty() || order.front() != 0) return;
   std::vector<Entry> entries;
@@ -465,7 +465,7 @@ Status IndexReader::Root(const Cell& root) {
   const Cell* planner = AttributeOf(root, "planner_data");
   const Box* box = planner != nullptr ? planner->box() : nullptr;
   if (box == nullptr || box->kind != Box::Kind::kDict) return {};
-  // Other planners have data of their own here; what is no path of ours is theirs.
+  // Other planners store other data here: ignore a value that is not a table of paths.
   if (!box->items.empty()) {
     const auto found = tables_.find(box->number);
     if (found == tables_.end()) return {};

@@ -78,7 +78,7 @@ Status IndexUnion::Add(const std::string& name, Index index) {
   return {};
 }
 
-/// Of chunks at one place the first one stays.
+/// Keeps the first of several chunks at the same offsets and records the others as copies.
 Status IndexUnion::FindCopies(std::uint32_t number) {
   Entry& entry = all_.entries[number];
   for (const Place& at : more_[number]) all_.copies.push_back({number, 0, at});

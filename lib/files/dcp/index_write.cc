@@ -12,7 +12,7 @@ namespace {
 
 using pickle::Emitter;
 
-/// An instance of a class of the metadata module, without its state.
+/// Emits an instance of a class of the metadata module, without its state.
 void Open(std::string_view name, Emitter* out) {
   out->Global(std::string(kMetadata).append(name));
   out->EmptyTuple();
@@ -30,7 +30,7 @@ void IndexWriter::GrowingDict::Next() {
 }
 
 void IndexWriter::GrowingDict::End() {
-  // There is a mark also where the last batch is one entry.
+  // Uses SETITEMS also for a last batch of one entry, because Next has emitted a Mark.
   if (entries_ > 0) out.SetItems(Emitter::kBatch);
 }
 
@@ -137,7 +137,7 @@ Status IndexWriter::Path(const Entry& entry, std::uint32_t name) {
   }
   if (parts > 3) out.Mark();
   for (std::size_t part = 0; part < parts; ++part) {
-    // The inner part of a path is a parameter's name, of which there are many.
+    // Inner parts of a path are mostly parameter names: too many different ones to keep as words.
     const bool word = part == 0 || part + 1 == parts || entry.part(part).size() < 8;
     if (entry.path[part].is_index) {
       std::int64_t number = 0;

@@ -19,8 +19,8 @@ namespace {
 
 using pickle::Node;
 
-constexpr std::size_t kNumberBytes = 4;  // of an item's value, in a header
-/// What is kept of a compressed tensor's beginning, and of its end: its headers lie there.
+constexpr std::size_t kNumberBytes = 4;  // of an item's index in a header
+/// Bytes to keep at either end of a compressed tensor, which contain its headers.
 constexpr std::uint64_t kEndBytes = std::uint64_t{512} << 10;
 
 tl::unexpected<Error> Bad(std::string message) { return Fail(Errc::kBadInput, std::move(message)); }
@@ -35,8 +35,8 @@ struct Ends {
 /// Decompresses items, one after another.
 class EndsReader {
  public:
-  /// \param keep  the most bytes of each end
-  /// \param most  that may come out of it
+  /// \param keep  maximum bytes of each end
+  /// \param most  maximum decompressed bytes
   Result<Ends> Read(const os::File& file, const Place& at, std::uint64_t keep, std::uint64_t most);
 
  private:
@@ -77,7 +77,7 @@ class ItemReader {
   Result<FileItems> Run();
 
  private:
-  /// What the items of one pickle have in common.
+  /// Parsed pickle, shared by all items with the same pickle.
   struct Known {
     std::uint32_t value = 0;
     pickle::Graph graph;
@@ -106,9 +106,9 @@ class ItemReader {
   std::vector<const std::string*> pickles_;       // keys of known_, by value
   std::vector<std::uint32_t> numbers_;            // by item
   FileItems items_;
-  std::optional<EndsReader> ends_;  // once an item is compressed
-  bool stretched_ = false;          // some item is compressed
-  std::uint64_t plain_end_ = 0;     // of the items so far, if none were
+  std::optional<EndsReader> ends_;  // set once an item is compressed
+  bool stretched_ = false;          // an item is compressed
+  std::uint64_t plain_end_ = 0;     // end of the items so far, uncompressed
 };
 
 Status ItemReader::CheckPlaces(std::uint64_t file_bytes) const {
@@ -145,7 +145,7 @@ Result<bool> ItemReader::IsCompressed(const Wanted& wanted) const {
                                 : std::to_string(names.size()) + " transforms, one of another");
 }
 
-/// What the pickle of an item says.
+/// Parses the pickle of an item.
 Result<const ItemReader::Known*> ItemReader::Understand(const files::ContainerMetadata& metadata) {
   const auto found = known_.find(metadata.header);
   if (found != known_.end()) return &found->second;
@@ -213,7 +213,7 @@ Status ItemReader::TakeTensor(const Wanted& wanted, const files::ContainerMetada
   return AddItem(*known, metadata, part);
 }
 
-/// \returns false if it is of classes that nobody may look into
+/// \returns false if it has classes that this program cannot parse
 Result<bool> ItemReader::TakeObject(const files::ContainerMetadata& metadata,
                                     const files::Part& part) {
   const Result<const Known*> known = Understand(metadata);
@@ -245,7 +245,7 @@ Status ItemReader::Take(std::size_t index, files::SmallParts& small) {
   const std::size_t storages = items_.metadata.storages.size();
   if (compressed) {
     if (!ends_) ends_.emplace();
-    // A container adds its headers to the elements, and a stored tensor may have gaps.
+    // Allow for the headers of the container, and for gaps in a stored tensor.
     const std::uint64_t most =
         wanted.is_tensor ? 2 * Elems(wanted.sizes) * ItemSize(wanted.dtype) + 2 * kEndBytes
                          : limits::kPickleBytes;

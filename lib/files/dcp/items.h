@@ -18,60 +18,60 @@
 
 namespace shardwright::dcp {
 
-/// An item that a data file must have.
+/// An item that must be in a data file.
 struct Wanted {
   Place at;
   bool is_tensor = false;
   DType dtype = DType::kF32;  ///< is_tensor
-  Shape sizes;                ///< is_tensor: of its box
+  Shape sizes;                ///< is_tensor: sizes of its box
   std::string name;           ///< for messages
 };
 
-/// All items of one data file. The metadata's header is a pickle of ours: a tuple of the list of
-/// their different pickles, as bytes, and of numbers into it, 32 bits little-endian, one for each
-/// item in the order in which they lie; ItemValues has numbers that are none. Its storages are
-/// those of one item after another, each in the order in which its pickle first uses them. So items
-/// that are alike, as all steps and many small tensors, share what describes them.
+/// All items of one data file. The header of `metadata` is a pickle in this project's own
+/// format: a tuple of the list of distinct item pickles, as bytes, and of one index into it per
+/// item, in file order, as 32-bit little-endian numbers; ItemValues defines special indexes. The
+/// storages are those of one item after the other, each in the order of first use in its pickle.
+/// Items with equal pickles, such as all steps and many small tensors, thus share one pickle.
 struct FileItems {
   files::ContainerMetadata metadata;
-  std::map<std::uint32_t, std::string> inlined;  ///< as checkpoints::Container
-  std::vector<zstd::CompressedItem> stretches;   ///< likewise
+  std::map<std::uint32_t, std::string> inlined;  ///< see checkpoints::Container
+  std::vector<zstd::CompressedItem> stretches;   ///< see checkpoints::Container
 };
 
-/// Looks into the items of a data file; payloads of tensors stay unread, but for small ones.
-/// \param wanted        in the order in which they lie
+/// Reads the items of a data file, but of tensor payloads only small ones.
+/// \param wanted        in file order
 /// \param transforms    Index::transforms
-/// \param inline_bytes  the most bytes of a storage whose payload is read
-/// \error kBadInput  items that overlap, end after the file does or before it, or are not what the
-///        index says; kUnsupported  an unknown transform; kLimit
-/// Local; reads the file, compressed items whole.
+/// \param inline_bytes  maximum size of a storage whose payload is read
+/// \error kBadInput  items overlap, end outside the file, or do not
+///        match the index; kUnsupported  an unknown transform; kLimit
+/// Local; reads the file, and all bytes of compressed items.
 Result<FileItems> ReadItems(const os::File& file, std::span<const Wanted> wanted,
                             const std::vector<std::vector<std::string>>& transforms,
                             std::uint64_t inline_bytes);
 
-/// The values of a FileItems' metadata.
+/// The parsed items of a FileItems' metadata.
 struct ItemValues {
-  /// An item that is not understood: one storage, which is all of its bytes.
+  /// Marks an item that could not be parsed: it has one storage with all of its bytes.
   static constexpr std::uint32_t kRaw = ~std::uint32_t{0};
-  /// One that lies where the item before it lies, and has its storages. Items have its value here.
+  /// Marks an item at the same place as the one before, which ParseItems replaces by its value.
   static constexpr std::uint32_t kAsBefore = kRaw - 1;
 
   struct Item {
-    std::uint32_t value = kRaw;  ///< into values
-    std::uint32_t storage = 0;   ///< its first one, into the metadata's storages
+    std::uint32_t value = kRaw;  ///< index into values
+    std::uint32_t storage = 0;   ///< index of its first storage in the metadata
   };
-  /// What is different. Storages of their tensors count from an item's first one.
+  /// Distinct values. Storage numbers of their tensors start at an item's first storage.
   std::vector<pickle::Graph> values;
   std::vector<Item> items;
 
-  /// Null for one that is not understood.
+  /// Returns null for an item that could not be parsed.
   const pickle::Node* NodeOf(const Item& item) const {
     return item.value == kRaw ? nullptr : values[item.value].root;
   }
 };
 
-/// \error kBadInput  the metadata is no list of items, or they do not have the storages that their
-///        pickles ask for
+/// \error kBadInput  the metadata is not a list of items, or their
+///        storages do not match those that their pickles use
 /// Pure.
 Result<ItemValues> ParseItems(const files::ContainerMetadata& metadata);
 

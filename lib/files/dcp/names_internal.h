@@ -5,11 +5,11 @@
 
 namespace shardwright::dcp {
 
-// Where PyTorch has the classes of an index.
+// Module paths of the classes of an index in PyTorch.
 
 inline constexpr std::string_view kMetadata = "torch.distributed.checkpoint.metadata.";
-/// Where TensorProperties and the memory format lay before release 2.3. Later ones know the old
-/// place, earlier ones no other.
+/// Module of TensorProperties and the memory format before release
+/// 2.3. Later releases accept the old module, earlier ones no other.
 inline constexpr std::string_view kOldModule = "torch.distributed._shard.sharded_tensor.metadata.";
 inline constexpr std::string_view kStorageInfo =
     "torch.distributed.checkpoint.filesystem._StorageInfo";

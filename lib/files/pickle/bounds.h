@@ -6,8 +6,8 @@
 
 namespace shardwright::pickle {
 
-/// Checks that a tensor's elements lie in a storage of `elems` elements of its dtype.
-/// \error kBadInput  another number of strides than sizes, an overflow, an element outside
+/// Checks that all elements of a tensor are within a storage of `elems` elements of its dtype.
+/// \error kBadInput  sizes and strides differ in number, an overflow, or an element outside
 /// Pure.
 Status CheckBounds(const Tensor& tensor, std::uint64_t elems);
 

@@ -19,11 +19,11 @@ static_assert(limits::kPickleDepth < kOpen);
 
 struct Frame {
   const Node* node = nullptr;
-  std::size_t next = 0;      // child to look at
-  std::uint64_t height = 1;  // levels from here down, itself included
+  std::size_t next = 0;      // index of the next child
+  std::uint64_t height = 1;  // levels from here down, including this one
 };
 
-// The children of a node, one after another; null where there is none.
+// Returns the children of a node, one after another; null for an absent one.
 const Node* Child(const Node& node, std::size_t i, bool& end) {
   end = false;
   for (const std::vector<const Node*>* list : {&node.items, &node.list_items, &node.dict_items}) {
@@ -45,13 +45,13 @@ const Node* Child(const Node& node, std::size_t i, bool& end) {
   }
 }
 
-// Most nodes have nothing below them; what is remembered of every other node costs time.
+// Returns true for nodes without children. Most nodes are leaves, and skipping them saves time.
 bool IsLeaf(const Node& node) {
   return node.kind <= Kind::kByteArray || node.kind == Kind::kGlobal ||
          (node.kind == Kind::kTensor && node.tensor && node.tensor->attributes == nullptr);
 }
 
-// A float that is a whole number is the same key as that number.
+// Returns the integer that a number equals as a dict key, which includes whole floats.
 std::optional<std::int64_t> WholeNumber(const Node* node) {
   if (node->kind == Kind::kInt || node->kind == Kind::kBool) return node->integer;
   constexpr double kBeyond = 9223372036854775808.0;
@@ -63,10 +63,10 @@ std::optional<std::int64_t> WholeNumber(const Node* node) {
   return static_cast<std::int64_t>(real);
 }
 
-// Numbers values that may be keys of a dict: two of them get the same number where Python takes
-// them for one key, and what can change gets none. A tuple or a long text is looked at once,
-// however often it is there. Objects and tensors are equal to themselves alone, and so is NaN; that
-// a float beyond 64 bits is also a whole number is not looked at. \pre no cycles
+// Numbers the values that can be keys of a dict: equal keys in Python get the
+// same number, mutable values get none. Processes each tuple or long text once,
+// however often it occurs. Objects, tensors and NaN are equal only to themselves.
+// Ignores that a float beyond 64 bits can equal a long integer. \pre no cycles
 class Keys {
  public:
   std::optional<std::size_t> operator()(const Node* node) {
@@ -80,9 +80,9 @@ class Keys {
   }
 
  private:
-  static constexpr std::size_t kShort = 32;  // bytes that are sooner copied than remembered
+  static constexpr std::size_t kShort = 32;  // bytes; copying these is cheaper than caching
 
-  // Equal for equal keys, and for no others.
+  // Returns equal texts for equal keys, and only for these.
   std::optional<std::string> Text(const Node* node) {
     if (const auto whole = WholeNumber(node)) return "i" + std::to_string(*whole);
     switch (node->kind) {
@@ -128,7 +128,7 @@ class Keys {
     return text;
   }
 
-  std::unordered_map<const Node*, std::optional<std::size_t>> known_;  // of what takes long
+  std::unordered_map<const Node*, std::optional<std::size_t>> known_;  // large ones only
   std::unordered_map<std::string, std::size_t> numbers_;               // by text
 };
 
@@ -144,11 +144,11 @@ std::string Shown(const Node* key) {
   return Describe(key);
 }
 
-// Each of these may be a key of a dict, and no two are the same. \param every  2 where values lie
-// between them \param noun, whole  "key" of a "dict"
+// Checks that all nodes can be keys of a dict and differ. \param every  2 if values follow keys
+// \param noun, whole  "key" of a "dict"
 Status CheckDistinct(const std::vector<const Node*>& nodes, std::size_t every,
                      std::string_view noun, std::string_view whole, Keys* keys) {
-  // Nearly all are strings, some are numbers.
+  // Nearly all keys are strings, and some are numbers.
   std::unordered_set<std::string_view> texts;
   std::unordered_set<std::int64_t> wholes;
   std::unordered_set<std::size_t> others;

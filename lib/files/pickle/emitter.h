@@ -11,45 +11,45 @@
 
 namespace shardwright::pickle {
 
-/// Puts a pickle of protocol 2 together, value after value, for what would be too large as a graph
-/// of nodes. Values go onto the reader's stack in the order of the calls; who calls sees to it that
-/// they fit together. Numbers of memo entries are counted, and so found again by Get.
+/// Writes a pickle of protocol 2 value by value, for data that is too large for a graph
+/// of nodes. Calls push values onto the reader's stack in their order; the caller must
+/// combine them correctly. Put counts memo entries, and Get reads them by number.
 class Emitter {
  public:
   Emitter() { Begin(); }
-  /// For a pickle that is put together of the bytes of several emitters: they count memo entries
-  /// together, so that one may get what another has named, if it comes later in the pickle.
-  /// \param memo  outlives this. The first of them emits Begin
+  /// Shares memo numbers with other emitters whose bytes are concatenated into one pickle. An
+  /// emitter may then get an entry that another one has put, if its bytes come later in the pickle.
+  /// \param memo  outlives this. Call Begin on the first emitter only
   explicit Emitter(std::uint32_t* memo) : memo_next_(memo) {}
   Emitter(const Emitter&) = delete;
   Emitter& operator=(const Emitter&) = delete;
 
-  /// What every pickle begins with.
+  /// Writes the opcodes at the beginning of a pickle.
   void Begin();
   void None();
   void Bool(bool value);
   void Int(std::int64_t number);
   void Float(double number);
-  /// \error kBadInput  longer than 4 GiB
+  /// \error kBadInput  the text is longer than 4 GiB
   Status Text(std::string_view text);
-  /// A text that is written once and named again where it comes again.
+  /// Writes a text at its first use and a memo reference at later uses.
   void Word(std::string_view word);
-  /// A class or function, "module.name", likewise. \pre Interpret accepts it
+  /// Writes a class or function, "module.name", like Word. \pre Interpret accepts it
   void Global(std::string_view dotted);
   void Mark();
   void EmptyTuple();
   void EmptyList();
   void EmptyDict();
-  /// A tuple of the last `count` values. \pre a Mark lies below them if there are more than three
+  /// Makes a tuple of the last `count` values. \pre if count > 3, the values follow a Mark
   void Tuple(std::size_t count);
   void Reduce();
   void NewObj();
   void Build();
-  /// Whether a Mark is needed before so many items of a list or dict that follow.
+  /// Returns true if a list or dict needs a Mark before this number of items.
   static bool NeedsMark(std::size_t items) { return items > 1; }
   void Append(std::size_t items);
   void SetItems(std::size_t entries);
-  /// torch.Size
+  /// Writes a torch.Size.
   template <class Extents>
   void Size(const Extents& extents) {
     Global("torch.Size");
@@ -60,21 +60,21 @@ class Emitter {
     Reduce();
   }
 
-  /// Names the value on top of the stack. \returns what Get takes
+  /// Adds the value on top of the stack to the memo. \returns its number for Get
   std::uint32_t Put();
   void Get(std::uint32_t entry);
 
-  /// One opcode, one number of so many bytes, text as it is: for what the above does not cover.
+  /// Write one opcode, one number of so many bytes, or raw bytes, for all other needs.
   void Op(std::uint8_t code) { out_.push_back(static_cast<char>(code)); }
   void Fixed(std::uint64_t number, unsigned bytes);
   void Raw(std::string_view bytes) { out_.append(bytes); }
 
-  /// The whole pickle. \pre one value is on the stack
+  /// Returns the whole pickle. \pre one value is on the stack
   std::string Finish() &&;
-  /// What was emitted, without an end.
+  /// Returns the emitted bytes without STOP.
   std::string Take() && { return std::move(out_); }
 
-  /// Items between a Mark and its end, at most.
+  /// Maximum number of items after a Mark.
   static constexpr std::size_t kBatch = 1000;
 
  private:

@@ -17,7 +17,7 @@ namespace shardwright::pickle {
 
 namespace {
 
-/// What a fold may hold at a time, whatever its pickle says.
+/// Memory limit of a fold's open values: the floor, or more for a large pickle.
 constexpr std::uint64_t kOpenBytesFloor = std::uint64_t{64} << 20;
 constexpr std::uint64_t kOpenBytesPerByte = 16;
 constexpr std::uint64_t kBoxBytes = sizeof(Box) + 4 * sizeof(Cell);
@@ -94,8 +94,8 @@ class Folding {
   std::size_t op_at_ = 0;
   bool stopped_ = false;
   unsigned protocol_ = 2;
-  bool numbered_ = false;  // memo entries have been put under numbers of the pickle's own
-  bool counted_ = false;   // or in the order in which they came
+  bool numbered_ = false;  // memo entries were put under explicit numbers
+  bool counted_ = false;   // or in the order of MEMOIZE
   std::uint64_t memo_next_ = 0;
   std::uint64_t dicts_ = 0;
   std::uint64_t open_most_ = 0;
@@ -103,7 +103,7 @@ class Folding {
   BoxPool pool_;  // outlives all cells
   std::deque<std::string> names_;
   std::unordered_map<std::string, std::string_view> globals_;
-  std::vector<Cell> memo_;  // of the entries that are read at all
+  std::vector<Cell> memo_;  // of the entries that are read
   std::vector<bool> written_;
   std::vector<Cell> stack_;
   std::vector<std::size_t> marks_;
@@ -154,7 +154,7 @@ Status Folding::PushInt(unsigned bytes) {
 
 Status Folding::PushLong(unsigned length_bytes) {
   SW_TRY_ASSIGN(const std::string_view digits, Take(length_bytes));
-  // Nothing that a folder asks for needs more: larger ones are bytes to it.
+  // Folders use no larger integers, so these become bytes.
   if (digits.size() > 8) return Push(Cell::Text(digits, Cell::Tag::kBytes));
   const bool negative = !digits.empty() && (static_cast<std::uint8_t>(digits.back()) & 0x80U) != 0;
   std::uint64_t number = negative ? ~std::uint64_t{0} : 0;
@@ -235,8 +235,8 @@ Result<std::size_t> Folding::PopMark() {
   return first;
 }
 
-/// Marks what goes into a box. It is held from now on and changes no more, so nothing can come to
-/// contain itself.
+/// Marks a value that is put into a box. A box inside another
+/// one can no longer change, so no box can contain itself.
 Status Folding::Hold(Box* holder, const Cell& cell) const {
   Box* box = cell.box();
   if (box == nullptr) return {};
@@ -265,7 +265,7 @@ Status Folding::MakeSet(std::size_t first) {
   return {};
 }
 
-/// \param ignored  set for an object of a class that nobody asks about: what it gets is not kept
+/// \param ignored  set to true for an object, whose items are not kept
 Status Folding::Change(const Cell& target, bool* ignored) {
   const Box* box = target.box();
   if (box == nullptr) return Bad("items for " + Describe(target));
@@ -327,7 +327,7 @@ Status Folding::SetItems(std::size_t first) {
   return {};
 }
 
-/// Inert: the call is noted and not run.
+/// Records the call without running it.
 Status Folding::Call(bool reduce) {
   SW_TRY(Need(2));
   Cell args = Pop();

@@ -13,8 +13,8 @@ namespace shardwright::pickle {
 
 struct Box;
 
-/// A value while a pickle is folded: small, and gone as soon as nothing can name it again. Texts
-/// are views into the pickle, or into what the fold owns.
+/// A value while a pickle is folded. It is small and freed as soon as nothing
+/// refers to it. Texts are views into the pickle or into memory of the fold.
 class Cell {
  public:
   enum class Tag : std::uint8_t { kNone, kBool, kInt, kFloat, kText, kBytes, kGlobal, kBox };
@@ -42,7 +42,7 @@ class Cell {
   std::int64_t integer() const { return value_.integer; }
   /// \pre kText, kBytes or kGlobal ("module.name")
   std::string_view text() const { return {value_.text.data, value_.text.size}; }
-  /// Null for what is no container and no object.
+  /// Returns null for a value that is not a container or object.
   Box* box() const { return tag_ == Tag::kBox ? value_.box : nullptr; }
 
  private:
@@ -58,57 +58,57 @@ class Cell {
   } value_;
 };
 
-/// A container, or a call that is not run.
+/// A container, or a recorded call.
 struct Box {
   enum class Kind : std::uint8_t {
     kTuple,
     kList,
     kSet,
     kDict,    ///< plain or ordered; keys and values alternate
-    kObject,  ///< class or function, arguments and, once it is set, state: up to three items
+    kObject,  ///< class or function, arguments and optionally state: up to three items
   };
   Kind kind = Kind::kTuple;
-  bool held = false;  ///< in another one: it cannot change any more
+  bool held = false;  ///< inside another box: it cannot change any more
   std::uint16_t depth = 1;
   std::uint32_t uses = 0;
-  std::uint64_t number = 0;  ///< of a dict: no other one of the fold has it
+  std::uint64_t number = 0;  ///< of a dict: unique within the fold
   std::vector<Cell> items;
   class BoxPool* pool = nullptr;
 };
 
-/// Takes what a pickle of millions of objects says as soon as it is complete, so that it need not
-/// be held as a graph of nodes.
+/// Receives the values of a pickle of millions of objects as soon as
+/// they are complete, so that they need not be kept as a graph of nodes.
 class Folder {
  public:
   Folder() = default;
   Folder(const Folder&) = delete;
   Folder& operator=(const Folder&) = delete;
   virtual ~Folder() = default;
-  /// Offers an entry that a dict gets. \returns whether it is taken: then the dict does not keep it
+  /// Receives a new entry of a dict. \returns true to consume it: the dict then does not store it
   virtual Result<bool> Take(std::uint64_t dict, const Cell& key, const Cell& value) = 0;
-  /// The value of the whole pickle. Cells live until this returns.
+  /// Receives the value of the whole pickle. Cells are valid until this returns.
   virtual Status Root(const Cell& root) = 0;
 };
 
-/// Runs a pickle of protocol 2 to 5 with the names and rules of Load, but for tensors and storages,
-/// which it refuses. What is neither taken nor part of something open is forgotten, so the memory
-/// is that of what the folder keeps.
-/// \error kBadInput  malformed, or naming a global that gives access to code; kUnsupported  a
-///        storage, a container that changes after another one holds it; kLimit  nesting or memory
-///        beyond the caps; and what the folder says
+/// Runs a pickle of protocol 2 to 5 with the names and rules of Load, except
+/// that tensors and storages are errors. Frees values that are neither consumed
+/// nor part of an open container, so memory use is that of the folder.
+/// \error kBadInput  malformed, or names a global that gives access to code;
+///        kUnsupported  a storage, or a container that changes after it was put into
+///        another one; kLimit  nesting or memory beyond the caps; errors of the folder
 /// Pure; messages name the byte offset of the opcode at fault.
 Status Fold(std::string_view pickle, Folder& folder);
 
-/// The class of an object, else empty.
+/// Returns the class of an object, otherwise an empty string.
 std::string_view ClassOf(const Cell& cell);
 
-/// What BUILD gave an object, or null.
+/// Returns an object's state from BUILD, or null.
 const Cell* StateOf(const Cell& object);
 
-/// An entry of a dict, or of the dict that is an object's state; null without it.
+/// Returns an entry of a dict, or of the dict that is an object's state; null if absent.
 const Cell* AttributeOf(const Cell& cell, std::string_view name);
 
-/// "list", "object torch.Size", for messages.
+/// Returns "list", "object torch.Size"; for messages.
 std::string Describe(const Cell& cell);
 
 }  // namespace shardwright::pickle

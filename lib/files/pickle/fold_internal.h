@@ -12,17 +12,17 @@
 
 namespace shardwright::pickle {
 
-/// Which memo entries of a pickle are read at all. Python gives one to nearly every object, and
-/// few are named again.
+/// The memo entries of a pickle that are read. Python adds
+/// an entry for nearly every object, but reads few of them.
 class MemoUses {
  public:
-  /// Walks over the opcodes of a whole pickle.
+  /// Scans the opcodes of a whole pickle.
   /// \error kBadInput  an unknown opcode, no STOP; kUnsupported  an index beyond the pickle's size
   static Result<MemoUses> In(std::string_view pickle);
 
-  /// How many entries are read.
+  /// Returns the number of entries that are read.
   std::size_t count() const { return count_; }
-  /// Which one of them an index is, or nothing.
+  /// Returns the position of a memo index among them, or nothing if it is never read.
   std::optional<std::size_t> RankOf(std::uint64_t index) const;
 
  private:
@@ -31,7 +31,7 @@ class MemoUses {
   std::size_t count_ = 0;
 };
 
-/// Keeps boxes for reuse: most live for a few opcodes.
+/// Keeps boxes for reuse, because most live for a few opcodes.
 class BoxPool {
  public:
   Box* Take(Box::Kind kind) {
@@ -51,7 +51,7 @@ class BoxPool {
   }
   void Give(Box* box) {
     --open_;
-    box->items.clear();  // may give others, so the box itself comes last
+    box->items.clear();  // may give other boxes, so this box comes last
     if (box->items.capacity() > kKeptItems) std::vector<Cell>().swap(box->items);
     free_.push_back(box);
   }

@@ -182,7 +182,7 @@ Result<const Node*> Machine::ToNode(const Value& value) {
       return slot.node;
     }
     case Tag::kTuple: {
-      // Depth is bounded when tuples are made, so this recursion is too.
+      // The depth of tuples is limited when they are made, so this recursion is limited too.
       TupleSlot& slot = tuples_[value.slot];
       if (slot.node == nullptr) {
         SW_TRY_ASSIGN(Node * node, NewNode(Kind::kTuple));

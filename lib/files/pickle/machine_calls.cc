@@ -22,7 +22,7 @@ Status Machine::PushGlobal(std::string_view module, std::string_view name) {
   Result<Meaning> meaning = Interpret(module, name, protocol_);
   if (!meaning) return tl::unexpected<Error>(Located(std::move(meaning).error()));
   SW_TRY(Charge(sizeof(GlobalSlot) + 64 + 3 * key.size()));
-  // A nested class becomes what protocol 2 has for it: getattr(Outer, "Inner").
+  // Represents a nested class as protocol 2 does: getattr(Outer, "Inner").
   const std::string nested = std::move(meaning->nested);
   value.slot = globals_.size();
   globals_.push_back(GlobalSlot{*std::move(meaning), nullptr});
@@ -118,8 +118,8 @@ Status Machine::OpBuild() {
   return {};
 }
 
-// A mesh knows the mesh that it is a part of, which knows its parts: without them a graph has an
-// end.
+// Removes the attributes of a mesh that refer to other meshes. A mesh and
+// the mesh that it is a part of refer to each other, which would be a cycle.
 Result<const Node*> Machine::WithoutMeshes(const Node* attributes) {
   SW_TRY(Charge(attributes->items.size() * kItemBytes));
   SW_TRY_ASSIGN(Node * kept, NewNode(Kind::kDict));
@@ -192,7 +192,7 @@ Result<Value> Machine::CallKnown(Known known, const Value& callable, const Value
   return Bad("call of " + Describe(callable));
 }
 
-// Inert: the call is kept as it stands, for writing back. A nested class is a getattr of its outer.
+// Records the call unchanged, to write it back. Accepts getattr(Outer, "Inner") as the callable.
 Result<Value> Machine::CallOther(const Value& callable, const Value& args, Build build) {
   const bool nested = callable.tag == Tag::kNode && IsInnerClass(callable.node);
   if (callable.tag != Tag::kGlobal && !nested) {
@@ -273,7 +273,7 @@ Result<Value> Machine::CallByteArray(Args args) {
   return OfNode(node);
 }
 
-// bytes in protocol 2: a text whose code points are the bytes.
+// Reads bytes in protocol 2: a text whose code points are the bytes.
 Result<Value> Machine::CallEncode(Args args) {
   if (args.size() != 2 || !IsString(args[0]) || !IsString(args[1])) {
     return Bad("arguments of _codecs.encode");
@@ -300,7 +300,7 @@ Result<std::string> Machine::Latin1(std::string_view text) const {
     if (i == text.size()) break;
     const auto lead = static_cast<unsigned char>(text[i]);
     if (lead != 0xC2 && lead != 0xC3) return Bad("bytes with a code point over 255");
-    // PushString has seen that a continuation byte follows.
+    // PushString has checked that a continuation byte follows.
     const auto next = static_cast<unsigned char>(text[i + 1]);
     bytes.push_back(static_cast<char>(((lead & 3U) << 6) | (next & 0x3FU)));
     i += 2;
@@ -314,10 +314,10 @@ Result<Value> Machine::CallGetattr(Args args) {
   if (!typed) return Bad("arguments of getattr");
   const bool nested = args[0].tag == Tag::kGlobal || IsInnerClass(args[0].node);
   if (!nested) return Bad("refused: pickle reads an attribute of " + Describe(args[0]));
-  // A tuple in the pool may move while nodes are made: copy the two values.
+  // Copies the two values, because the tuple pool may move while nodes are made.
   const Value base = args[0];
   const std::string name(Text(args[1]));
-  // Only a global's name leads through several classes.
+  // Only the name of a global may contain several classes.
   if (name.find('.') != std::string::npos) return Bad("attribute \"" + name + "\" of a class");
   SW_TRY_ASSIGN(Node * node, Nested(base, name));
   return OfNode(node);

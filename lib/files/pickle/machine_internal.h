@@ -15,11 +15,11 @@
 
 namespace shardwright::pickle {
 
-/// What an entry of a container takes: a pointer.
+/// Bytes of one entry in a container: a pointer.
 inline constexpr std::uint64_t kItemBytes = sizeof(void*);
 
-/// What lies on the stack. Most values are arguments of rebuild calls that no node ever shows:
-/// strings, tuples and globals become nodes only when a container takes them.
+/// A value on the stack. Most values are arguments of rebuild calls that never appear in
+/// a node. Strings, tuples and globals become nodes only when a container takes them.
 struct Value {
   enum class Tag : std::uint8_t {
     kNone,
@@ -53,12 +53,12 @@ inline bool IsNode(const Value& value, Kind kind) {
   return value.tag == Value::Tag::kNode && value.node->kind == kind;
 }
 
-/// An inner class: what getattr(Outer, "Inner") gives.
+/// Returns true for an inner class, the result of getattr(Outer, "Inner").
 inline bool IsInnerClass(const Node* node) {
   return node->kind == Kind::kObject && node->callable->text == "builtins.getattr";
 }
 
-/// Runs one pickle. Opcodes are in machine_ops.cc, calls in machine_calls.cc.
+/// Runs one pickle. machine_ops.cc has the opcodes, machine_calls.cc the calls.
 class Machine {
  public:
   Machine(std::string_view pickle, std::uint64_t most);
@@ -87,7 +87,7 @@ class Machine {
 
   // Input.
   bool Has(std::uint64_t bytes) const { return pickle_.size() - at_ >= bytes; }
-  std::uint64_t Fixed(unsigned bytes);  // little-endian; zero past the end, Take says so
+  std::uint64_t Fixed(unsigned bytes);  // little-endian; 0 past the end, where Take fails
   Result<std::string_view> Take(unsigned length_bytes);
   Result<std::string_view> Line();
   tl::unexpected<Error> Bad(std::string message) const;
@@ -221,7 +221,7 @@ class Machine {
   std::size_t frame_end_ = 0;
   unsigned protocol_ = 2;
   bool stopped_ = false;
-  std::uint64_t budget_ = 0;  // bytes that may still be allocated
+  std::uint64_t budget_ = 0;  // bytes that may yet be allocated
 
   std::vector<Value> stack_;
   std::vector<std::size_t> marks_;

@@ -116,7 +116,7 @@ Status Machine::OpMark() {
 Status Machine::OpPop() {
   if (above_mark() == 0) return OpPopMark();
   const Value value = Pop();
-  // Dropping a call's result means that it ran for its effects, which inert records cannot show.
+  // A pickle that drops a call's result needs its side effects, which inert records cannot have.
   if (value.tag == Tag::kNode && value.node->kind == Kind::kObject) {
     return Unsupported("the result of a call is dropped: " + Describe(value));
   }
@@ -181,7 +181,7 @@ Status Machine::OpLong4() {
 
 Status Machine::PushInteger(std::string_view digits) {
   const auto byte = [&](std::size_t i) { return static_cast<std::uint8_t>(digits[i]); };
-  // The last byte is redundant if it only repeats the sign of the one before.
+  // The last byte is redundant if it only repeats the sign of the byte before it.
   while (digits.size() > 1) {
     const std::uint8_t fill = (byte(digits.size() - 2) & 0x80U) != 0 ? 0xFF : 0;
     if (byte(digits.size() - 1) != fill) break;
@@ -226,7 +226,7 @@ Status Machine::PushText(Kind kind, std::string_view text) {
   return PushNode(node);
 }
 
-// Python 2 strings: text where it is ASCII; anything else has no encoding to go by.
+// Reads Python 2 strings as ASCII text. Other bytes have no known encoding.
 Status Machine::OpShortBinString() {
   SW_TRY_ASSIGN(const std::string_view text, Take(1));
   for (char c : text) {
@@ -317,7 +317,7 @@ Status Machine::OpFrozenSet() {
   return PushNode(node);
 }
 
-// A pickle that gives a class items changes all of its objects.
+// Appends items to a list or an object. Appending to a class would change all of its objects.
 Status Machine::AppendTo(const Value& target, Args items) {
   Node* node = target.tag == Tag::kNode ? target.node : nullptr;
   if (node != nullptr && node->kind == Kind::kList) return ToNodes(items, node->items);
@@ -392,7 +392,7 @@ Status Machine::PutMemo(std::uint64_t index) {
   if (memo_count_ >= limits::kPickleMemoEntries) {
     return tl::unexpected<Error>(Located(Error{Errc::kLimit, "too many memo entries"}));
   }
-  // Indexes are arbitrary: far ones must not make the table grow.
+  // Indexes are arbitrary, so large ones go to a map instead of growing the table.
   if (index > memo_.size() + 1024) {
     SW_TRY(Charge(4 * sizeof(Value)));
     if (sparse_memo_.insert_or_assign(index, stack_.back()).second) ++memo_count_;
@@ -430,7 +430,7 @@ Status Machine::OpLongBinPut() {
   return PutMemo(Fixed(4));
 }
 
-// Counts as Python does: the next index is the number of entries so far.
+// Numbers entries as Python does: the next index is the number of entries so far.
 Status Machine::OpMemoize() { return PutMemo(memo_count_); }
 
 Status Machine::OpBinGet() {

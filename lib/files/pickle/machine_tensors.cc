@@ -16,7 +16,7 @@ bool IsEmptyDict(const Node* node) { return node->is_dict() && node->items.empty
 
 }  // namespace
 
-// A persistent id is ("storage", class, key, location, elements); the legacy stream appends a view.
+// Reads ("storage", class, key, location, elements); the legacy stream adds a view.
 Result<Value> Machine::LoadPersistent(const Value& id) {
   if (id.tag != Tag::kTuple) return Bad("persistent id is not a tuple");
   const Args items = TupleItems(id);
@@ -183,7 +183,7 @@ Result<Value> Machine::CallTensor(Known known, Args args) {
 Result<const Node*> Machine::Attributes(const Value& state) {
   if (state.tag == Tag::kNone) return nullptr;
   Value dict = state;
-  // (attributes, slots) where the class has slots.
+  // (attributes, slots) if the class has slots.
   if (state.tag == Tag::kTuple && TupleItems(state).size() == 2) {
     const Value slots = TupleItems(state)[1];
     const bool no_slots =
@@ -238,8 +238,8 @@ Result<Value> Machine::CallFromType(Args args) {
   return value;
 }
 
-// (rebuild function, class, its arguments, which begin with the class, state): kept as the call
-// that it is.
+// Arguments: (rebuild function, class, its arguments, which
+// begin with the class, state). Records the call unchanged.
 Result<Value> Machine::CallSharded(Args args) {
   const auto is_sharded = [&](const Value& cls) {
     return cls.tag == Tag::kGlobal && IsShardedTensor(globals_[cls.slot].meaning.dotted);
@@ -256,7 +256,7 @@ Result<Value> Machine::CallSharded(Args args) {
   SW_TRY_ASSIGN(Node * tuple, NewNode(Kind::kTuple));
   node->callable = rebuild;
   node->args = tuple;
-  // A tuple in the pool does not move while nodes are made of it.
+  // The tuple pool does not move while ToNodes makes nodes from it.
   SW_TRY(ToNodes(args, tuple->items));
   return OfNode(node);
 }

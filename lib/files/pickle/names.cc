@@ -29,7 +29,7 @@ constexpr std::array kStorageClasses = {
     std::pair{"ComplexFloatStorage"sv, DType::kC64},
 };
 
-// Modules whose functions run code, open files or reach the network: no checkpoint needs them.
+// Modules with functions that run code, open files or access the network. Checkpoints need none.
 constexpr std::array kRefusedRoots = {
     "_codecs"sv,
     "_io"sv,
@@ -136,7 +136,7 @@ constexpr std::array kRefusedPrefixes = {
     "torch.utils.cpp_extension."sv,
 };
 
-// Modules that others import and so expose under their own name ("torch.serialization" "os").
+// Modules that other modules import and thus expose as members ("torch.serialization" "os").
 constexpr std::array kRefusedMembers = {
     "builtins"sv, "ctypes"sv, "importlib"sv, "nt"sv,     "os"sv,         "pickle"sv, "posix"sv,
     "pty"sv,      "runpy"sv,  "shutil"sv,    "socket"sv, "subprocess"sv, "sys"sv,
@@ -209,7 +209,7 @@ constexpr std::array kDeviceMeshes = {
 
 constexpr std::array kLeadToMeshes = {"_root_mesh"sv, "_flatten_mapping"sv, "_parent_mesh"sv};
 
-// Ends in a word that Python uses for exception classes, which only hold their arguments.
+// Returns true if the name ends like an exception class, which only stores its arguments.
 bool IsExceptionName(std::string_view dotted) {
   return dotted.ends_with("Error") || dotted.ends_with("Exception") || dotted.ends_with("Warning");
 }
@@ -224,7 +224,7 @@ bool GivesAccess(std::string_view module, std::string_view dotted) {
                      [&](std::string_view prefix) { return with_dot.starts_with(prefix); });
 }
 
-// What protocols before 3 call these modules, and what they are since.
+// Names of these modules in protocols before 3, and their current names.
 constexpr std::array<std::pair<std::string_view, std::string_view>, 3> kModulesOfPython2 = {
     {{"__builtin__", "builtins"}, {"copy_reg", "copyreg"}, {"exceptions", "builtins"}}};
 
@@ -235,7 +235,7 @@ std::string_view ModuleOfPython2(std::string_view module) {
   return {};
 }
 
-// Old spellings: what Python 3 would read in their place.
+// Maps old module and name pairs to those that Python 3 uses in their place.
 std::pair<std::string_view, std::string_view> Modernise(std::string_view module,
                                                         std::string_view name) {
   if (module == "__builtin__") {
@@ -348,7 +348,7 @@ std::optional<DType> DTypeOfGlobal(std::string_view dotted) {
   if (!dotted.starts_with("torch.")) return std::nullopt;
   dotted.remove_prefix(6);
   const std::optional<DType> dtype = DTypeFromName(dotted);
-  // Short forms ("fp32") are no torch names, and some types are of other formats.
+  // Short forms ("fp32") are not torch names, and some types exist only in other formats.
   if (dtype && (Name(*dtype) != dotted || !IsKnownToTorch(*dtype))) return std::nullopt;
   return dtype;
 }

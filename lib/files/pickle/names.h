@@ -8,7 +8,7 @@
 
 namespace shardwright::pickle {
 
-/// The element type that a global like "torch.float32" stands for.
+/// Returns the element type of a global like "torch.float32".
 std::optional<DType> DTypeOfGlobal(std::string_view dotted);
 
 }  // namespace shardwright::pickle

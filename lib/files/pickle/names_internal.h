@@ -13,7 +13,7 @@
 
 namespace shardwright::pickle {
 
-/// Globals with a meaning of their own. Every other class stays a name.
+/// Globals with special handling. Every other class remains a name.
 enum class Known : std::uint8_t {
   kOther,
   kOrderedDict,
@@ -39,7 +39,7 @@ enum class Known : std::uint8_t {
   kUnsupportedStorage,
 };
 
-/// What a GLOBAL names, after Python 2 names have been mapped.
+/// Meaning of a GLOBAL, after Python 2 names have been mapped.
 struct Meaning {
   std::string dotted;  ///< "module.name"
   std::string nested;  ///< rest of a dotted name: "Inner" of "module.Outer.Inner", or empty
@@ -48,30 +48,30 @@ struct Meaning {
   bool untyped = false;      ///< UntypedStorage
 };
 
-/// Reads a global's name. Nothing is looked up or imported.
-/// \param protocol  of the pickle: below 3 modules have their names of Python 2
-/// \error kBadInput  a name that is not a dotted identifier, or that gives access to code
-///        execution; a module that only Python 2 has, in a later protocol, where Python finds none
+/// Classifies a global by name. Nothing is looked up or imported.
+/// \param protocol  of the pickle; below 3, modules have their Python 2 names
+/// \error kBadInput  a name that is not a dotted identifier or gives access to code
+///        execution; a Python 2 module in a later protocol, which Python cannot import either
 /// Pure.
 Result<Meaning> Interpret(std::string_view module, std::string_view name, unsigned protocol);
 
-/// True if reading this attribute of a class cannot be a step towards running code.
+/// Returns true if reading this attribute of a class cannot lead to code execution.
 bool IsHarmlessAttribute(std::string_view name);
 
-/// True for the classes of tensors that are spread over ranks, which wrap the piece of one rank.
+/// Returns true for classes of tensors distributed over ranks, which wrap the piece of one rank.
 bool IsShardedTensor(std::string_view dotted);
 
-/// True for the class of a mesh of ranks, whose attributes lead to other meshes and back.
+/// Returns true for the class of a device mesh, whose attributes refer to other meshes and back.
 bool IsDeviceMesh(std::string_view dotted);
 
-/// True for those attributes: nothing that is read of a checkpoint needs them.
+/// Returns true for the attributes of meshes, which readers of checkpoints do not need.
 bool LeadsToMeshes(std::string_view attribute);
 
-/// The storage class of a dtype in module torch ("FloatStorage"), empty if it has none.
+/// Returns the storage class of a dtype in module torch ("FloatStorage"), empty if it has none.
 std::string_view StorageClass(DType dtype);
 
-/// Module and name as protocol 2 spells them, for writing.
-/// \pre dotted holds a dot
+/// Returns module and name with their spelling in protocol 2, for writing.
+/// \pre dotted contains a dot
 std::pair<std::string, std::string> Spelling(std::string_view dotted);
 
 }  // namespace shardwright::pickle

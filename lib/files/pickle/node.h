@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // lib/files/pickle: object graphs of Python, without Python.
-// reader.h runs the opcodes of a pickle over a closed table of names: what is not in the table
-// becomes an inert record, and nothing is called. The result is a graph of Nodes in an Arena.
-// writer.h writes such a graph as a pickle, inert records unchanged. Source: docs/formats/pt.md.
+// reader.h runs the opcodes of a pickle with a closed table of names. Other names become
+// inert records, and nothing is called. The result is a graph of Nodes in an Arena. writer.h
+// writes such a graph as a pickle, with inert records unchanged. Source: docs/formats/pt.md.
 
 #pragma once
 
@@ -26,7 +26,7 @@ enum class Kind : std::uint8_t {
   kNone,
   kBool,
   kInt,   ///< fits in 64 bits
-  kLong,  ///< does not: little-endian two's complement in `text`
+  kLong,  ///< larger: little-endian two's complement in `text`
   kFloat,
   kString,  ///< UTF-8 (surrogates passed through)
   kBytes,
@@ -38,11 +38,11 @@ enum class Kind : std::uint8_t {
   kDict,    ///< plain or ordered; keys and values alternate in `items`
   kSize,    ///< torch.Size; `items` are ints
   kGlobal,  ///< a class or function by its dotted name in `text`; never resolved to code
-  kObject,  ///< a call that is not run: `callable` applied to `args`, then `state` and items
+  kObject,  ///< a recorded call: `callable` applied to `args`, then `state` and items
   kTensor,  ///< see Tensor
 };
 
-/// How a kObject was built, so that it can be written back unchanged.
+/// Opcode that built a kObject, so that the writer can reproduce it unchanged.
 enum class Build : std::uint8_t { kReduce, kNewObj, kNewObjEx };
 
 struct Node;
@@ -60,8 +60,8 @@ struct Tensor {
 };
 
 /// One value of an object graph. Nodes belong to an Arena; equal pointers mean the same Python
-/// object. A graph that was read has no cycles and at most limits::kPickleDepth levels, but one
-/// node may hang in many places: a walk over everything needs a set of visited nodes.
+/// object. A graph from the reader has no cycles and at most limits::kPickleDepth levels, but
+/// a node may have several parents: a complete traversal needs a set of visited nodes.
 struct Node {
   Kind kind = Kind::kNone;
   bool ordered = false;  ///< kDict: collections.OrderedDict
@@ -71,43 +71,43 @@ struct Node {
   std::string text;          ///< kString, kBytes, kByteArray, kLong; kGlobal as "module.name"
   std::vector<const Node*>
       items;  ///< kTuple, kList, kSet, kFrozenSet, kSize; kDict: key, value, key, value, ...
-  const Node* callable = nullptr;  ///< kObject
-  const Node* args = nullptr;      ///< kObject: tuple; kNewObjEx: (args, kwargs)
-  const Node* state = nullptr;  ///< what BUILD gave (kObject, ordered kDict's attributes), or null
-  std::vector<const Node*> list_items;  ///< kObject: what APPENDS gave
-  std::vector<const Node*> dict_items;  ///< kObject: what SETITEMS gave, alternating
+  const Node* callable = nullptr;       ///< kObject
+  const Node* args = nullptr;           ///< kObject: tuple; kNewObjEx: (args, kwargs)
+  const Node* state = nullptr;          ///< state from BUILD (of kObject or ordered kDict), or null
+  std::vector<const Node*> list_items;  ///< kObject: items from APPENDS
+  std::vector<const Node*> dict_items;  ///< kObject: entries from SETITEMS, alternating
   std::unique_ptr<Tensor> tensor;       ///< kTensor
 
-  /// The value under a string key of a dict, null if absent or not a dict.
+  /// Returns the value under a string key of a dict, null if absent or not a dict.
   const Node* Find(std::string_view key) const;
   bool is_none() const { return kind == Kind::kNone; }
   bool is_string() const { return kind == Kind::kString; }
   bool is_dict() const { return kind == Kind::kDict; }
   bool is_list() const { return kind == Kind::kList; }
   bool is_tensor() const { return kind == Kind::kTensor; }
-  /// Entries of a dict. \pre kDict
+  /// Count and access the entries of a dict. \pre kDict
   std::size_t entry_count() const { return items.size() / 2; }
   const Node* key(std::size_t i) const { return items[2 * i]; }
   const Node* value(std::size_t i) const { return items[2 * i + 1]; }
 };
 
-/// The value under a string key of a dict; null if it is absent or `dict` is none.
+/// Returns the value under a string key; null if it is absent or `dict` is not a dict.
 const Node* FindIn(const Node* dict, std::string_view key);
 
-/// The value under an integer key of a dict; null if it is absent or `dict` is none.
+/// Returns the value under an integer key; null if it is absent or `dict` is not a dict.
 const Node* FindInt(const Node* dict, std::int64_t key);
 
-/// Typed views. They fail with kBadInput and say what was found: "integer expected, found list".
+/// Typed access. On failure kBadInput with a message like "integer expected, found list".
 Result<std::int64_t> AsInt(const Node* node);     ///< kInt or kBool
 Result<std::uint64_t> AsCount(const Node* node);  ///< kInt ≥ 0
 Result<double> AsFloat(const Node* node);         ///< kFloat or kInt
 Result<std::string_view> AsString(const Node* node);
 Result<Shape> AsShape(const Node* node);  ///< kSize, kTuple or kList of non-negative ints
 
-/// "list", "tensor float32 [61, 24]", "object torch.device"; for messages.
+/// Returns "list", "tensor float32 [61, 24]", "object torch.device"; for messages.
 std::string Describe(const Node* node);
 
-/// Owns nodes; they stay where they are until the arena goes. Not thread-safe.
+/// Owns nodes. Their addresses are stable for the lifetime of the arena. Not thread-safe.
 class Arena {
  public:
   Node* New(Kind kind);
@@ -122,9 +122,9 @@ class Arena {
   const Node* Tuple(std::vector<const Node*> items);
   const Node* SizeOf(const Shape& shape);
   const Node* TensorOf(Tensor tensor);
-  /// An empty dict to fill with Set.
+  /// Makes an empty dict to fill with Set.
   Node* Dict(bool ordered = false);
-  /// An object built by NEWOBJ () and BUILD state: "module.Class" with a dict of attributes.
+  /// Makes an object built by NEWOBJ () and BUILD state: "module.Class" with a dict of attributes.
   const Node* Object(std::string_view dotted, const Node* state);
 
   std::size_t node_count() const { return nodes_.size(); }
@@ -141,10 +141,10 @@ class Arena {
 /// Sets or replaces an entry with a string key. \pre dict is a kDict of this arena
 void Set(Arena& arena, Node* dict, std::string_view key, const Node* value);
 
-/// A shallow copy of a dict (entries shared), for changing some of them.
+/// Makes a shallow copy of a dict (entries shared), to change some of them.
 Node* CopyDict(Arena& arena, const Node* dict);
 
-/// Removes an entry; true if it was there.
+/// Removes an entry. Returns true if it existed.
 bool Remove(Node* dict, std::string_view key);
 
 }  // namespace shardwright::pickle

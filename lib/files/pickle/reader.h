@@ -14,17 +14,17 @@
 
 namespace shardwright::pickle {
 
-/// Memory that a graph may take: this many bytes per pickle byte, and never less than the floor.
+/// Limit of a graph's memory: this many bytes per byte of the pickle, but at least the floor.
 inline constexpr std::uint64_t kGraphBytesPerByte = 64;
 inline constexpr std::uint64_t kGraphBytesFloor = std::uint64_t{64} << 20;
 
-/// A storage as the pickle declares it.
+/// A storage as declared in the pickle.
 struct StorageUse {
   std::string key;
   DType dtype = DType::kU8;
   bool untyped = false;     ///< UntypedStorage: `elems` are bytes
   std::uint64_t elems = 0;  ///< of dtype
-  std::size_t at = 0;       ///< where in the pickle it is first used
+  std::size_t at = 0;       ///< offset of its first use in the pickle
 };
 
 struct Graph {
@@ -33,26 +33,26 @@ struct Graph {
   std::vector<StorageUse> storages;  ///< in first-use order; Tensor::storage indexes them
 };
 
-/// Interprets a pickle of protocol 2 to 5 over the closed table of docs/formats/pt.md. Nothing is
-/// executed or looked up: classes stay names, calls of unknown classes become kObject nodes. The
-/// graph has no cycles and at most limits::kPickleDepth levels; every tensor lies inside its
-/// storage.
+/// Interprets a pickle of protocol 2 to 5 with the closed table of
+/// docs/formats/pt.md. Nothing is executed or looked up: classes stay names,
+/// calls of unknown classes become kObject nodes. The graph has no cycles and
+/// at most limits::kPickleDepth levels; every tensor is inside its storage.
 /// \error kBadInput  malformed, or naming a global that gives access to code ("refused: ...")
 /// \error kUnsupported  sparse, quantized, nested tensors, cycles, bare storages
 /// \error kLimit  nesting, memo or memory beyond the caps
-/// \param most  bytes that the graph may take, where that is less than the length of the pickle
-///        allows
+/// \param most  memory limit of the graph in bytes, if it
+///        is lower than the limit from the pickle's length
 /// Pure; messages name the byte offset of the opcode at fault.
 Result<Graph> Load(std::string_view pickle, std::uint64_t most = ~std::uint64_t{0});
 
-/// Checks what only a finished graph shows. Load has done it for what it returns.
-/// \error kUnsupported  a cycle; kLimit  more than limits::kPickleDepth levels; kBadInput  a key
-///        that is twice in a dict, an item that is twice in a set, or what cannot be either
+/// Checks properties that only a finished graph has. Load calls it for its result.
+/// \error kUnsupported  a cycle; kLimit  more than limits::kPickleDepth levels; kBadInput
+///        a duplicate key of a dict or item of a set, or a value that cannot be one
 /// Pure.
 Status CheckGraph(const Node* root);
 
-/// Finds the end of the first pickle of a byte stream by walking over its opcodes.
-/// \param resume  0 at first; keeps the place between calls with more and more of the stream
+/// Finds the end of the first pickle of a byte stream by scanning its opcodes.
+/// \param resume  0 in the first call; stores the position between calls with more of the stream
 /// \returns bytes up to and including STOP, nothing if more bytes are needed
 /// \error kBadInput  an unknown opcode
 /// Pure.

@@ -85,7 +85,7 @@ Operand OperandOf(std::uint8_t code) {
   }
 }
 
-// Bytes of the operand that starts `rest`, nothing if `rest` is too short to say.
+// Returns the bytes of the operand at the start of `rest`, or nothing if `rest` is too short.
 std::optional<std::uint64_t> OperandBytes(Operand operand, std::string_view rest) {
   switch (operand.kind) {
     case Operand::Kind::kCounted: {
@@ -94,7 +94,7 @@ std::optional<std::uint64_t> OperandBytes(Operand operand, std::string_view rest
       for (std::size_t i = operand.size; i > 0; --i) {
         count = (count << 8) | static_cast<std::uint8_t>(rest[i - 1]);
       }
-      // No stream holds more; the sum must not wrap.
+      // Limited to the maximum size of a pickle, so that the addition cannot overflow.
       return std::min(count, limits::kPickleBytes) + operand.size;
     }
     case Operand::Kind::kLines: {
@@ -109,7 +109,7 @@ std::optional<std::uint64_t> OperandBytes(Operand operand, std::string_view rest
   }
 }
 
-/// Walks over opcodes: visit(code, text of the operand) of each, up to STOP.
+/// Scans opcodes up to STOP and calls visit(code, text of the operand) for each.
 /// \returns as FindEnd
 template <class Visit>
 Result<std::optional<std::size_t>> Walk(std::string_view stream, std::size_t& resume,
@@ -148,7 +148,7 @@ Result<MemoUses> MemoUses::In(std::string_view pickle) {
                   for (std::size_t i = operand.size(); i > 0; --i) {
                     index = (index << 8) | static_cast<std::uint8_t>(operand[i - 1]);
                   }
-                  // Each entry takes an opcode that writes it, so a writer that counts stays below.
+                  // Each entry needs an opcode that writes it, so consecutive numbers stay below.
                   far = far || index > pickle.size();
                   if (far) return;
                   if (index / kBits >= uses.bits_.size()) uses.bits_.resize(index / kBits + 1);

@@ -63,7 +63,7 @@ class Dumper {
 };
 
 Result<Dumped> Dumper::Run(const Node* root) {
-  // Bounds the depth of the recursions below.
+  // CheckGraph limits the depth of the recursions below.
   SW_TRY(CheckGraph(root));
   CountUses(root);
   SW_TRY(Emit(root));
@@ -161,7 +161,7 @@ Status Dumper::EmitSequence(const Node& node) {
   return {};
 }
 
-// callable([items])
+// Emits callable([items]).
 Status Dumper::EmitCalled(std::string_view callable, const std::vector<const Node*>& items) {
   EmitKnown(callable);
   Op(op::kEmptyList);
@@ -205,7 +205,7 @@ Status Dumper::EmitObject(const Node& node) {
   if (!whole || (keyword && node.args->items.size() != 2)) {
     return Fail(Errc::kBadInput, Describe(&node) + " lacks its class or arguments");
   }
-  // Protocol 2 has no NEWOBJ_EX: the same call by name.
+  // Protocol 2 has no NEWOBJ_EX opcode: emit the equivalent call by name.
   if (keyword) EmitKnown("copyreg.__newobj_ex__");
   SW_TRY(Emit(node.callable));
   if (keyword) {
@@ -249,7 +249,7 @@ Status Dumper::EmitTensor(const Node& node) {
   return {};
 }
 
-// A call of the rebuild function; with attributes, its parts as arguments of _rebuild_from_type_v2.
+// Emits a call of the rebuild function; with attributes, as arguments of _rebuild_from_type_v2.
 Status Dumper::EmitStrided(const Tensor& tensor, bool requires_grad) {
   if (tensor.storage >= storages_.size()) {
     return Fail(Errc::kBadInput, "tensor refers to storage " + std::to_string(tensor.storage) +
@@ -340,7 +340,7 @@ void Dumper::EmitExtents(std::span<const std::uint64_t> extents) {
   out_.Tuple(extents.size());
 }
 
-// An empty OrderedDict: the hooks of every tensor, the start of an ordered dict.
+// Emits an empty OrderedDict: the hooks of every tensor, or the start of an ordered dict.
 void Dumper::EmitHooks() {
   EmitKnown("collections.OrderedDict");
   Op(op::kEmptyTuple);
@@ -352,7 +352,7 @@ Status Dumper::EmitGlobal(std::string_view dotted) {
   if (dot == std::string_view::npos) {
     return Fail(Errc::kBadInput, "class without a module: " + std::string(dotted));
   }
-  // What no reader of ours would accept is not written either.
+  // Never write a global that our reader rejects.
   SW_TRY(Interpret(dotted.substr(0, dot), dotted.substr(dot + 1), 2));
   EmitKnown(dotted);
   return {};

@@ -15,7 +15,7 @@ struct TypeInfo {
   std::uint64_t bits;  ///< of a value
 };
 
-/// The format's element types in the order in which files hold them, widest first.
+/// The format's element types in the order of their tensors in a file, widest first.
 inline constexpr std::array<TypeInfo, 22> kTypes = {{
     {"U64", DType::kU64, 64},
     {"I64", DType::kI64, 64},
@@ -41,7 +41,7 @@ inline constexpr std::array<TypeInfo, 22> kTypes = {{
     {"BOOL", DType::kBool, 8},
 }};
 
-/// Values that fill whole bytes at the least: 2 of 4 bits, 4 of 6 bits, else 1.
+/// Returns the smallest number of values that fill whole bytes: 2 of 4 bits, 4 of 6 bits, or 1.
 constexpr std::uint64_t ValuesTogether(std::uint64_t bits) {
   return bits == 4 ? 2 : bits == 6 ? 4 : 1;
 }

@@ -19,15 +19,15 @@ namespace shardwright::safetensors {
 namespace {
 
 constexpr std::string_view kSpaces = " \t\r\n";
-// Memory of a tensor in all that a command makes of it: entry, parameter, rule, logical tensor,
-// plan, listing, report.
+// Memory that a command uses per tensor in total: entry,
+// parameter, rule, logical tensor, plan, listing, report.
 constexpr std::uint64_t kTensorBytes = 3584;
-// The same of a shape that no tensor before has: the cuts of source and target.
+// Additional memory per distinct shape: the cuts of source and target.
 constexpr std::uint64_t kShapeBytes = 1536;
 
 constexpr std::uint64_t kExtent = std::uint64_t{1} << 62;
 
-/// What a file is that is none of ours, by its first bytes; empty if that is not known.
+/// Identifies another kind of file by its first bytes, for messages; empty if it is unknown.
 std::string_view OtherKind(std::string_view first) {
   constexpr std::array<std::pair<std::string_view, std::string_view>, 6> kKinds = {
       {{"version ", "a pointer of Git LFS: the file itself has not been fetched"},
@@ -50,7 +50,7 @@ const TypeInfo* TypeOf(DType dtype) {
   return found == kTypes.end() ? nullptr : found;
 }
 
-/// Bytes of a dense tensor. A zero among the extents does not excuse the others.
+/// Returns the bytes of a dense tensor. Checks all extents, even if one of them is zero.
 Result<std::uint64_t> BytesOf(const TypeInfo& type, const Shape& shape) {
   std::uint64_t most = type.bits;
   bool empty = false;
@@ -66,7 +66,7 @@ Result<std::uint64_t> BytesOf(const TypeInfo& type, const Shape& shape) {
   return most / 8;
 }
 
-/// One entry of the header as it stands there, checked by itself.
+/// Converts and checks one entry of the header by itself.
 Result<Entry> EntryOf(RawEntry raw) {
   Entry entry;
   const auto* const type = std::find_if(kTypes.begin(), kTypes.end(),
@@ -93,7 +93,7 @@ Result<Entry> EntryOf(RawEntry raw) {
   return entry;
 }
 
-/// Entries in the order of their bytes, which must fill [0, data_bytes) exactly once.
+/// Checks that the entries, sorted by offset, fill [0, data_bytes) exactly once.
 Status CheckCover(const std::vector<Entry>& entries, std::uint64_t data_bytes) {
   std::uint64_t end = 0;
   std::uint64_t most = 0;
@@ -123,7 +123,7 @@ Status CheckCover(const std::vector<Entry>& entries, std::uint64_t data_bytes) {
   return {};
 }
 
-/// A name that two entries have, if there is one.
+/// Returns a name that two entries have, or null.
 const std::string* Repeated(const std::vector<Entry>& entries) {
   std::vector<const std::string*> names;
   names.reserve(entries.size());
@@ -164,7 +164,7 @@ Result<HeaderText> ReadHeaderText(const os::File& file) {
   for (std::size_t i = std::min<std::size_t>(prefix.size(), kLengthBytes); i-- > 0;) {
     header_bytes = header_bytes << 8 | static_cast<std::uint8_t>(prefix[i]);
   }
-  // The length of a header may be the first bytes of a pickle: 640 is.
+  // The first bytes of a pickle may look like a plausible header length: 640, for example.
   const bool fits =
       identity.bytes >= kLengthBytes + 2 && header_bytes <= identity.bytes - kLengthBytes;
   const bool ours =
@@ -177,7 +177,7 @@ Result<HeaderText> ReadHeaderText(const os::File& file) {
                 "no safetensors file: " + std::to_string(identity.bytes) + " bytes long");
   }
   if (header_bytes > limits::kSafetensorsHeaderBytes) {
-    // A few times the cap may be a file that its writer should have split; more is no length.
+    // Up to a few times the cap, the file was probably not split; larger values are not a length.
     return Fail(fits ? Errc::kLimit : Errc::kBadInput,
                 std::string(fits ? "" : "no safetensors file: ") + "a header of " +
                     std::to_string(header_bytes) + " bytes, at most " +
@@ -206,7 +206,7 @@ Result<Header> ParseHeader(const HeaderText& source) {
   if (first == std::string_view::npos || text[first] != '{') {
     return Fail(Errc::kBadInput, "no safetensors file: its header does not begin with {");
   }
-  // The parser takes a NUL for the end of the text.
+  // The parser would treat a NUL as the end of the text.
   if (const std::size_t nul = text.find('\0'); nul != std::string_view::npos) {
     return Fail(Errc::kBadInput, "header: no JSON at byte " + std::to_string(nul + 1) + ": NUL");
   }
@@ -237,7 +237,7 @@ Result<Header> ParseHeader(const HeaderText& source) {
     return Fail(Errc::kBadInput, Named(*name) + ": twice in the header");
   }
   std::sort(header.entries.begin(), header.entries.end(), [](const Entry& a, const Entry& b) {
-    // Of empty tensors at one place the names decide.
+    // Sort empty tensors at the same offset by name.
     return std::tie(a.offset, a.bytes, a.name) < std::tie(b.offset, b.bytes, b.name);
   });
   const std::uint64_t data_first = kLengthBytes + text.size();

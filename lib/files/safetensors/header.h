@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // lib/files/safetensors: .safetensors files.
-// header.h reads a file's header out of untrusted bytes, index.h the index of a set of files, and
-// layout.h lays out files that are written. Payloads are not looked at here. Source:
-// docs/formats/safetensors.md.
+// header.h reads a file's header from untrusted bytes, index.h reads the
+// index of a set of files, and layout.h lays out files to write. This
+// module does not read payloads. Source: docs/formats/safetensors.md.
 
 #pragma once
 
@@ -23,19 +23,19 @@ namespace shardwright::safetensors {
 struct Entry {
   std::string name;
   DType dtype = DType::kF32;
-  Shape shape;               ///< as the header has it: of packed types it counts values, not bytes
+  Shape shape;               ///< as in the header: for packed types in values, not bytes
   std::uint64_t offset = 0;  ///< of its first byte in the file
   std::uint64_t bytes = 0;
 };
 
-/// What a file says before its payloads.
+/// The contents of a file's header.
 struct Header {
-  std::vector<Entry> entries;                   ///< in the order of their bytes
+  std::vector<Entry> entries;                   ///< sorted by offset
   std::map<std::string, std::string> metadata;  ///< `__metadata__`
-  std::vector<std::string> warnings;  ///< what the published format forbids and others write
+  std::vector<std::string> warnings;            ///< deviations from the published format
 };
 
-/// The header of a file as text, and how long the file is: what a catalogue keeps of it.
+/// The header of a file as text, and the size of the file: the part that a catalogue stores.
 struct HeaderText {
   std::string text;
   std::uint64_t file_bytes = 0;
@@ -44,28 +44,28 @@ struct HeaderText {
 /// Bytes before the header: its length.
 inline constexpr std::uint64_t kLengthBytes = 8;
 
-/// Reads the header of a file; payloads stay unread, and the text is not parsed yet.
-/// \error kBadInput  not such a file; what is often found under the name (a pickle, a zip archive,
-/// a
-///        pointer of Git LFS, a web page) is named; kLimit  a header above the format's cap
+/// Reads the header of a file as text, without parsing it. Payloads stay unread.
+/// \error kBadInput  not such a file (the message names other known
+///        contents: a pickle, a zip archive, a Git LFS pointer, a
+///        web page); kLimit  the header exceeds the format's cap
 /// Local; many threads may read different files.
 Result<HeaderText> ReadHeaderText(const os::File& file);
 
-/// Understands a header. The tensors cover what follows it exactly once.
-/// \error kBadInput  not JSON of the format's form; a name, field or key twice; a tensor whose
-/// bytes
-///        do not fit its shape; holes, overlaps, bytes that are missing or left over. kUnsupported
-///        an element type that the format has got since. The message names the tensor.
+/// Parses a header. The tensors of the result cover the rest of the file exactly once.
+/// \error kBadInput  not JSON of the format; a duplicate name, field or
+///        key; a tensor whose bytes do not fit its shape; holes,
+///        overlaps, missing or extra bytes. kUnsupported  an element type
+///        that is newer than this program. The message names the tensor.
 /// Pure. Source: docs/formats/safetensors.md, "Header".
 Result<Header> ParseHeader(const HeaderText& source);
 
-/// Both; messages start with the path.
+/// Reads and parses a header. Messages start with the path.
 Result<Header> ReadHeader(const os::File& file);
 
-/// The format's word for an element type: "BF16", "F8_E4M3"; empty where it has none.
+/// Returns the format's name of an element type: "BF16", "F8_E4M3"; empty if it has none.
 std::string_view Word(DType dtype);
 
-/// The shape of a tensor in elements as DType counts them, which for packed types are bytes.
+/// Returns the shape of a tensor in elements of its DType, which are bytes for packed types.
 /// \error kUnsupported  the last dimension of a packed type does not fill whole bytes
 /// Pure.
 Result<Shape> ElemShape(const Entry& entry);

@@ -14,9 +14,9 @@ using Json = nlohmann::json;
 constexpr std::string_view kMetadataKey = "__metadata__";
 constexpr std::uint64_t kMostNumber = (std::uint64_t{1} << 63) - 1;
 constexpr std::uint64_t kUnknownDepth = 64;
-constexpr std::uint64_t kMetadataBytes = 128;  // of a key with its value, but for their characters
+constexpr std::uint64_t kMetadataBytes = 128;  // of a key with its value, without characters
 
-/// Where the parser is: what the next event belongs to.
+/// State of the parser: the element that the next event belongs to.
 enum class Place : std::uint8_t {
   kStart,
   kTop,       // in the header: names
@@ -42,7 +42,7 @@ class Handler final : public nlohmann::json_sax<Json> {
   }
 
   bool null() override {
-    if (place_ == Place::kTop && in_metadata_key_) return true;  // as if it were not there
+    if (place_ == Place::kTop && in_metadata_key_) return true;  // null: treated as absent
     return Other();
   }
   bool boolean(bool /*value*/) override { return Other(); }
@@ -184,7 +184,7 @@ class Handler final : public nlohmann::json_sax<Json> {
     error_ = std::move(taken).error();
     return false;
   }
-  /// A value where none of its kind belongs.
+  /// Handles a value of a type that is not allowed here.
   bool Other() {
     if (place_ == Place::kUnknown) return true;
     if (place_ == Place::kEntry && field_ == Field::kUnknown) {

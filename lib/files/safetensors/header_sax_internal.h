@@ -13,7 +13,7 @@
 
 namespace shardwright::safetensors {
 
-/// An entry as it stands in a header: of the right form, its values unchecked.
+/// An entry of a header with the right JSON types, its values not checked yet.
 struct RawEntry {
   std::string name;
   std::string dtype;
@@ -24,14 +24,14 @@ struct RawEntry {
 
 struct RawHeader {
   std::map<std::string, std::string> metadata;
-  std::string unknown_field;  ///< the first one that the format does not have
+  std::string unknown_field;  ///< the first field that is not in the format
 };
 
-/// Parses a header's JSON event by event, so that memory stays in proportion to its entries.
-/// \param each  gets the entries in the order of the text; names may repeat. Its first error ends
-///        the parse and is returned
-/// \error kBadInput  not JSON, not of the format's form; names the byte or the tensor. kLimit names
-///        or shapes beyond limits, metadata that takes too much memory
+/// Parses a header's JSON event by event, so that memory use is proportional to its entries.
+/// \param each  receives the entries in the order of the text; names
+///        may repeat. Its first error ends the parse and is returned
+/// \error kBadInput  not JSON of the format; names the byte or the tensor. kLimit
+///        names or shapes beyond limits, or metadata that takes too much memory
 /// Pure.
 Result<RawHeader> ParseRaw(std::string_view text, const std::function<Status(RawEntry)>& each,
                            TextBudget* budget);

@@ -36,7 +36,7 @@ Result<Index> ParseIndex(std::string_view text, const std::string& where) {
   }
   const Json* metadata = json::Find(json, "metadata");
   const Json* total = metadata == nullptr ? nullptr : json::Find(*metadata, "total_size");
-  // Some producers write a real number, or leave it out.
+  // Some writers store a real number, or omit it: ignored.
   if (total != nullptr && total->is_number_unsigned())
     index.total_bytes = total->get<std::uint64_t>();
   return index;

@@ -17,7 +17,7 @@ namespace {
 
 constexpr std::string_view kMetadata = "__metadata__";
 
-/// Place of a type in kTypes. \error kUnsupported
+/// Returns the index of a type in kTypes. \error kUnsupported
 Result<std::size_t> TypeIndex(DType dtype) {
   for (std::size_t i = 0; i < kTypes.size(); ++i) {
     if (kTypes[i].dtype == dtype) return i;
@@ -32,8 +32,8 @@ Status CheckName(const std::string& name) {
   return {};
 }
 
-/// The shape as the header has it.
-/// \error kBadInput  bytes of a packed type that are no whole values
+/// Returns the shape for the header.
+/// \error kBadInput  the bytes of a packed type are not whole values
 Result<Shape> HeaderShape(const TypeInfo& type, const Shape& shape) {
   const std::uint64_t together = ValuesTogether(type.bits);
   if (together == 1) return shape;
@@ -46,7 +46,7 @@ Result<Shape> HeaderShape(const TypeInfo& type, const Shape& shape) {
   return values;
 }
 
-/// Adds spaces up to a whole multiple of the alignment, and puts the length in front.
+/// Pads the header with spaces to a multiple of the alignment and prepends its length.
 Result<std::string> Finish(std::string header) {
   header.resize(RoundUp(kLengthBytes + header.size(), Layout::kAlignBytes) - kLengthBytes, ' ');
   if (header.size() > limits::kSafetensorsHeaderBytes) {

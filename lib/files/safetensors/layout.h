@@ -20,25 +20,25 @@ struct TensorSpec {
   Shape shape;  ///< in elements as DType counts them
 };
 
-/// Exact byte layout of a `.safetensors` file: the widest types first and by name among them, as
-/// the reference orders it, so that every tensor lies on a multiple of its element; metadata by
-/// key; payloads begin on a multiple of kAlignBytes.
+/// Exact byte layout of a `.safetensors` file. The widest types come first, sorted by name
+/// within a type, as in the reference implementation, so that every tensor is aligned to
+/// its elements. Metadata is sorted by key. Payloads begin on a multiple of kAlignBytes.
 class Layout {
  public:
   static constexpr std::uint64_t kAlignBytes = 64;
 
-  /// \error kBadInput  a name that is empty, reserved, twice or not UTF-8; kUnsupported  an element
-  ///        type that the format lacks; kLimit  a header above the format's cap
+  /// \error kBadInput  a name that is empty, reserved, duplicate or not UTF-8; kUnsupported
+  ///        an element type that the format lacks; kLimit  the header exceeds the format's cap
   /// Pure: same input, same bytes.
   static Result<Layout> Make(std::span<const TensorSpec> tensors,
                              const std::map<std::string, std::string>& metadata);
 
-  /// The file's bytes before its payloads.
+  /// Returns the file's bytes before its payloads.
   const std::string& head() const { return head_; }
   std::uint64_t file_bytes() const { return file_bytes_; }
-  /// Indexes of the tensors in the order of their bytes.
+  /// Returns the indexes of the tensors in file order.
   const std::vector<std::uint32_t>& order() const { return order_; }
-  /// By tensor: of its first byte in the file.
+  /// Returns the position and size of a tensor in the file, in bytes.
   std::uint64_t offset(std::size_t tensor) const { return offsets_[tensor]; }
   std::uint64_t bytes(std::size_t tensor) const { return bytes_[tensor]; }
 

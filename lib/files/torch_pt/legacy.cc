@@ -23,7 +23,7 @@ using std::string_view_literals::operator""sv;
 constexpr std::int64_t kVersion = 1001;
 constexpr std::uint64_t kFirstRead = std::uint64_t{64} << 10;
 
-// Pickles that lie one behind the other from the start of a file.
+// Reads consecutive pickles from the start of a file.
 class Stream {
  public:
   Stream(const files::Part& file, std::uint64_t file_bytes)
@@ -81,7 +81,7 @@ Status CheckHead(Stream& stream) {
   return {};
 }
 
-// Locates the raw data of one storage and moves `offset` behind it.
+// Locates the raw data of one storage and advances `offset` past it.
 Result<Storage> TakeStorage(const files::Part& file, std::uint64_t file_bytes,
                             const pickle::StorageUse& use, std::uint64_t& offset) {
   if (file_bytes - offset < 8) return BadInput("storage " + use.key + ": file is truncated");
@@ -130,7 +130,7 @@ Result<ContainerMetadata> ReadLegacy(const files::Part& file, std::uint64_t file
   for (const pickle::Node* key : keys.root->items) {
     SW_TRY_ASSIGN(const std::string_view name, pickle::AsString(key));
     const auto use = uses.find(name);
-    // A key leaves the table when it is taken: a second time is as wrong as an unknown one.
+    // A key is removed from the table when it is used, so a duplicate is also unknown.
     if (use == uses.end())
       return BadInput("storage " + std::string(name) + " is twice or in no tensor");
     SW_TRY_ASSIGN(Storage storage, TakeStorage(file, file_bytes, *use->second, offset));

@@ -9,10 +9,10 @@
 
 namespace shardwright::torch_pt {
 
-/// The first pickle of a legacy stream: its magic number.
+/// Returns the first pickle of a legacy stream, which contains its magic number.
 std::string_view LegacyMagic();
 
-/// Reads the head of a stream as torch wrote it before 1.6 and locates its storages.
+/// Reads the beginning of a stream written by torch before 1.6 and locates its storages.
 /// \error as ReadMetadata; messages without the file's name
 Result<ContainerMetadata> ReadLegacy(const files::Part& file, std::uint64_t file_bytes);
 

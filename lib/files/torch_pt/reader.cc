@@ -23,7 +23,7 @@ constexpr std::size_t kKeyBytes = 128;
 
 enum class Kind : std::uint8_t { kZip, kLegacy };
 
-// Decides by the first bytes, never by the name.
+// Detects the kind of file by its first bytes, not by its name.
 Result<Kind> Sniff(const files::Part& file, std::uint64_t file_bytes) {
   std::array<char, 512> head{};
   const std::size_t bytes = std::min<std::uint64_t>(head.size(), file_bytes);
@@ -45,7 +45,7 @@ Result<Kind> Sniff(const files::Part& file, std::uint64_t file_bytes) {
 
 constexpr std::string_view kData = "data/";
 
-// Names below the root folder that all members share, but for payloads, of which there are many.
+// Maps names relative to the common root folder to members, without the many payloads.
 using Records = std::unordered_map<std::string_view, const zip::Member*>;
 
 Result<Records> Root(const zip::Container& container) {
@@ -125,7 +125,7 @@ Result<ContainerMetadata> ReadZip(const files::Part& file) {
     }
     if (!IsKey(key)) return BadInput(file.path() + ": unsafe name of member " + member.name);
     Storage storage{std::string(key), member.payload_offset, member.bytes, std::nullopt};
-    // A stored 0 means that it was not computed, except for nothing at all.
+    // A stored 0 means that the CRC was not computed, except for an empty member.
     if (member.crc32 != 0 || member.bytes == 0) storage.crc32 = member.crc32;
     metadata.storages.push_back(std::move(storage));
   }

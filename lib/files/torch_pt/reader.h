@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // lib/files/torch_pt: files of torch.save.
-// A ContainerMetadata is a file without its payloads: the pickle, and where each storage lies, in a
-// zip container or in the older stream of pickles. Parse makes the object graph of a
-// ContainerMetadata. writer.h lays a file out to the byte before any payload is known, and
-// completes it when their checksums are. Source: docs/formats/pt.md.
+// ContainerMetadata is a file without its payloads: the pickle and the positions of the
+// storages, in a zip container or in the older stream of pickles. Parse makes the object graph
+// from it. writer.h computes the byte layout of a file before any payload is known, and
+// completes the file when the checksums of the payloads are known. Source: docs/formats/pt.md.
 
 #pragma once
 
@@ -25,15 +25,15 @@ namespace shardwright::torch_pt {
 using files::ContainerMetadata;
 using files::Storage;
 
-// Of a `.pt` file: the header is its data.pkl or, in the legacy stream, the object pickle; storage
-// "12" is the record data/12.
+// In a `.pt` file, the header is data.pkl or, in the legacy
+// stream, the object pickle. Storage "12" is the record data/12.
 
 /// Reads the directory and data.pkl of a `.pt` file; payloads stay unread.
-/// \error kBadInput  not a readable container, truncated, wrong CRC of a record read, overlapping
-///        or unsafe records (docs/formats/pt.md); kUnsupported TorchScript, tar, preview
-///        containers, big-endian
+/// \error kBadInput  not a readable container, truncated, wrong CRC of a
+///        record read, overlapping or unsafe records (docs/formats/pt.md);
+///        kUnsupported  TorchScript, tar, preview containers, big-endian
 /// Local; many threads may read different files.
-/// What it says of places counts from the start of the file, also of a part.
+/// Offsets in the result count from the start of the file, also for a part of a file.
 Result<ContainerMetadata> ReadMetadata(const files::Part& file);
 inline Result<ContainerMetadata> ReadMetadata(const os::File& file) {
   return ReadMetadata(files::Part(file));
@@ -54,8 +54,8 @@ struct Document {
   std::vector<StorageRef> storages;
 };
 
-/// Interprets the pickle over the closed table of globals; nothing is ever executed. Every tensor
-/// is checked against its storage (bounds, dtype, element count).
+/// Interprets the pickle with the closed table of globals. Nothing is executed.
+/// Checks every tensor against its storage (bounds, dtype, element count).
 /// \error kBadInput  with the byte offset of the opcode at fault
 /// Pure.
 Result<Document> Parse(const ContainerMetadata& metadata);

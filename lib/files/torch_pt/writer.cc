@@ -22,13 +22,13 @@ constexpr std::uint64_t kEntryBytes = 46;
 constexpr std::uint64_t kTrailerBytes = 56 + 20 + 22;
 constexpr std::uint64_t kMax32 = 0xFFFFFFFF;
 constexpr std::uint16_t kFlags = 0x0808;       // data descriptor follows, name is UTF-8
-constexpr std::uint16_t kFlagsEmpty = 0x0800;  // no descriptor behind nothing
+constexpr std::uint16_t kFlagsEmpty = 0x0800;  // no descriptor after an empty member
 
 struct Small {
   std::string_view name;
   std::string_view content;
 };
-// What precedes the storages behind data.pkl, and what follows them.
+// Members between data.pkl and the storages, and the one after the storages.
 constexpr Small kHead[] = {
     {".format_version", "1"}, {".storage_alignment", "64"}, {"byteorder", "little"}};
 constexpr Small kLast = {"version", "3\n"};
@@ -39,9 +39,9 @@ void Put(std::string& out, std::uint64_t number, unsigned bytes) {
 
 void Zeros(std::string& out, std::size_t bytes) { out.append(bytes, '\0'); }
 
-// Where a member lies. Everything follows from its name, size and place.
+// Location of a member, from which its headers are computed with its name and size.
 struct Member {
-  std::string_view name;  // below the root
+  std::string_view name;  // relative to the root folder
   std::uint64_t bytes = 0;
   std::uint64_t header_offset = 0;
 
@@ -69,7 +69,7 @@ void PutLocalHeader(std::string& out, const Member& member) {
   out.append("PK\x03\x04"sv);
   Put(out, 0, 2);
   Put(out, member.flags(), 2);
-  Zeros(out, 2 + 4 + 4 + 4 + 4);  // method, time, CRC and sizes: the directory has them
+  Zeros(out, 2 + 4 + 4 + 4 + 4);  // method, time, CRC and sizes are in the directory
   Put(out, kRoot.size() + member.name.size(), 2);
   const std::uint64_t padding = member.payload_offset() - member.unpadded_offset();
   Put(out, member.zip64_bytes() + kPaddingHeader + padding, 2);
@@ -79,7 +79,7 @@ void PutLocalHeader(std::string& out, const Member& member) {
     Put(out, member.zip64_bytes() - 4, 2);
     if (member.big_size()) {
       Put(out, member.bytes, 8);
-      Put(out, 0, 8);  // as torch has it: the compressed size stays 0
+      Put(out, 0, 8);  // as in torch: compressed size 0
     }
     if (member.big_offset()) Put(out, member.header_offset, 8);
   }
@@ -150,7 +150,7 @@ std::span<const std::byte> BytesOf(std::string_view text) {
   return std::as_bytes(std::span(text.data(), text.size()));
 }
 
-// The members of a file in file order, built one behind the other.
+// The members of a file in file order, added one after another.
 class Members {
  public:
   Members(std::uint64_t pickle_bytes, std::size_t storage_count) {
@@ -229,7 +229,7 @@ std::vector<Layout::Piece> Layout::Frame(std::span<const std::uint32_t> crcs) co
   SW_CHECK(crcs.size() == payloads_.size());
   const std::vector<std::string> names = StorageNames(payloads_.size());
   Members members(pickle_.size(), payloads_.size());
-  // Make has seen these sizes before.
+  // Cannot fail, because Make has checked these sizes.
   for (std::size_t key = 0; key < names.size(); ++key) {
     SW_CHECK(members.Add(names[key], payloads_[order_[key]].bytes));
   }

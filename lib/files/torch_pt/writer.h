@@ -15,11 +15,11 @@ namespace shardwright::torch_pt {
 struct StorageSpec {
   DType dtype = DType::kF32;
   bool untyped = false;
-  std::uint64_t elems = 0;  ///< of dtype; bytes when untyped
+  std::uint64_t elems = 0;  ///< of dtype; bytes if untyped
 };
 
-/// Exact byte layout of a `.pt` file, known before any payload is: protocol 2, stored members on
-/// 64-byte boundaries, data descriptors, zip64 where torch would use it (docs/formats/pt.md).
+/// Exact byte layout of a `.pt` file, computed before any payload is known: protocol 2, stored
+/// members on 64-byte boundaries, data descriptors, zip64 as in torch (docs/formats/pt.md).
 class Layout {
  public:
   /// Lays out a file whose object graph is `root`; kTensor nodes refer to `storages` by index.
@@ -31,7 +31,7 @@ class Layout {
 
   std::uint64_t file_bytes() const { return file_bytes_; }
   std::size_t storage_count() const { return payloads_.size(); }
-  /// Storages as they follow one another in the file.
+  /// Returns the storages in file order.
   const std::vector<std::uint32_t>& order() const { return order_; }
   std::uint64_t payload_offset(std::size_t storage) const { return payloads_[storage].offset; }
   std::uint64_t payload_bytes(std::size_t storage) const { return payloads_[storage].bytes; }
@@ -40,8 +40,8 @@ class Layout {
     std::uint64_t offset = 0;
     std::string bytes;
   };
-  /// Every byte of the file that is not a payload, in file order, given the CRC-32 of every
-  /// payload.
+  /// Returns all bytes of the file outside the payloads, in
+  /// file order. They contain the CRC-32 of every payload.
   /// \pre crcs.size() == storage_count()
   std::vector<Piece> Frame(std::span<const std::uint32_t> crcs) const;
 

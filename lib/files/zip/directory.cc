@@ -24,22 +24,22 @@ constexpr std::uint64_t kEndBytes = 22;
 constexpr std::uint64_t kEnd64Bytes = 56;
 constexpr std::uint64_t kLocatorBytes = 20;
 constexpr std::uint64_t kTailBytes = std::uint64_t{64} << 10;
-constexpr std::uint64_t kShortTailBytes = 2048;  // with the directory of a few entries
+constexpr std::uint64_t kShortTailBytes = 2048;  // including the directory of a few entries
 constexpr std::uint16_t kZip64Id = 1;
 constexpr std::uint16_t kUnicodeNameId = 0x7075;
-constexpr unsigned kVersionMost = 63;  // of the format, in tenths, that members need
+constexpr unsigned kVersionMost = 63;  // maximum format version that members need, in tenths
 
 std::uint64_t Narrow(std::uint64_t value, std::uint64_t max) { return std::min(value, max); }
 
-// Where the directory lies, and how many entries it has.
+// Position of the directory, and its number of entries.
 struct Place {
   std::uint64_t offset = 0;
   std::uint64_t bytes = 0;
   std::uint64_t entries = 0;
-  std::uint64_t end = 0;  // where the record after the directory starts
+  std::uint64_t end = 0;  // start of the record after the directory
 };
 
-// The end of the file, as far as it may hold the end record and usually the whole directory.
+// The end of the file: it contains the end record and usually the whole directory.
 struct Tail {
   std::vector<std::byte> bytes;
   std::uint64_t offset = 0;
@@ -53,8 +53,8 @@ Result<Tail> ReadTail(const files::Part& file, std::uint64_t file_bytes, std::ui
   return tail;
 }
 
-// Position of the end record in the tail. It is the last one, as for torch and Python: one before
-// it may have a comment that covers it. Its own comment must reach exactly to the end of the file.
+// Returns the position of the end record: the last one in the tail, as in torch and Python,
+// since a comment may cover an earlier one. Its comment must end exactly at the end of the file.
 std::optional<std::size_t> FindEndRecord(Bytes tail) {
   for (std::size_t at = tail.size() - kEndBytes + 1; at-- > 0;) {
     if (U32(tail, at) != kEndSignature) continue;
@@ -82,7 +82,7 @@ Result<Place> ReadPlace64(const files::Part& file, Bytes locator, Bytes end, std
   place.bytes = U64(record, 40);
   place.offset = U64(record, 48);
   if (U64(record, 24) != place.entries) return BadInput("multi-disk zip file");
-  // Where both records can say a number they must say the same.
+  // A number that both records can store must be the same in both.
   const bool agree = (U16(end, 10) == 0xFFFF || U16(end, 10) == place.entries) &&
                      (U32(end, 12) == 0xFFFFFFFF || U32(end, 12) == place.bytes) &&
                      (U32(end, 16) == 0xFFFFFFFF || U32(end, 16) == place.offset);
@@ -122,16 +122,16 @@ Status CheckPlace(const Place& place) {
   return {};
 }
 
-// Of a field that gives the name in UTF-8: some readers take it from there, others never look.
+// Checks an extra field with the name in UTF-8: some readers use that name, others ignore it.
 bool IsOtherName(Bytes field, std::string_view name) {
-  constexpr std::size_t kHead = 5;  // version of the field, CRC-32 of the name
+  constexpr std::size_t kHead = 5;  // version of the field and CRC-32 of the name
   if (field.size() < kHead) return false;
   field = field.subspan(kHead);
   return std::string_view(reinterpret_cast<const char*>(field.data()), field.size()) != name;
 }
 
-// Replaces the sizes and the offset that the 32-bit fields of an entry cannot hold; refuses another
-// name than the entry's.
+// Sets the sizes and the offset that do not fit in the 32-bit fields
+// of an entry. Fails if a field has another name than the entry.
 Status ReadExtra(Bytes extra, Entry& entry) {
   constexpr std::uint32_t kElsewhere = 0xFFFFFFFF;
   bool found = false;
@@ -170,7 +170,7 @@ bool IsSafeName(std::string_view name) {
     const std::size_t slash = name.find('/');
     const std::string_view part = name.substr(0, slash);
     if (part == ".." || part == ".") return false;
-    // An empty part is a slash at the beginning, or a double one; a last one marks a folder.
+    // An empty part is a leading or a double slash; a trailing slash marks a folder.
     if (part.empty()) return false;
     if (slash == std::string_view::npos) break;
     name.remove_prefix(slash + 1);
@@ -178,7 +178,7 @@ bool IsSafeName(std::string_view name) {
   return true;
 }
 
-// Parses the entry that starts `rest` and moves past it.
+// Parses the entry at the start of `rest` and moves past it.
 Result<Entry> TakeEntry(Bytes& rest) {
   if (rest.size() < kEntryBytes || U32(rest, 0) != kEntrySignature) {
     return BadInput("malformed central directory");
@@ -229,7 +229,7 @@ Result<Directory> ReadDirectory(const files::Part& file, std::uint64_t file_byte
   if (file_bytes < kEndBytes) return BadInput("central directory not found: file is truncated");
   SW_TRY_ASSIGN(Tail tail, ReadTail(file, file_bytes, kShortTailBytes));
   std::optional<std::size_t> at = FindEndRecord(tail.bytes);
-  if (!at) {  // behind a long comment, which nobody writes
+  if (!at) {  // after a long comment, which is rare
     SW_TRY_ASSIGN(tail, ReadTail(file, file_bytes, kTailBytes + kEndBytes));
     at = FindEndRecord(tail.bytes);
   }

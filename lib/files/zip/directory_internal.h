@@ -11,7 +11,7 @@
 
 namespace shardwright::zip {
 
-/// A member as the central directory describes it.
+/// A member as described in the central directory.
 struct Entry {
   std::string name;
   std::uint16_t flags = 0;
@@ -24,14 +24,14 @@ struct Entry {
 
 struct Directory {
   std::vector<Entry> entries;  ///< in directory order
-  std::uint64_t offset = 0;    ///< where the directory starts: members end before
+  std::uint64_t offset = 0;    ///< start of the directory: members end before it
 };
 
 /// Finds and parses the central directory.
 /// \error as ReadContainer; messages without the file's name
 Result<Directory> ReadDirectory(const files::Part& file, std::uint64_t file_bytes);
 
-/// Little-endian numbers of a header. \pre at + size is inside
+/// Read little-endian numbers of a header. \pre at + size is inside
 std::uint16_t U16(std::span<const std::byte> bytes, std::size_t at);
 std::uint32_t U32(std::span<const std::byte> bytes, std::size_t at);
 std::uint64_t U64(std::span<const std::byte> bytes, std::size_t at);

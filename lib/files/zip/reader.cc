@@ -26,19 +26,19 @@ constexpr std::uint64_t kLocalBytes = 30;
 constexpr std::uint16_t kEncrypted = 0x2041;  // encrypted, strongly so, or masked headers
 constexpr std::uint16_t kDescriptor = 0x0008;
 constexpr std::uint64_t kGuessBytes = 128;     // a local header with name and padding
-constexpr std::uint64_t kGapBytes = 16 << 10;  // read over rather than read again
+constexpr std::uint64_t kGapBytes = 16 << 10;  // gaps up to this size are read, not skipped
 constexpr std::uint64_t kWindowBytes = std::uint64_t{256} << 10;
 
-/// Names without regard to case, for a container with many members: no memory of its own for each.
+/// A case-insensitive set of names for containers with many members: one buffer for all names.
 class NameSet {
  public:
   explicit NameSet(const std::vector<Entry>& entries) : slots_(std::bit_ceil(2 * entries.size())) {
     std::size_t bytes = 0;
     for (const Entry& entry : entries) bytes += entry.name.size();
-    text_.reserve(bytes);  // so that views of it stay
+    text_.reserve(bytes);  // keeps views of it valid
   }
 
-  /// Adds a name; false if it is there. \pre it is of one of the entries, each added once
+  /// Adds a name; returns false if it exists. \pre it is the name of an entry, each added once
   bool Insert(std::string_view name) {
     const std::size_t first = text_.size();
     for (const char c : name) {
@@ -67,8 +67,8 @@ Status CheckEntry(const Entry& entry) {
   return {};
 }
 
-// Members must lie one after another before the directory. Exact once local headers are known; this
-// is what can be said before, so that nothing is read in vain.
+// Checks that members follow one another before the directory. Uses only the directory; Locate
+// checks exactly once local headers are read. Detects most bad files without reading these.
 Status CheckOrder(const std::vector<Entry>& entries, std::uint64_t directory_offset) {
   NameSet names(entries);
   for (std::size_t i = 0; i < entries.size(); ++i) {
@@ -93,13 +93,13 @@ Status CheckOrder(const std::vector<Entry>& entries, std::uint64_t directory_off
   return {};
 }
 
-// Reads local headers in file order; small members that are near share one read.
+// Reads local headers in file order; nearby small members share one read.
 class Window {
  public:
   Window(const files::Part& file, const std::vector<Entry>& entries, std::uint64_t end)
       : file_(file), entries_(entries), end_(end) {}
 
-  // The fixed part and the name of entry i's local header. \pre CheckOrder has passed
+  // Returns the fixed part and the name of entry i's local header. \pre CheckOrder has passed
   Result<Bytes> Header(std::size_t i) {
     const std::uint64_t offset = entries_[i].header_offset;
     const std::uint64_t bytes = kLocalBytes + entries_[i].name.size();
@@ -114,7 +114,7 @@ class Window {
   }
 
  private:
-  // How far a read from entry i should go.
+  // Returns the number of bytes to read from entry i on.
   std::uint64_t Reach(std::size_t i) const {
     const std::uint64_t first = entries_[i].header_offset;
     std::uint64_t end = first + kGuessBytes;
@@ -142,7 +142,7 @@ Status CheckLocal(Bytes header, const Entry& entry) {
   if (U16(header, 26) != entry.name.size()) {
     return BadInput("local header and directory disagree on the name");
   }
-  // With a data descriptor these are zero; in zip64 sizes say nothing.
+  // With a data descriptor these fields are zero; in zip64 they do not contain the sizes.
   const bool descriptor = (entry.flags & kDescriptor) != 0;
   const auto says = [&](std::size_t at, std::uint64_t value) {
     return U32(header, at) == value || (descriptor && U32(header, at) == 0);
@@ -154,7 +154,7 @@ Status CheckLocal(Bytes header, const Entry& entry) {
   return {};
 }
 
-/// Takes the name of the entry, if it returns no error.
+/// Locates a member's payload. Moves the name out of `entry`, unless it returns an error.
 Result<Member> Locate(Bytes header, Entry& entry, std::uint64_t limit) {
   SW_TRY(CheckLocal(header, entry));
   const std::string_view name(reinterpret_cast<const char*>(header.data()) + kLocalBytes,
@@ -208,7 +208,7 @@ const Member* Container::Find(std::string_view name) const {
 
 Result<Container> ReadContainer(const files::Part& file) {
   Result<Container> container = Read(file);
-  // Errors of os::File name the file already.
+  // Errors of os::File already contain the file's name.
   if (!container && !container.error().message.starts_with(file.path())) {
     return Within(file.path(), std::move(container).error());
   }

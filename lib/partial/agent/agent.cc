@@ -34,7 +34,7 @@ class ThrottledBytes final : public exec::ByteSource {
   Limiter::Job& job_;
 };
 
-/// The experts that a snapshot took: those that its level holds in its own version.
+/// Returns the experts that a snapshot took: those with the snapshot's own version.
 Snapshotted SnapshottedOf(const Manifest& manifest) {
   Snapshotted out;
   out.level = manifest.state.snapshot;
@@ -47,7 +47,7 @@ Snapshotted SnapshottedOf(const Manifest& manifest) {
   return out;
 }
 
-/// Whether a checkpoint has something of a module, and all that it has is of that version.
+/// Returns true if a checkpoint has blobs of a module, all of the given version.
 bool IsAllOf(const HeldModule& module, std::uint64_t version) {
   const bool held = std::ranges::any_of(module, [](const auto& part) { return part.has_value(); });
   return held && std::ranges::all_of(module, [&](const std::optional<Held>& part) {
@@ -55,7 +55,7 @@ bool IsAllOf(const HeldModule& module, std::uint64_t version) {
          });
 }
 
-/// Experts that a checkpoint has all of in its own version.
+/// Returns the experts that a checkpoint has completely in its own version.
 ModuleNames WholeModules(const Manifest& manifest) {
   ModuleNames names;
   for (std::size_t i = 0; i < manifest.modules.size(); ++i) {
@@ -69,8 +69,8 @@ exec::Digest CatalogueDigest(const convert::Input& input) {
   return exec::DigestOf(std::as_bytes(std::span(catalogue)));
 }
 
-/// Selects also what an earlier snapshot of the same iteration has of it, read or replayed: its
-/// files had other content, and a version names one state of all modules.
+/// Selects also the modules of an earlier snapshot of the same iteration, read or replayed,
+/// because its files had other content and a version must identify one state of all modules.
 void AddHeld(const Manifest& earlier, const Model& model, Selection* selection) {
   for (std::size_t m = 0; m < selection->size(); ++m) {
     std::vector<std::uint32_t>& ids = (*selection)[m];
@@ -114,7 +114,7 @@ Result<std::uint64_t> Agent::Snapshot(convert::Input& input, std::uint64_t known
     auto record = std::make_shared<MemoryCheckpoint>();
     SW_TRY_ASSIGN(record->tokens, OpenTokens());
     SaveRequest options = RequestOfSave();
-    options.existing_store = false;  // a snapshot can wait for the store
+    options.existing_store = false;  // the store may be created after a snapshot
     options.tokens = record->tokens.get();
     record->recovery = known;
     std::optional<SelectionState> level;
@@ -123,7 +123,7 @@ Result<std::uint64_t> Agent::Snapshot(convert::Input& input, std::uint64_t known
     std::shared_ptr<const MemoryCheckpoint> again;  // a snapshot of this iteration
     {
       const std::lock_guard lock(mutex_);
-      // The files may be of what a restore has given up since they were opened.
+      // A restore may have rolled back the files since they were opened.
       if (recovery_ != known) return Fail(Errc::kMismatch, kRestoredMeanwhile);
       const std::optional<std::size_t> newest = buffers_.NewestComplete();
       again = newest && buffers_.iteration(*newest) == asked ? records_[*newest] : nullptr;
@@ -132,7 +132,7 @@ Result<std::uint64_t> Agent::Snapshot(convert::Input& input, std::uint64_t known
         options.replay.before = again ? next_->iteration - next_->interval : next_->iteration;
     }
     options.replay.logged_since = logs_.logged_since();
-    // A hook may ask for what `latest` has told already.
+    // A hook may ask for the same checkpoint that `latest` has announced before.
     if (again && again->manifest.catalogue == CatalogueDigest(input)) return asked;
     const std::unique_ptr<comm::Comm> comm = comm::MakeSerialComm();
     SW_TRY_ASSIGN(SnapshotChoice choice,
@@ -141,7 +141,7 @@ Result<std::uint64_t> Agent::Snapshot(convert::Input& input, std::uint64_t known
       const std::lock_guard lock(mutex_);
       if (recovery_ != known) return Fail(Errc::kMismatch, kRestoredMeanwhile);
       if (again) {
-        // As it is now, which the new buffer begins with: a replay may have ended meanwhile.
+        // The current content, with which the new buffer begins: a replay may have changed it.
         const std::optional<std::size_t> newest = buffers_.NewestComplete();
         AddHeld(records_[*newest]->manifest, choice.model, &choice.selection);
       }
@@ -177,7 +177,7 @@ Status Agent::Fill(convert::Input& input, const SnapshotChoice& choice, const Sa
     SW_TRY(CompleteSave(&after.snapshot,
                         BeginSave(after.snapshot, choice.selection, choice.iteration)));
   }
-  // Before training goes on, whose gradients it is about.
+  // Before training resumes, because the plan is about its next gradients.
   NotePlan(choice, after, record->recovery);
   copied(choice.iteration);
   SW_TRY_ASSIGN(Taken taken, taking->Seal());
@@ -209,11 +209,11 @@ Status Agent::Fill(convert::Input& input, const SnapshotChoice& choice, const Sa
   }
   records_[*filling] = std::move(record);
   status_.snapshot_bytes += bytes;
-  pool_->Reserve(bytes);  // for the next one
+  pool_->Reserve(bytes);  // for the next snapshot
   return {};
 }
 
-/// Makes a record say what a buffer holds. \pre manifest.modules has a place for every module
+/// Makes a record describe the content of a buffer. \pre manifest.modules has all modules
 void Agent::Hold(const SnapshotBuffers::Content& content, const Model& model,
                  MemoryCheckpoint* record) {
   Manifest& manifest = record->manifest;
@@ -238,9 +238,9 @@ void Agent::Hold(const SnapshotBuffers::Content& content, const Model& model,
   record->blobs = std::move(blobs);
 }
 
-/// Hands what was taken to the buffer that is being filled. Content that is in memory already is
-/// kept once.
-/// \pre mutex_ is held
+/// Puts the copied modules into the buffer that is being
+/// filled. Stores content that is already in memory only once.
+/// \pre the caller has locked mutex_
 Status Agent::Put(const SnapshotChoice& choice, Taken taken) {
   const std::optional<std::size_t> newest = buffers_.NewestComplete();
   const MemoryCheckpoint* before = newest ? records_[*newest].get() : nullptr;
@@ -265,7 +265,7 @@ Status Agent::Put(const SnapshotChoice& choice, Taken taken) {
   return {};
 }
 
-/// Records of buffers that hold nothing any more. \pre mutex_ is held
+/// Drops the records of idle buffers. \pre the caller has locked mutex_
 void Agent::DropIdle() {
   for (std::size_t i = 0; i < SnapshotBuffers::kBuffers; ++i) {
     const BufferState state = buffers_.state(i);
@@ -294,7 +294,7 @@ Result<SaveReport> Agent::Write(const MemoryCheckpoint& checkpoint, Limiter::Job
   options.iteration = checkpoint.manifest.iteration;
   options.snapshotted = &snapshotted;
   options.tokens = tokens.get();
-  // Not stopped with the process: a stop waits for the newest snapshot to be durable.
+  // Not stopped with the process, because a stop waits for the newest snapshot to be durable.
   QuietSink own(sink, &stop_persist_);
   const std::unique_ptr<comm::Comm> comm = comm::MakeSerialComm();
   SW_TRY_ASSIGN(SaveReport report, Save(*comm, *input, options, own));
@@ -316,7 +316,7 @@ Result<std::optional<std::uint64_t>> Agent::Persist(Sink& sink) {
     checkpoint = records_[*buffer];
     stop_persist_.store(false);
   }
-  // First, so that whoever finds the checkpoint finds the way of its older experts to it.
+  // Logs first, so that readers of the checkpoint find the gradients for its older experts.
   const ModuleNames saved = WholeModules(checkpoint->manifest);
   const auto write = [&]() -> Result<SaveReport> {
     SW_TRY(PersistLogs(checkpoint->manifest.iteration, saved, sink));
@@ -370,7 +370,7 @@ Result<std::optional<std::uint64_t>> Agent::Flush(Sink& sink) {
   return StoredIteration();
 }
 
-/// \error as GradientLogs::Persist: the checkpoint of that iteration is not to be written
+/// \error as GradientLogs::Persist: the caller must not write the checkpoint of that iteration
 Status Agent::PersistLogs(std::uint64_t iteration, const ModuleNames& saved, Sink& sink) {
   SW_TRY(ExpectStore(RequestOfSave()));
   const Result<std::string> lacks = logs_.Persist(iteration, saved);
@@ -401,8 +401,8 @@ Status Agent::CatchUp() {
   return LookForRestores();
 }
 
-/// Once the agent has seen its store, it saves into no other and makes no new one: the file system
-/// may have been unmounted since.
+/// Returns the request for saves. Once the agent has seen its store, it requires that
+/// store and creates no new one, because the file system may have been unmounted since.
 SaveRequest Agent::RequestOfSave() const {
   SaveRequest request = options_.save;
   const std::lock_guard lock(mutex_);
@@ -413,7 +413,7 @@ SaveRequest Agent::RequestOfSave() const {
   return request;
 }
 
-/// \pre catch_up_mutex_ is held
+/// \pre the caller has locked catch_up_mutex_
 Status Agent::LookForRestores() {
   SW_TRY_ASSIGN(const bool there, Store::IsStore(options_.save.store));
   if (!there) return {};
@@ -422,7 +422,7 @@ Status Agent::LookForRestores() {
   {
     const std::lock_guard lock(mutex_);
     if (!store_id_) store_id_ = store.head().id;
-    if (*store_id_ != store.head().id) return {};  // persists are refused: RequestOfSave
+    if (*store_id_ != store.head().id) return {};  // RequestOfSave makes persists fail
     known = recovery_;
   }
   SW_TRY_ASSIGN(const std::vector<RecoveryRecord> news, store.RecoveriesAfter(known));
@@ -430,10 +430,10 @@ Status Agent::LookForRestores() {
   return {};
 }
 
-/// \param restores  that were not known before
+/// \param restores  restores that were unknown before
 void Agent::Rollback(const std::vector<RecoveryRecord>& restores) {
   {
-    // From here on no snapshot begins that was chosen before.
+    // From here on, no snapshot with an older selection can begin.
     const std::lock_guard lock(mutex_);
     recovery_ = restores.back().sequence;
   }
@@ -491,7 +491,7 @@ Result<Manifest> Agent::ReadManifest(const std::string& text, const std::string&
   return manifest;
 }
 
-/// Whether a copy can be of the store, as far as there is one. A first checkpoint makes it.
+/// Checks that a copy can belong to the store, if it exists. The first checkpoint creates it.
 Status Agent::CheckStore(const std::string& what, const MemoryCheckpoint& checkpoint,
                          const Model& model) const {
   const std::string& path = options_.save.store;
@@ -520,8 +520,8 @@ Status Agent::Accept(const std::string& origin, MemoryCheckpoint checkpoint) {
     SW_TRY_ASSIGN(model, DescribeModel(input->checkpoint));
   }
   SW_TRY(Validate(checkpoint.manifest.state.snapshot, model.experts));
-  // What came in may have been under way for long. No restore is news between the look and the
-  // end: one that comes later is, for the next look.
+  // The transfer may have taken long. No restore can be added between
+  // this check and the end; a later one is found by the next check.
   const std::lock_guard one(catch_up_mutex_);
   SW_TRY(LookForRestores());
   SW_TRY(CheckStore(what, checkpoint, model));

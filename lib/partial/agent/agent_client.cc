@@ -17,10 +17,10 @@ namespace {
 
 using Json = nlohmann::json;
 
-/// An agent that takes longer for a handshake does not answer.
+/// Timeout of a handshake, after which the agent counts as not answering.
 constexpr std::chrono::milliseconds kHandshakeWait(30'000);
-/// How often a connection is tried that the agent closes in the handshake, how long after the last
-/// time, and how often a stop is looked for meanwhile.
+/// Number of attempts for a connection that the agent closes in the handshake, the
+/// delay between attempts, and the interval at which a stop is checked meanwhile.
 constexpr int kOpenTries = 5;
 constexpr std::chrono::milliseconds kTriedAgain(1'200);
 constexpr std::chrono::milliseconds kStopTick(100);
@@ -31,7 +31,7 @@ Result<std::string> TextBehind(os::Connection& connection, const std::string& re
   return ReceiveText(connection, bytes);
 }
 
-/// Why a peer has closed the connection: the error that it has sent, else that of the sending.
+/// Returns the reason why a peer closed the connection: the error it has sent, or else `sent`.
 tl::unexpected<Error> Refusal(os::Connection& connection, const Error& sent) {
   if (sent.sys == EPIPE || sent.sys == ECONNRESET) {
     const Result<std::string> answer = ReceiveAnswer(connection);
@@ -44,14 +44,14 @@ tl::unexpected<Error> Refusal(os::Connection& connection, const Error& sent) {
 
 }  // namespace
 
-/// A connection that lay idle, or a new one.
+/// Returns an idle connection, or a new one.
 Result<os::Connection> AgentClient::Borrow(bool* lay_idle) {
   {
     const std::lock_guard lock(mutex_);
     while (!idle_.empty()) {
       os::Connection connection = std::move(idle_.back());
       idle_.pop_back();
-      // Nothing was asked on it: what can be received is its end.
+      // No request is pending, so readable data means that the peer closed it.
       *lay_idle = !connection.Readable();
       if (*lay_idle) return connection;
     }
@@ -69,7 +69,7 @@ Result<os::Connection> AgentClient::Open() const {
   if (address_.is_local()) return connection;
   const Result<Hello> agent = Greet(connection, self_);
   if (!agent) {
-    // A crowded agent may close a connection before it knows that the handshake is done here.
+    // A crowded agent may close a connection before it sees the end of the handshake.
     const int error = agent.error().sys;
     const bool crowded = key_ && (error == ECONNRESET || error == EPIPE);
     return Fail(crowded ? Errc::kBusy : agent.error().code, agent.error().message, error);
@@ -78,7 +78,7 @@ Result<os::Connection> AgentClient::Open() const {
   return connection;
 }
 
-/// A crowded agent closes connections that have not proved the key yet.
+/// Opens a connection with retries: a crowded agent closes those without a proven key.
 Result<os::Connection> AgentClient::OpenPatiently() const {
   for (int i = 1;; ++i) {
     auto connection = Open();
@@ -95,8 +95,8 @@ void AgentClient::Return(os::Connection connection) {
   idle_.push_back(std::move(connection));
 }
 
-/// Sends a request and receives the line that answers it. Where the agent closes a connection that
-/// lay idle in the very moment of the request, it is asked again on another one.
+/// Sends a request and receives the line that answers it. If the agent closes an idle
+/// connection at the moment of the request, repeats the request on another connection.
 Result<std::string> AgentClient::Exchange(const std::string& request, os::Connection* connection) {
   for (;;) {
     bool lay_idle = false;

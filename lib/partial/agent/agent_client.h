@@ -21,19 +21,19 @@
 
 namespace shardwright::partial {
 
-/// How long a client waits for an answer: a flush may write for long before it answers.
+/// Default time limit for an answer. A flush may write for minutes before it answers.
 inline constexpr std::chrono::milliseconds kAgentPatience(600'000);
 
-/// Decides whether the agent at the other end of a port is one that is expected there.
+/// Checks that the agent at the other end of a connection to a port is an expected one.
 using AcceptsAgent = std::function<Status(const Hello& agent)>;
 
-/// Speaks to an agent. Thread-safe: threads that ask at once have connections of their own.
+/// Client of an agent. Thread-safe: concurrent requests use separate connections.
 class AgentClient {
  public:
-  /// \param key  that both sides have, at a port; null: it is spoken to without TLS
-  /// \param stop  true ends every call with kStopped, also one that waits
-  /// \param self  what this process states of itself at a port
-  /// \param accepts  asked once for each connection to a port; an error of it is that of the call
+  /// \param key  key that client and agent share, for ports; null: connect without TLS
+  /// \param stop  if it returns true, every call ends with kStopped, also a waiting one
+  /// \param self  hello that this process sends when it connects to a port
+  /// \param accepts  called once per connection to a port; the call fails with its error
   explicit AgentClient(os::Address address, std::shared_ptr<const os::TlsKey> key = {},
                        os::Stop stop = {}, std::chrono::milliseconds patience = kAgentPatience,
                        Hello self = Hello::OfClient(), AcceptsAgent accepts = {})
@@ -47,31 +47,31 @@ class AgentClient {
   const os::Address& address() const { return address_; }
 
   /// Sends a request.
-  /// \returns what follows "ok", and where that is a length, the text behind it
-  /// \error what the agent answers; kNotFound  nobody listens; kMismatch  who listens has not the
-  ///        key, or is another agent than expected; kBusy  it closes connections before they are
-  ///        of use; kIo; kStopped; as Greet
+  /// \returns the text after "ok"; if that is a length, AskText returns the text that follows it
+  /// \error as the agent answers; kNotFound  no agent is listening; kMismatch  the
+  ///        peer lacks the key, or is not the expected agent; kBusy  the agent
+  ///        closes connections before it serves them; kIo; kStopped; as Greet
   Result<std::string> Ask(const std::string& request);
   Result<std::string> AskText(const std::string& request);
 
-  /// Checkpoints in its memory.
+  /// A checkpoint in the agent's memory.
   struct Listed {
     std::string state;
-    std::uint64_t recovery = 0;  ///< as MemoryCheckpoint; 0 too where the agent does not say
-    /// As MemoryCheckpoint; empty where the agent does not say.
+    std::uint64_t recovery = 0;  ///< as MemoryCheckpoint; 0 if the agent does not report it
+    /// As MemoryCheckpoint; empty if the agent does not report it.
     std::map<std::string, std::uint64_t> replayed;
     Manifest manifest;
   };
-  /// \error kBadInput  no such list; as Ask
+  /// \error kBadInput  malformed list; as Ask
   Result<std::vector<Listed>> List();
 
-  /// A part of a blob, its checksum compared.
-  /// \error kBadInput  another length or checksum; as Ask
+  /// Reads a byte range of a blob and verifies the checksum of the transfer.
+  /// \error kBadInput  wrong length or checksum; as Ask
   Status Read(const exec::Digest& digest, std::uint64_t offset, std::span<std::byte> out);
 
-  /// Brings the agent a copy of a checkpoint of `self`: only what it has not yet.
+  /// Sends the agent a copy of a checkpoint of `self`. Skips blobs that the agent already has.
   /// \pre self is an agent
-  /// \returns bytes of blobs sent
+  /// \returns number of blob bytes sent
   /// \error as Ask
   Result<std::uint64_t> Push(const MemoryCheckpoint& checkpoint, Limiter& limiter);
 

@@ -15,11 +15,11 @@ namespace shardwright::partial {
 namespace {
 
 constexpr std::uint64_t kSendBytes = std::uint64_t{1} << 20;
-/// What is received and counted at once.
+/// Number of bytes that are received and counted at once.
 constexpr std::size_t kPieceBytes = std::size_t{64} << 10;
 constexpr std::size_t kPieceUnits = 1024;
 
-/// Lengths of units: each within a unit's size, together the blob.
+/// Checks the lengths of units: each at most a unit's size, together the blob.
 Status CheckUnits(const std::vector<std::uint32_t>& units, const BlobRef& expected,
                   const std::string& where) {
   std::uint64_t sum = 0;
@@ -34,7 +34,7 @@ Status CheckUnits(const std::vector<std::uint32_t>& units, const BlobRef& expect
                                    " bytes expected, found " + std::to_string(sum));
 }
 
-/// Lengths of units. Each is counted with its sum, which follows: units may be tiny.
+/// Receives the lengths of units. Counts memory for their checksums too: units may be tiny.
 Result<std::vector<std::uint32_t>> ReceiveUnits(os::Connection& connection, std::uint64_t count,
                                                 Counted* counted) {
   std::vector<std::uint32_t> units;
@@ -79,7 +79,7 @@ Result<std::string> ReceiveText(os::Connection& connection, std::uint64_t bytes,
   }
   std::string text;
   while (text.size() < bytes) {
-    // At most as much again as has come.
+    // At most double the buffer.
     const std::size_t at = text.size();
     const std::size_t more = std::min<std::size_t>(bytes - at, std::max(at, kPieceBytes));
     if (counted != nullptr) SW_TRY(counted->Grow(more));
@@ -125,7 +125,7 @@ Result<BlobPtr> ReceiveBlob(os::Connection& connection, const BlobRef& expected,
   Counted counted(pool);
   SW_TRY_ASSIGN(std::vector<std::uint32_t> units, ReceiveUnits(connection, count, &counted));
   SW_TRY(CheckUnits(units, expected, where));
-  // Pages that nobody has written to cost nothing.
+  // Pages that are not written use no memory.
   os::Buffer buffer = os::MakeBuffer(bytes);
   if (!buffer) {
     return Fail(Errc::kLimit, where + ": the machine has no " + FormatBytes(bytes) + " left");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Experts in memory, brought to the iteration of the newest snapshot by the gradients that
-// trainers have submitted: docs/lossless.md, "Replay in the memory of agents".
+// Replays experts in memory to the iteration of the newest snapshot, with the gradients
+// that trainers have submitted: docs/lossless.md, "Replay in the memory of agents".
 
 #include <algorithm>
 #include <chrono>
@@ -26,13 +26,13 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// How long a flush makes steps, and waits for who makes some: less than clients wait for it. What
-/// it leaves older stays so until the next replay.
+/// Time limit for the replay of a flush, and for waiting for another replay, shorter than
+/// the timeout of clients. Experts that are not finished stay older until the next replay.
 constexpr std::chrono::seconds kFlushReplay(60);
 
 constexpr const char* kStopped = "the replay was stopped before it was done";
 
-/// Memory of a pool for a blob that is being made.
+/// Pool memory for a blob that is being computed.
 class Room {
  public:
   Room() = default;
@@ -54,23 +54,23 @@ class Room {
   std::uint64_t bytes_ = 0;
 };
 
-/// Elements of a parameter that are made at once, at most: some 20 MiB of a thread.
+/// Maximum number of elements of a parameter that are computed at once: about 20 MiB per thread.
 constexpr std::uint64_t kMostElems = std::uint64_t{1} << 20;
 
-/// What a thread needs to make steps.
+/// Buffers of a thread that applies steps.
 struct Workspace {
   std::vector<float> values;
   std::vector<std::byte> gradient;
 };
 
-/// An expert on its way to the iteration of the snapshot.
+/// An expert during its replay to the iteration of the snapshot.
 struct Brought {
   std::uint32_t module = 0;
   ReplayedModule chain;
-  std::array<BlobPtr, kComponents> old;   ///< null: of that iteration already, or nothing
+  std::array<BlobPtr, kComponents> old;   ///< null: of that iteration already, or absent
   std::vector<Room> rooms;                ///< by component
-  std::array<BlobPtr, kComponents> made;  ///< of `old`
-  std::string refused;                    ///< why it stays; empty: it does not
+  std::array<BlobPtr, kComponents> made;  ///< replaces `old`
+  std::string refused;                    ///< why it stays older; empty: it does not
 };
 
 BlobRef SumsOf(std::span<const std::byte> bytes, const std::vector<std::uint32_t>& unit_bytes) {
@@ -83,7 +83,7 @@ BlobRef SumsOf(std::span<const std::byte> bytes, const std::vector<std::uint32_t
   return Summarize(sums);
 }
 
-/// Makes the steps of all parameters on the copies of their blobs.
+/// Applies the steps of all parameters to copies of their blobs.
 /// \error kStopped; as MakeSteps
 Status MakeParams(const ReplayLog& log, LogReads& reads, const std::function<bool()>& stop,
                   Workspace* work, Brought* one) {
@@ -119,7 +119,7 @@ Status MakeParams(const ReplayLog& log, LogReads& reads, const std::function<boo
   return {};
 }
 
-/// Weights beside a master are the rounded master.
+/// Computes weights with a master by rounding the master.
 Status RoundWeights(const Module& module, const layout::ShardMap& map, Brought* one) {
   const Room& weights = one->rooms[static_cast<std::size_t>(Component::kWeights)];
   if (!weights) return {};
@@ -142,7 +142,7 @@ Status RoundWeights(const Module& module, const layout::ShardMap& map, Brought* 
   return {};
 }
 
-/// \error kBadInput  memory has changed; as MakeSteps
+/// \error kBadInput  corrupt memory; as MakeSteps
 Status Make(const Module& module, const layout::ShardMap& map, const ReplayLog& log,
             LogReads& reads, const std::shared_ptr<MemoryPool>& pool,
             const std::function<bool()>& stop, Workspace* work, Brought* one) {
@@ -169,7 +169,7 @@ Status Make(const Module& module, const layout::ShardMap& map, const ReplayLog& 
   return {};
 }
 
-/// Finds the chain of an expert, and memory for what it becomes.
+/// Finds the chain of an expert and allocates memory for the result.
 Result<Brought> Prepare(const MemoryCheckpoint& record, const convert::Input& input,
                         const Module& module, std::uint32_t index,
                         const std::shared_ptr<MemoryPool>& pool, ReplayLog* log) {
@@ -197,9 +197,9 @@ Result<Brought> Prepare(const MemoryCheckpoint& record, const convert::Input& in
   return out;
 }
 
-/// What a snapshot was taken of, a restore to its very iteration may have gone on from with an
-/// older state of a module: steps to that iteration lead into the past that was given up.
-/// \error kNotFound  there was such a restore, or one that does not say
+/// Checks that no restore to the snapshot's own iteration resumed with an older state
+/// of the module: then the steps to that iteration belong to work that was rolled back.
+/// \error kNotFound  there was such a restore, or one that does not record module versions
 Status CheckGoneOn(const std::string& module, const MemoryCheckpoint& record,
                    const std::vector<RecoveryRecord>& recoveries) {
   for (const RecoveryRecord& one : recoveries) {
@@ -247,7 +247,7 @@ Status Agent::Replay(const std::function<bool()>& stop,
   SW_TRY_ASSIGN(const bool there, Store::IsStore(options_.save.store));
   if (!job.older.empty() && there) SW_TRY(BringForward(stop, &job, &done));
   if (!done.refused.empty() && !logged.forgotten.empty()) done.refused.push_back(logged.forgotten);
-  // What was left is not refused, so it is tried again.
+  // Unfinished experts have no reason for failure, so the next call retries.
   replayed_ = stop && stop() ? decltype(replayed_)() : std::pair(job.record, logged.records);
   const std::lock_guard lock(mutex_);
   MemoryReplays& all = status_.replays;
@@ -263,18 +263,18 @@ Status Agent::Replay(const std::function<bool()>& stop,
   for (const auto& [id, blob] : buffers_.content(*newest)) {
     oldest = std::min(oldest, blob.version);
   }
-  logs_.Forget(oldest);  // no chain begins before that
+  logs_.Forget(oldest);  // no chain begins earlier
   return {};
 }
 
-/// As far as that gets in the time that a flush has.
+/// Replays as far as possible within the time limit of a flush.
 void Agent::ReplayInTime(Sink& sink) {
   const Clock::time_point end = Clock::now() + kFlushReplay;
   const Status replayed = Replay([end] { return Clock::now() >= end; }, kFlushReplay);
   if (!replayed) sink.Warn("replay in memory: " + replayed.error().message);
 }
 
-/// \pre replay_mutex_ is held
+/// \pre the caller has locked replay_mutex_
 Status Agent::BringForward(const std::function<bool()>& stop, ReplayJob* job, MemoryReplays* done) {
   SW_TRY_ASSIGN(const Store store, Store::Open(options_.save.store));
   SW_TRY_ASSIGN(const std::unique_ptr<convert::Input> input,
@@ -336,8 +336,8 @@ Status Agent::BringForward(const std::function<bool()>& stop, ReplayJob* job, Me
   return {};
 }
 
-/// Puts what was made into the buffer that it was made for, and into newer ones that have taken
-/// over what that held. After a restore that is news nothing is put anywhere: it may be given up.
+/// Puts the computed blobs into their buffer and into newer buffers that have inherited the
+/// same old blobs. Does nothing after an unknown restore, which may have rolled them back.
 void Agent::Publish(const Model& model, const std::vector<std::pair<OlderPart, Blob>>& made,
                     ReplayJob* job) {
   if (made.empty()) return;

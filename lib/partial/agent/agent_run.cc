@@ -29,11 +29,11 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::chrono::milliseconds kTick(50);
 constexpr std::chrono::milliseconds kRetry(1000);
-/// How long a checkpoint may take to be whole after its `latest`.
+/// Time limit for a checkpoint to become complete after its `latest` was written.
 constexpr std::chrono::seconds kSettle(30);
-/// Of the id of a process.
+/// Size of a process's random id.
 constexpr std::size_t kIdBytes = 16;
-/// How long the last persist waits for a restore to let go of the store.
+/// Time that the last persist waits for a restore to unlock the store.
 constexpr std::chrono::seconds kPatience(120);
 
 class Runner {
@@ -63,8 +63,8 @@ class Runner {
   }
 
   Result<AgentStatus> Run() {
-    // Requests are answered to the end: who asks learns that the agent is there, and who has it
-    // stopped how that went.
+    // Requests are answered until the end, so that clients see the
+    // agent running, and a client that stops it receives the result.
     std::list<AgentServer> servers;
     const Status end = Work(&servers);
     ended_.set_value(end);
@@ -108,17 +108,17 @@ class Runner {
     const Limiter::Hurry hurry(agent_.limiter());
     Watch(true);  // a `latest` that was written before the stop
     done_.store(true);
-    // Not after the others: what they are at takes its time, and who ends the agent may not.
+    // Persist first: joining the threads may outlast the caller's kill timeout.
     const Status durable = PersistLast();
     for (std::thread& thread : threads) thread.join();
     SW_TRY(durable);
-    return PersistLast();  // if another thread's persist failed meanwhile
+    return PersistLast();  // if another thread's persist failed in between
   }
 
   bool stopping() const { return sink_.stop_requested() || asked_to_stop_.load(); }
 
-  /// Path of the folder's pointer file, which names its newest checkpoint; nothing where there is
-  /// none yet.
+  /// Path of the folder's pointer file, which names its
+  /// newest checkpoint; nullopt if there is none yet.
   std::optional<std::string> PointerPath() const {
     const std::string& folder = options_.input.source_paths.front();
     const Result<std::string_view> pointer = checkpoints::PointerIn(folder);
@@ -126,7 +126,7 @@ class Runner {
     return folder + "/" + std::string(*pointer);
   }
 
-  /// Who `latest` is; nothing where it is absent or not written yet.
+  /// Returns the identity of `latest`; nullopt if it is missing or incomplete.
   std::optional<os::Identity> Latest() const {
     const std::optional<std::string> path = PointerPath();
     if (!path) return std::nullopt;
@@ -137,7 +137,7 @@ class Runner {
     return *identity;
   }
 
-  /// The store's last restore; sequence 0 where there was none yet.
+  /// Returns the store's last restore; sequence 0 if there was none yet.
   Result<RecoveryFile> LastRestore() const {
     const std::string& path = agent_.options().save.store;
     SW_TRY_ASSIGN(const bool there, Store::IsStore(path));
@@ -147,8 +147,8 @@ class Runner {
     return last.value_or(RecoveryFile());
   }
 
-  /// An agent that starts belongs to a training that starts, so a restore that is not confirmed yet
-  /// was its restart; unless the store has newer checkpoints, which nobody has given up.
+  /// Confirms a pending restore as the restart of the training that starts with this
+  /// agent, unless the store has newer checkpoints that no restore has rolled back.
   Status ConfirmRestore() const {
     const std::string& path = agent_.options().save.store;
     SW_TRY_ASSIGN(const bool there, Store::IsStore(path));
@@ -166,8 +166,8 @@ class Runner {
     return lock.Release();
   }
 
-  /// Takes a snapshot of what `latest` names, unless a restore that is news came after it: then it
-  /// is of what that has given up. Clocks count here only, where nobody has seen which came first.
+  /// Takes a snapshot of the checkpoint that `latest` names, unless a new restore came after it
+  /// and has rolled it back. Compares clocks only if the agent did not see their order itself.
   Result<std::uint64_t> TakeLatest(const os::Identity& latest, const RecoveryFile& restore,
                                    std::int64_t not_before_ns) {
     if (restore.sequence != seen_restore_ && latest.mtime_ns < restore.written_ns) {
@@ -181,9 +181,9 @@ class Runner {
     return Snapshot("", restore.sequence, not_before_ns, {});
   }
 
-  /// Takes a snapshot if `latest` has been written since the last look. The rank that writes it
-  /// does not wait for the others: what is not whole yet is tried again for a while.
-  /// \param last_try  nobody writes any more
+  /// Takes a snapshot if `latest` was written since the last call. The rank that writes
+  /// it does not wait for the others, so an incomplete checkpoint is retried for a while.
+  /// \param last_try  no process writes any more
   void Watch(bool last_try) {
     if (options_.copies_only) return;
     const std::lock_guard one(watch_mutex_);
@@ -195,8 +195,8 @@ class Runner {
       give_up_ = Clock::now() + kSettle;
     }
     if (!last_try && Clock::now() < next_try_) return;
-    // A file that is older than the `latest` before is of a checkpoint that once had the same tag,
-    // unless the clock was set back in between.
+    // Files older than the previous `latest` belong to an earlier checkpoint
+    // with the same tag, unless the clock was set back in between.
     const bool tells = seen_ && seen_->mtime_ns <= now->mtime_ns;
     const Result<RecoveryFile> restore = LastRestore();
     auto iteration = restore ? TakeLatest(*now, *restore, tells ? seen_->mtime_ns : 0)
@@ -214,8 +214,8 @@ class Runner {
     sink_.Warn("snapshot: " + iteration.error().message);
   }
 
-  /// \param known  the store's last recovery: one that comes while the checkpoint is opened may
-  ///        give it up
+  /// \param known  the store's last recovery; a later one may
+  ///        roll back the checkpoint while it is being opened
   Result<std::uint64_t> Snapshot(const std::string& tag, std::uint64_t known,
                                  std::int64_t not_before_ns, const Agent::Copied& copied,
                                  const FillSource& fill = {}) {
@@ -257,7 +257,7 @@ class Runner {
     }
   }
 
-  /// A store that keeps master weights or moments of all experts has no expert of one iteration.
+  /// Checks that the store does not keep masters or moments of all experts: it prevents replay.
   Status CheckReplay() const {
     const SaveRequest& save = options_.agent.save;
     Mask keep = save.keep.value_or(Mask{});
@@ -276,7 +276,7 @@ class Runner {
     return {};
   }
 
-  /// As soon as all that the newest snapshot needs has been handed over.
+  /// Starts a replay as soon as all gradients for the newest snapshot were submitted.
   void ReplayLoop() {
     std::string told;
     Clock::time_point next{};
@@ -293,7 +293,7 @@ class Runner {
     }
   }
 
-  /// Two peers must be two agents: something in between could lead both connections to one.
+  /// Checks that two peers are two agents, because a proxy could lead both connections to one.
   Status ExpectOther(const os::Address& peer, const Hello& agent) {
     const std::lock_guard lock(peers_mutex_);
     std::erase_if(peers_, [&](const auto& one) { return one.second == os::ToText(peer); });
@@ -315,7 +315,7 @@ class Runner {
       std::shared_ptr<const MemoryCheckpoint> newest = agent_.Newest();
       if (!newest || newest == last || Clock::now() < next) continue;
       const auto push = [&]() -> Result<std::uint64_t> {
-        // The peer may have been away for long, and a restore has given up what it would get.
+        // The peer may have been away for long, and a restore may have rolled back its copy.
         SW_TRY(agent_.CatchUp());
         newest = agent_.Newest();
         if (!newest) return std::uint64_t{0};
@@ -336,8 +336,8 @@ class Runner {
     }
   }
 
-  /// Nothing complete is lost: waits for a store that another process writes to, or whose file
-  /// system is gone.
+  /// Persists all complete snapshots. Waits for a store that another
+  /// process is writing to, or with an unmounted file system.
   Status PersistLast() {
     const Clock::time_point end = Clock::now() + kPatience;
     agent_.WaitForSnapshot();
@@ -345,7 +345,7 @@ class Runner {
       const auto persisted = agent_.Persist(sink_);
       if (persisted) continue;
       if (persisted.error().code == Errc::kMismatch) {
-        // A restore that came meanwhile may have given the snapshot up.
+        // A restore may have rolled back the snapshot in between.
         SW_TRY(agent_.CatchUp());
         if (!agent_.wants_persist()) break;
       }
@@ -361,18 +361,18 @@ class Runner {
   const AgentRunOptions& options_;
   QuietSink sink_;
   const std::atomic<bool> never_ = false;
-  QuietSink whole_;  // of snapshots: one that has begun, or is the last, is not stopped
+  QuietSink whole_;  // for snapshots: one in progress, or the last, is not stopped
   Agent agent_;
   AgentCommands commands_;
   std::mutex watch_mutex_;
-  /// What was there before the agent may be of a past that training has given up.
+  /// A `latest` from before the start of the agent may be of work that was rolled back.
   std::optional<os::Identity> seen_;
-  std::optional<os::Identity> tried_;  // not whole so far
-  std::uint64_t seen_restore_ = 0;     // the last one when `latest` was looked at
+  std::optional<os::Identity> tried_;  // incomplete so far
+  std::uint64_t seen_restore_ = 0;     // the last one at the time `latest` was read
   Clock::time_point next_try_{};
   Clock::time_point give_up_{};
   std::mutex peers_mutex_;
-  std::map<std::string, std::string> peers_;  // addresses by the id of the agent there
+  std::map<std::string, std::string> peers_;  // addresses by agent id
   std::atomic<bool> asked_to_stop_ = false;
   std::atomic<bool> done_ = false;
   std::promise<Status> ended_;

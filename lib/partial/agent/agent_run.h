@@ -15,24 +15,24 @@
 
 namespace shardwright::partial {
 
-/// What an agent process does besides its AgentOptions.
+/// Configuration of an agent process in addition to AgentOptions.
 struct AgentRunOptions {
   AgentOptions agent;
-  convert::InputOptions input;      ///< the first root is the folder whose `latest` is watched
-  std::vector<std::string> listen;  ///< addresses (os::ParseAddress)
-  std::vector<std::string> peers;   ///< agents that get copies
-  std::shared_ptr<const os::TlsKey> key;  ///< of ports, its own and of peers; null: none
-  /// Whose agents are accepted at socket files of `peers` too (os::Address::trusted_user).
+  convert::InputOptions input;            ///< first path: folder with the watched `latest`
+  std::vector<std::string> listen;        ///< addresses (os::ParseAddress)
+  std::vector<std::string> peers;         ///< agents that receive copies
+  std::shared_ptr<const os::TlsKey> key;  ///< key for its own ports and those of peers; null: none
+  /// User id of agents accepted at socket files of `peers` (os::Address::trusted_user).
   std::optional<std::uint32_t> trusted_user;
-  std::string name;          ///< what peers call it; each agent has its own
-  bool copies_only = false;  ///< take no snapshots: keep the copies of others
+  std::string name;          ///< unique name of the agent, shown to peers
+  bool copies_only = false;  ///< take no snapshots: only store copies of others
 };
 
-/// Runs an agent until it is asked to stop (the sink, or a request): takes a snapshot whenever the
-/// folder's `latest` is written, persists and copies beside that, answers requests. Before it ends
-/// it persists the newest snapshot.
-/// \error kUsage  an address, or a name that is not IsAgentName; kBusy, kIo  a listener; what the
-///        last persist returns
+/// Runs an agent until the sink or a request asks it to stop. Takes a snapshot
+/// whenever the folder's `latest` is written, persists and copies it in the
+/// background, and answers requests. Persists the newest snapshot before it returns.
+/// \error kUsage  bad address, or a name that fails IsAgentName;
+///        kBusy, kIo  a listener; the error of the last persist
 /// Local. Source: docs/formats/agent.md.
 Result<AgentStatus> RunAgent(const AgentRunOptions& options, Sink& sink);
 

@@ -19,10 +19,10 @@ namespace {
 using OrderedJson = nlohmann::ordered_json;
 
 constexpr std::chrono::milliseconds kAcceptTick(100);
-/// How often a connection that waits for a place looks for one.
+/// Interval at which a connection checks for a free session slot.
 constexpr std::chrono::milliseconds kRoomTick(10);
 
-/// What a snapshot reads of a source, a line each: the first byte, how many, and the file.
+/// Lists the byte ranges that a snapshot reads, one per line: first byte, length and file.
 Result<std::string> StretchesText(const std::vector<FileStretch>& stretches) {
   std::string text;
   for (const FileStretch& one : stretches) {
@@ -170,7 +170,7 @@ void AgentServer::Accept() {
   Reap(true);
 }
 
-/// Ends the session that has been without a request for longest, if none is about to end.
+/// Ends the session that has been idle longest, unless another one is already ending.
 void AgentServer::MakeRoom() {
   Session* longest = nullptr;
   const Clock::time_point now = Clock::now();
@@ -178,7 +178,7 @@ void AgentServer::MakeRoom() {
     if (!session.admitted.load()) continue;
     const State state = session.state.load();
     const Clock::time_point since = session.since.load();
-    if (state == State::kLeaves) return;  // there is room in a moment
+    if (state == State::kLeaves) return;  // a slot becomes free in a moment
     if (state == State::kWaits && since <= now - limits_.grace &&
         (longest == nullptr || since < longest->since.load())) {
       longest = &session;
@@ -188,7 +188,7 @@ void AgentServer::MakeRoom() {
   if (longest != nullptr) longest->state.compare_exchange_strong(waits, State::kLeaves);
 }
 
-/// Ends all handshakes that have not proved anything for a while.
+/// Ends all handshakes without a proven key that exceed the grace time.
 void AgentServer::EndHandshakes() {
   const Clock::time_point now = Clock::now();
   for (Session& session : sessions_) {
@@ -198,9 +198,9 @@ void AgentServer::EndHandshakes() {
   }
 }
 
-/// Takes one of the places of sessions for a connection that has proved the key. Only such
-/// connections wait for these places, so that others cannot keep it out.
-/// \returns false: none became free in time
+/// Takes a session slot for a connection that has proved the key. Only
+/// such connections wait for slots, so that others cannot block them.
+/// \returns false: no slot became free in time
 bool AgentServer::Enter(Session& session) {
   const Clock::time_point end = Clock::now() + limits_.idle;
   ++waiting_;
@@ -215,7 +215,7 @@ bool AgentServer::Enter(Session& session) {
   return entered;
 }
 
-/// Has the other side prove that it has the key. \returns false: the connection ends
+/// Verifies that the peer has the key. \returns false: the connection ends
 bool AgentServer::Prove(Session& session, os::Connection& connection) {
   const auto leaves = [&] { return session.state.load() == State::kLeaves; };
   auto channel = key_->MakeChannel(true);
@@ -223,21 +223,21 @@ bool AgentServer::Prove(Session& session, os::Connection& connection) {
                         : tl::unexpected<Error>(channel.error());
   if (done) {
     session.proven.store(true);
-    session.state.store(State::kAsks);  // not to be ended any more, as a handshake that is late
+    session.state.store(State::kAsks);  // no longer to be ended as a late handshake
     return true;
   }
   if (done.error().code == Errc::kStopped) return false;
   SendError(connection, done.error());
   if (done.error().code == Errc::kUsage) {
-    // It speaks as one does without a key, and is told so; what it has said is taken first, since
-    // else the answer would be lost with it.
+    // The peer speaks the protocol without a key, and gets an error.
+    // Reads its message first, because the error would be lost otherwise.
     (void)connection.HasLine(os::kLineBytes, kAcceptTick);
     (void)SendAnswer(connection, Fail(Errc::kUsage, "the agent's key is needed here: --key FILE"));
   }
   return false;
 }
 
-/// A handshake that has failed.
+/// Reports a failed handshake to the user: a warning at most once per minute and host.
 void AgentServer::SendError(const os::Connection& connection, const Error& error) {
   std::string what = error.message + ": a connection from " + connection.peer();
   const auto failures = failed_.Report(connection.peer());
@@ -246,7 +246,7 @@ void AgentServer::SendError(const os::Connection& connection, const Error& error
   sink_.Warn(what);
 }
 
-/// Waits for a whole request. \returns false: the connection ends
+/// Waits for a complete request. \returns false: the connection ends
 bool AgentServer::Await(Session& session, os::Connection& connection) const {
   const Clock::time_point start = Clock::now();
   session.since.store(start);
@@ -262,7 +262,7 @@ bool AgentServer::Await(Session& session, os::Connection& connection) const {
 
 void AgentServer::Serve(Session& session, os::Connection connection) {
   if (key_ && !(Prove(session, connection) && Enter(session))) return;
-  std::optional<Hello> client;  // of a connection to a port
+  std::optional<Hello> client;  // for connections to a port
   while (Await(session, connection)) {
     const auto line = connection.ReceiveLine(os::kLineBytes);
     if (!line) {
@@ -288,13 +288,13 @@ void AgentServer::Serve(Session& session, os::Connection connection) {
     sink_.Note("agent: " + status.error().message, 1);
     (void)SendAnswer(connection, status);
     if (first) return;
-    // After a cut transfer nobody knows where the next request would begin.
+    // After an interrupted transfer the beginning of the next request is unknown.
     const Errc code = status.error().code;
     if (code == Errc::kIo || code == Errc::kBadInput || code == Errc::kLimit) return;
   }
 }
 
-/// Reads the first message of a connection to a port.
+/// Reads the hello of a connection to a port.
 Result<Hello> AgentServer::Welcome(os::Connection& connection, const std::string& line) const {
   constexpr std::string_view kHello = "hello ";
   if (!line.starts_with(kHello)) {
@@ -310,7 +310,7 @@ Result<Hello> AgentServer::Welcome(os::Connection& connection, const std::string
               "that of a peer, or a relay stands in between");
 }
 
-/// \param client  at the other end of a connection to a port; null: of a socket file
+/// \param client  hello of the client of a port; null: connection to a socket file
 Status AgentServer::Answer(os::Connection& connection, const std::string& line,
                            const Hello* client) {
   const std::vector<std::string_view> words = WordsOf(line);
@@ -325,7 +325,7 @@ Status AgentServer::Answer(os::Connection& connection, const std::string& line,
     SW_TRY_ASSIGN(const exec::Digest digest, ParseDigest(words[1]));
     const BlobPtr blob = agent_.Find(digest);
     if (!blob) return Fail(Errc::kNotFound, "blob " + exec::Hex(digest) + " is not in memory");
-    Limiter::Job job(agent_.limiter());  // who asks waits
+    Limiter::Job job(agent_.limiter());  // a client waits
     return SendBlob(connection, *blob, job);
   }
   if (is("read", 3)) {
@@ -343,7 +343,7 @@ Status AgentServer::Answer(os::Connection& connection, const std::string& line,
     }
     return Fail(Errc::kNotFound, "catalogue " + exec::Hex(digest) + " is not in memory");
   }
-  // Without the recovery it comes from a version that did not know of it.
+  // Without the recovery number it comes from an older version.
   if (is("push", 3) || is("push", 4)) return Push(connection, words, client);
   if (is("flush", 0)) {
     SW_TRY_ASSIGN(const std::optional<std::uint64_t> stored, commands_.flush());
@@ -372,7 +372,7 @@ Status AgentServer::Answer(os::Connection& connection, const std::string& line,
               "experts, roots LAST, gradients WRITER BYTES, marks RANK, sends and stop");
 }
 
-/// Answers as soon as training may go on.
+/// Answers as soon as training may resume.
 Status AgentServer::Snapshot(os::Connection& connection, const std::string& tag) {
   std::optional<Status> sent;
   const auto answer = [&](std::uint64_t iteration) {
@@ -389,7 +389,7 @@ Status AgentServer::Snapshot(os::Connection& connection, const std::string& tag)
 
 Status AgentServer::List(os::Connection& connection) const {
   SW_TRY(agent_.CatchUp());
-  // Whoever asks may go on from what is only here.
+  // The client may resume from a state that is only in memory.
   if (const Status appended = agent_.logs().AppendHeld(); !appended) {
     sink_.Warn("log of gradients: " + appended.error().message);
   }
@@ -445,8 +445,8 @@ Status AgentServer::Push(os::Connection& connection, const std::vector<std::stri
   return Take(connection, std::string(words[1]), manifest, catalogue, recovery);
 }
 
-/// A trainer's own hand-over: the headers of a checkpoint are in the folder. Tells which bytes the
-/// snapshot takes, waits until they are there, and answers again when they are in memory.
+/// Takes a snapshot directly from a trainer, with headers of a checkpoint in the folder.
+/// Sends the byte ranges to fill, waits for them, and answers again when they are in memory.
 Status AgentServer::HandOver(os::Connection& connection, const std::string& tag) {
   std::optional<Status> sent;
   bool told = false;
@@ -464,12 +464,12 @@ Status AgentServer::HandOver(os::Connection& connection, const std::string& tag)
     if (sent) sink_.Warn("snapshot: " + iteration.error().message);
     return sent ? *std::move(sent) : Status(tl::unexpected<Error>(iteration.error()));
   }
-  if (!told) SW_TRY(fill({}));  // it is in memory already
+  if (!told) SW_TRY(fill({}));  // all bytes are already in memory
   if (!sent) answer(*iteration);
   return *std::move(sent);
 }
 
-/// \error kStopped  the trainer cannot fill it; kIo  it is gone, or silent for long
+/// \error kStopped  the trainer cannot fill it; kIo  connection lost, or timeout
 Status AgentServer::AwaitFilled(os::Connection& connection) {
   const Clock::time_point end = Clock::now() + kAgentPatience;
   while (!stop_.load() && Clock::now() < end) {
@@ -483,7 +483,7 @@ Status AgentServer::AwaitFilled(os::Connection& connection) {
   return Fail(Errc::kIo, connection.name() + ": not handed over in time");
 }
 
-/// A copy of another agent's checkpoint: says which blobs are not here yet, and takes them in.
+/// Receives a copy of another agent's checkpoint: requests the blobs that are missing here.
 Status AgentServer::Take(os::Connection& connection, const std::string& origin,
                          std::uint64_t manifest_bytes, std::uint64_t catalogue_bytes,
                          std::uint64_t recovery) {

@@ -22,54 +22,54 @@
 
 namespace shardwright::partial {
 
-/// What a server asks of who runs the agent.
+/// Callbacks through which a server commands the process that runs the agent.
 struct AgentCommands {
-  /// Takes a snapshot of a checkpoint folder's tag; empty: of the one that `latest` names.
+  /// Takes a snapshot of a tag of a checkpoint folder; empty: the tag that `latest` names.
   /// \param fill  as Agent::Snapshot
   std::function<Result<std::uint64_t>(const std::string& tag, const Agent::Copied& copied,
                                       const FillSource& fill)>
       snapshot;
-  /// Makes everything durable, a checkpoint too that has not been noticed yet.
-  /// \returns the store's newest iteration
+  /// Makes everything durable, including a checkpoint that the agent has not noticed yet.
+  /// \returns the newest iteration in the store
   std::function<Result<std::optional<std::uint64_t>>()> flush;
-  /// Ends the agent. \returns when the newest snapshot is in the store, or cannot be saved
+  /// Stops the agent. \returns after the newest snapshot is stored, or its save has failed
   std::function<Status()> stop;
-  /// The folder that tags are in.
+  /// Path of the folder that contains the tags.
   std::string checkpoints;
-  /// What the agent states of itself at a port; its name is that of its own snapshots.
+  /// Hello that the agent sends at a port; its name is also the origin of its snapshots.
   Hello self;
 };
 
-/// How many connections a server serves, and what it bears with.
+/// Limits for the connections of one server.
 struct ServerLimits {
-  /// At once: peers and the ranks of a restore.
+  /// Concurrent sessions, for peers and the ranks of a restore.
   std::size_t sessions = 64;
-  /// Places of handshakes at a port with a key, apart from those of sessions. A connection gets a
-  /// session's place when it has proved that it has the key.
+  /// Concurrent handshakes at a port with a key, in addition to sessions. A
+  /// connection gets a session slot after it has proved that it has the key.
   std::size_t handshakes = 64;
-  /// How long a connection may be without a whole request, or a transfer stand still.
+  /// Timeout for a connection without a complete request or without progress in a transfer.
   std::chrono::milliseconds idle{30'000};
-  /// Where all places are taken and somebody waits, the connection that has been without a request
-  /// for longest, and for so long, makes room.
+  /// If all session slots are in use and a connection waits, the server closes the connection
+  /// that has been idle longest, provided that it has been idle at least this long.
   std::chrono::milliseconds grace{1'000};
-  /// The same of handshakes that are not done yet.
+  /// The same for handshakes that are not complete yet.
   std::chrono::milliseconds unproven_grace{250};
 };
 
-/// Answers requests to an agent on one listener; every connection has its thread, so that a slow
-/// reader, or a handshake that comes to no end, holds nobody up. Each server has its own places:
-/// connections to a port take none of a socket file, which is for the agent's user.
+/// Answers requests to an agent on one listener. Each connection has its own thread, so that
+/// a slow reader or an endless handshake does not block others. Each server has its own
+/// slots: connections to a port use none of a socket file, which belongs to the agent's user.
 /// Source: docs/formats/agent.md.
 class AgentServer {
  public:
-  /// \param key  that whoever connects to a port has to have; null: anybody may. Socket files need
-  ///        none.
-  /// \pre agent, commands and sink outlive it
+  /// \param key  key that clients at a port must have; null:
+  ///        every client is accepted. Socket files need no key.
+  /// \pre agent, commands and sink outlive the server
   AgentServer(Agent& agent, const AgentCommands& commands, os::Listener listener, Sink& sink,
               std::shared_ptr<const os::TlsKey> key = {}, ServerLimits limits = {});
   AgentServer(const AgentServer&) = delete;
   AgentServer& operator=(const AgentServer&) = delete;
-  /// Cuts what is under way.
+  /// Aborts requests that are in progress and joins all threads.
   ~AgentServer();
 
   const os::Address& address() const { return listener_.address(); }
@@ -77,16 +77,16 @@ class AgentServer {
  private:
   using Clock = std::chrono::steady_clock;
   enum class State : std::uint8_t {
-    kAsks,    ///< a request is under way
+    kAsks,    ///< a request is in progress
     kWaits,   ///< for a request
-    kLeaves,  ///< for others
+    kLeaves,  ///< to free its slot for another connection
   };
   struct Session {
     std::thread thread;
     std::atomic<State> state = State::kAsks;
-    std::atomic<Clock::time_point> since = Clock::now();  ///< of kWaits
-    std::atomic<bool> proven = true;  ///< false until the other side has proved that it has the key
-    std::atomic<bool> admitted = false;  ///< has one of the places of ServerLimits::sessions
+    std::atomic<Clock::time_point> since = Clock::now();  ///< start of kWaits
+    std::atomic<bool> proven = true;     ///< false until the peer has proved that it has the key
+    std::atomic<bool> admitted = false;  ///< uses one of the slots of ServerLimits::sessions
     std::atomic<bool> over = false;
   };
 
@@ -126,9 +126,9 @@ class AgentServer {
   const ServerLimits limits_;
   FailedHandshakes failed_;
   std::atomic<bool> stop_ = false;
-  std::atomic<std::size_t> admitted_ = 0;  // sessions that have a place
-  std::atomic<std::size_t> waiting_ = 0;   // that have proved the key and wait for a place
-  std::list<Session> sessions_;            // touched by the accepting thread only
+  std::atomic<std::size_t> admitted_ = 0;  // sessions that have a slot
+  std::atomic<std::size_t> waiting_ = 0;   // sessions with proven key that wait for a slot
+  std::list<Session> sessions_;            // used by the accepting thread only
   std::thread thread_;
 };
 

@@ -60,7 +60,7 @@ Result<std::size_t> SnapshotBuffers::Begin(std::uint64_t iteration) {
   }
   std::optional<std::size_t> chosen = Find(BufferState::kIdle);
   if (!chosen) {
-    // One at most is persisting and one for recovery, so there is a filled one: the oldest.
+    // At most one is persisting and one for recovery, so one is filled. Take the oldest.
     for (std::size_t i = 0; i < kBuffers; ++i) {
       const Buffer& buffer = buffers_[i];
       if (buffer.state != BufferState::kFilled) continue;

@@ -11,9 +11,9 @@
 
 namespace shardwright::partial {
 
-/// Decides which failed handshakes are reported: of each host one a minute at most. Hosts beyond a
-/// number share one count. It keeps nobody out: before a handshake nothing distinguishes a process
-/// that has the key from one on the same host that has not. Thread-safe.
+/// Decides which failed handshakes to report: at most one per minute and host. Hosts
+/// beyond kHosts share one counter. It blocks no connections, because before a handshake
+/// a process with the key looks like any other process of that host. Thread-safe.
 class FailedHandshakes {
  public:
   using Clock = std::chrono::steady_clock;
@@ -21,19 +21,19 @@ class FailedHandshakes {
   static constexpr std::chrono::seconds kQuiet{60};
 
   /// Counts a failure.
-  /// \returns failures of the host since the last report, this one included, if it is to be
-  ///          reported
+  /// \returns number of failures of the host since the last report, including
+  ///          this one, if the caller should report it; nullopt otherwise
   std::optional<std::uint64_t> Report(const std::string& host,
                                       Clock::time_point now = Clock::now());
 
  private:
   struct Host {
-    std::uint64_t failures = 0;  // since the report
+    std::uint64_t failures = 0;  // since the last report
     Clock::time_point reported{};
   };
 
   std::mutex mutex_;
-  std::map<std::string, Host> hosts_;  // "" is all others
+  std::map<std::string, Host> hosts_;  // key "" counts all other hosts
 };
 
 }  // namespace shardwright::partial

@@ -17,11 +17,11 @@ namespace {
 
 using json::Json;
 
-/// How long a persist waits for processes whose gradients are under way.
+/// Time that a persist waits for processes with outstanding gradients.
 constexpr std::chrono::seconds kUnderWay(10);
-/// Caps on what a trainer says.
+/// Limits for a trainer's description.
 constexpr std::size_t kNameBytes = 4096;
-constexpr std::size_t kPieces = std::size_t{1} << 16;  // of a module
+constexpr std::size_t kPieces = std::size_t{1} << 16;  // per module
 constexpr std::size_t kRootTables = 16;
 constexpr std::uint64_t kGreatest = std::numeric_limits<std::int64_t>::max();
 
@@ -68,7 +68,7 @@ Status AddPiece(const Json& in, const Handing& handing, const std::string& where
                     ", tensor " + std::to_string(tensor) + " of " +
                     std::to_string(handing.tensors));
   }
-  // What a log does not take in one piece.
+  // Size limit of a piece in a log.
   const std::uint64_t most = kLogPieceBytes / item;
   if (piece.param.size() > kNameBytes || pieces->size() + CeilDiv(piece.count, most) > kPieces) {
     return Fail(Errc::kLimit, where + ": names of more than " + std::to_string(kNameBytes) +
@@ -94,7 +94,7 @@ Result<Handing> ParseHanding(std::string_view text, std::uint32_t writer,
   out.writer = writer;
   SW_TRY_ASSIGN(out.recovery, Whole(root, "recovery", kGreatest, where));
   SW_TRY_ASSIGN(out.begun, Whole(root, "begun", kGreatest, where));
-  // Trainers of older versions do not say it.
+  // Trainers of older versions do not send it.
   if (root.is_object() && json::Find(root, "every") != nullptr) {
     SW_TRY_ASSIGN(out.every, Whole(root, "every", kGreatest, where));
   }
@@ -141,7 +141,7 @@ void GradientLogs::Enter(std::uint32_t writer, std::uint64_t begun, bool restore
                          std::uint64_t every) {
   Writer& entered = Find(writer);
   const std::lock_guard lock(mutex_);
-  if (status_.writers == 0) {  // a trainer of other processes, maybe
+  if (status_.writers == 0) {  // perhaps a trainer with other processes
     for (const auto& [number, one] : writers_) one->counts = false;
   }
   ++entered.entered;
@@ -173,7 +173,7 @@ std::uint64_t GradientLogs::every() const {
 }
 
 void GradientLogs::Hold(std::uint64_t since, ModuleNames modules) {
-  constexpr std::size_t kPlans = 4;  // gradients come late, but not by more snapshots
+  constexpr std::size_t kPlans = 4;  // gradients are at most this many snapshots late
   const std::lock_guard lock(mutex_);
   held_.erase(held_.lower_bound(since), held_.end());
   held_.emplace(since, std::move(modules));
@@ -185,14 +185,14 @@ void GradientLogs::DiscardAll() {
   held_.clear();
 }
 
-/// Whether a plan has the gradients held back.
+/// Returns true if a plan buffers these gradients.
 bool GradientLogs::Planned(std::uint64_t iteration, const std::string& module) const {
   const std::lock_guard lock(mutex_);
   const auto after = held_.lower_bound(iteration);
   return after != held_.begin() && std::prev(after)->second.contains(module);
 }
 
-/// Whether there is room to hold gradients back; their bytes are counted then.
+/// Reserves memory for buffered gradients and counts it; false if the limit is reached.
 bool GradientLogs::TakeRoom(std::uint64_t bytes) {
   const std::lock_guard lock(mutex_);
   const std::uint64_t held = status_.held_bytes + held_records_ * kHeldRecordBytes;
@@ -222,7 +222,7 @@ Result<std::optional<exec::Digest>> GradientLogs::AddRoots(optimizer_steps::Root
   return std::optional(digest);
 }
 
-/// Tables that steps name, before the steps.
+/// Writes the tables that steps name, before the steps.
 Status GradientLogs::PutRootsOf(std::span<const LogStep> steps) {
   const std::lock_guard lock(mutex_);
   for (const LogStep& step : steps) {
@@ -236,7 +236,7 @@ Status GradientLogs::PutRootsOf(std::span<const LogStep> steps) {
   return {};
 }
 
-/// \pre writer->mutex
+/// \pre the caller has locked writer->mutex
 Status GradientLogs::Open(std::uint64_t recovery, int zstd_level, Writer* writer) {
   if (writer->log && writer->zstd_level == zstd_level) {
     writer->log->set_recovery(recovery);
@@ -256,7 +256,7 @@ Status GradientLogs::Open(std::uint64_t recovery, int zstd_level, Writer* writer
   return {};
 }
 
-/// \pre writer->mutex
+/// \pre the caller has locked writer->mutex
 Status GradientLogs::AppendModule(const Handing& handing, const Handing::Module& module,
                                   std::uint64_t iteration, std::span<const std::byte> place,
                                   std::span<const LogStep> steps, Writer* writer) {
@@ -273,11 +273,11 @@ Status GradientLogs::AppendModule(const Handing& handing, const Handing::Module&
                       place.subspan(piece.offset, size)});
     bytes += size;
   }
-  // What no log would take is refused now, while somebody can be told.
+  // Rejects gradients that a log cannot store now, while the trainer gets the error.
   const bool held = Planned(iteration, module.name) &&
                     LogWriter::Check(iteration, module.name, used, ranges) && TakeRoom(bytes);
   std::vector<std::byte> kept(held ? bytes : 0);
-  // The trainer could change it between its digest and its write.
+  // The trainer could change it between digest and write, so copy it.
   if (!held) writer->own.resize(std::max(writer->own.size(), bytes));
   std::byte* end = held ? kept.data() : writer->own.data();
   for (GradientRange& range : ranges) {
@@ -330,7 +330,7 @@ Result<std::uint64_t> GradientLogs::Append(const Handing& handing, std::uint64_t
   const std::lock_guard one(writer.mutex);
   const Status done = append();
   if (!done) {
-    // To go on where it is whole. What lies before that is still to be synced.
+    // Continue after the last intact record. Earlier records must still be synced.
     if (writer.log && writer.log->Persist()) writer.dirty = false;
     writer.log.reset();
   }
@@ -345,15 +345,15 @@ Result<std::uint64_t> GradientLogs::Append(const Handing& handing, std::uint64_t
   return bytes;
 }
 
-/// \pre mutex_ is held
+/// \pre the caller has locked mutex_
 bool GradientLogs::AllAtLocked(std::uint64_t iteration) const {
   return std::ranges::all_of(writers_, [&](const auto& one) {
     return one.second->entered == 0 || one.second->newest >= iteration;
   });
 }
 
-/// Up to an iteration, of other modules than those.
-/// \pre writer->mutex
+/// Appends buffered gradients up to an iteration, except those of `saved` modules.
+/// \pre the caller has locked writer->mutex
 Status GradientLogs::AppendHeld(Writer* writer, std::uint64_t last, const ModuleNames& saved) {
   const auto needed = [&](const Used& one) {
     return one.iteration <= last && !saved.contains(one.module);
@@ -391,7 +391,7 @@ Status GradientLogs::AppendHeld() {
   return failed;
 }
 
-/// \returns bytes
+/// \returns the number of erased bytes
 std::uint64_t GradientLogs::EraseHeld(const std::function<bool(const Used&)>& which) {
   std::uint64_t all = 0;
   for (Writer* const writer : All()) {
@@ -432,11 +432,11 @@ Result<std::string> GradientLogs::Persist(std::uint64_t iteration, const ModuleN
   {
     std::unique_lock lock(mutex_);
     appended_.wait_for(lock, kUnderWay, [&] { return AllAtLocked(iteration); });
-    // What comes late is not held back any more: nobody would append it for this checkpoint.
+    // Late gradients are not buffered, because no persist would append them for this checkpoint.
     held_.erase(held_.begin(), held_.lower_bound(iteration));
     for (const auto& [number, writer] : writers_) {
       all.push_back(writer.get());
-      // A writer that has left brings nothing any more.
+      // A writer that has left submits nothing more.
       if (lacks.empty() && writer->counts && writer->newest < iteration) {
         lacks = "writer " + std::to_string(number) + (writer->entered > 0 ? " is" : " ended") +
                 " at iteration " + std::to_string(writer->newest) + ", the checkpoint of " +

@@ -24,8 +24,8 @@
 
 namespace shardwright::partial {
 
-/// What a process of a trainer hands over after each step of its optimizer: where the gradients of
-/// experts lie in memory that it shares. The memory has places for several steps.
+/// Describes the gradients that a trainer's process submits after each optimizer step: the
+/// offsets of the experts' gradients in shared memory. The memory has slots for several steps.
 struct Handing {
   struct Piece {
     std::string param;
@@ -33,17 +33,17 @@ struct Handing {
     std::uint64_t first = 0;
     std::uint64_t count = 0;
     DType dtype = DType::kF32;
-    std::uint64_t offset = 0;  ///< in a place, bytes
-    std::uint32_t tensor = 0;  ///< of the optimizer: which of the steps of an iteration
+    std::uint64_t offset = 0;  ///< bytes from the start of a slot
+    std::uint32_t tensor = 0;  ///< optimizer tensor; indexes the steps of an iteration
   };
   struct Module {
     std::string name;
     std::vector<Piece> pieces;
   };
   std::uint32_t writer = 0;
-  std::uint64_t recovery = 0;  ///< the store's last one when the trainer was filled
-  std::uint64_t begun = 0;     ///< iteration after which it begins
-  std::uint64_t every = 0;     ///< iterations between snapshots; 0: not known
+  std::uint64_t recovery = 0;  ///< the store's last recovery when the trainer was filled
+  std::uint64_t begun = 0;     ///< last iteration before the first submitted one
+  std::uint64_t every = 0;     ///< iterations between snapshots; 0: unknown
   int zstd_level = 0;
   std::uint32_t places = 0;
   std::uint64_t place_bytes = 0;
@@ -51,112 +51,112 @@ struct Handing {
   std::vector<Module> modules;
 };
 
-/// Reads a trainer's description; pieces above what a log takes are cut.
-/// \error kBadInput, kUnsupported  what is wrong with it
+/// Parses a trainer's description. Splits pieces that exceed the size of a log record.
+/// \error kBadInput, kUnsupported  describes the invalid field
 Result<Handing> ParseHanding(std::string_view text, std::uint32_t writer, const std::string& where);
 
-/// Numbers of the logs.
+/// Statistics of the logs.
 struct GradientLogStatus {
-  std::uint32_t writers = 0;  ///< processes that hand over now
+  std::uint32_t writers = 0;  ///< processes that submit gradients now
   std::uint64_t records = 0;
-  std::uint64_t gradient_bytes = 0;        ///< of gradients, as they were handed over
-  std::uint64_t cut_bytes = 0;             ///< torn tails that were cut off
+  std::uint64_t gradient_bytes = 0;        ///< size of gradients as submitted
+  std::uint64_t cut_bytes = 0;             ///< incomplete records truncated from ends of logs
   std::optional<std::uint64_t> newest;     ///< iteration
-  std::optional<std::uint64_t> persisted;  ///< iteration whose snapshot's persist has synced them
-  std::uint64_t held_bytes = 0;            ///< of gradients that are held back now
-  std::uint64_t dropped_bytes = 0;         ///< that a checkpoint has made unnecessary
-  std::string forgotten;  ///< which of Kept were forgotten for lack of room; empty: none of use
+  std::optional<std::uint64_t> persisted;  ///< iteration of the persist that synced the logs last
+  std::uint64_t held_bytes = 0;            ///< gradients that are buffered now
+  std::uint64_t dropped_bytes = 0;         ///< gradients that a checkpoint has made unnecessary
+  std::string forgotten;  ///< records of Kept dropped for lack of memory; empty: none of use
 };
 
-/// Modules by name.
+/// Names of modules.
 using ModuleNames = std::set<std::string, std::less<>>;
 
-/// Writes the gradients that processes of a trainer hand over into the folder logs/ of a store,
-/// each process as a writer of its own. Every call may come from any thread.
+/// Writes the gradients that processes of a trainer submit into the folder logs/
+/// of a store. Each process is a separate writer. Every method is thread-safe.
 ///
-/// Gradients of modules that the next checkpoint will have (Hold) are held back in memory, since it
-/// makes them unnecessary. Before any checkpoint is durable, those that it does not have of its own
-/// iteration are appended (Persist), and when it is, those that it has are dropped (Drop): of every
-/// durable checkpoint the log is complete, whatever becomes of those that were planned.
+/// Buffers gradients of modules that the next checkpoint will contain (Hold), since that
+/// makes them unnecessary. Before any checkpoint becomes durable, Persist appends the
+/// buffered gradients that it does not replace. Afterwards Drop discards those that it
+/// replaces. So the log is complete for every durable checkpoint, even if planned ones fail.
 /// Source: docs/formats/log.md, docs/lossless.md.
 class GradientLogs {
  public:
-  /// Bytes that a record that is held back counts besides its gradients.
+  /// Bytes that count for each buffered record in addition to its gradients.
   static constexpr std::uint64_t kHeldRecordBytes = 1024;
 
-  /// \param most_held  bytes that what is held back counts at most; 0: nothing is held back
-  /// \param kept       counts what is known of records, for Kept, and nothing is held back, for who
-  ///                   asks for Kept needs all of them; null: nothing is kept
+  /// \param most_held  limit for buffered bytes; 0: append everything at once
+  /// \param kept  accounts for records in memory, for Kept. Nothing is buffered then, because
+  ///                   users of Kept need all records. Null: no records are kept in memory
   explicit GradientLogs(std::string store, std::uint64_t most_held = 0,
                         std::shared_ptr<MemoryPool> kept = {})
       : store_(std::move(store)), most_held_(kept ? 0 : most_held), pool_(std::move(kept)) {}
 
-  /// A process begins and ends handing over.
-  /// \param begun     the iteration after which it begins
-  /// \param restored  it was filled by a restore of that iteration out of the store: what the log
-  ///                  has is gone on with
-  /// \param every     iterations between snapshots; 0: not known
+  /// Registers and unregisters a process that submits gradients.
+  /// \param begun     last iteration before the first submitted one
+  /// \param restored  the process started from a restore of that iteration out
+  ///                  of the store, so its gradients continue the existing log
+  /// \param every     iterations between snapshots; 0: unknown
   void Enter(std::uint32_t writer, std::uint64_t begun, bool restored = false,
              std::uint64_t every = 0);
   void Leave(std::uint32_t writer);
 
-  /// The iteration after which all gradients of all processes have come without a gap, as far as is
-  /// known here: of what a restore has brought forward that of the chains, 0. Absent: no process
-  /// hands over, or one that did does not.
+  /// Returns the iteration after which the gradients of all processes are known
+  /// to be without a gap; 0 if a restore has replayed the chains that they
+  /// continue. Absent: no process submits gradients, or one that did has stopped.
   std::optional<std::uint64_t> logged_since() const;
-  /// Iterations between snapshots, as processes say; 0: they do not.
+  /// Returns the iterations between snapshots that processes report; 0: none does.
   std::uint64_t every() const;
 
-  /// From the iteration after `since` on, gradients of these modules are held back.
+  /// Buffers gradients of these modules from iteration `since` + 1 on.
   void Hold(std::uint64_t since, ModuleNames modules);
-  /// No more gradients are held back; those that are stay so.
+  /// Stops buffering further gradients. Buffered gradients stay buffered.
   void DiscardAll();
-  /// Appends what is held back, for somebody may go on from what is only in memory.
-  /// \error as LogWriter; what could not be appended stays held back
+  /// Appends all buffered gradients, because a restore may resume from a state in memory.
+  /// \error as LogWriter; gradients that could not be appended stay buffered
   Status AppendHeld();
-  /// Forgets what is held back up to an iteration of modules that its durable checkpoint has.
+  /// Discards buffered gradients of `saved` modules up to the iteration of a durable checkpoint.
   void Drop(std::uint64_t iteration, const ModuleNames& saved);
 
-  /// Forgets what is held back of the past that restores have given up.
+  /// Discards buffered gradients of iterations that restores have rolled back.
   void GiveUp(std::span<const RecoveryRecord> restores);
 
-  /// Keeps a table of square roots for the steps that name it; it is written with the first one.
-  /// \returns its name; nothing where all are rounded correctly, and nobody needs it
+  /// Keeps a table of square roots for the steps that name it, and writes it with the first one.
+  /// \returns its name; nullopt if all roots are rounded correctly, so that no table is needed
   Result<std::optional<exec::Digest>> AddRoots(optimizer_steps::RootTable roots);
 
-  /// Appends what a process used in an iteration: a record of each module.
-  /// \param place  the gradients
-  /// \param steps  of each tensor of the optimizer
-  /// \pre the store is there
-  /// \returns bytes of gradients
-  /// \error as LogWriter::Open and Append; the next call goes on where the log was whole
+  /// Appends the gradients that a process used in an iteration, one record per module.
+  /// \param place  slot of shared memory with the gradients
+  /// \param steps  one for each tensor of the optimizer
+  /// \pre the store exists
+  /// \returns number of gradient bytes
+  /// \error as LogWriter::Open and Append; the next call continues after the last intact record
   Result<std::uint64_t> Append(const Handing& handing, std::uint64_t iteration,
                                std::span<const std::byte> place, std::span<const LogStep> steps);
 
-  /// Makes all durable that was handed over up to an iteration, before the checkpoint of that
-  /// iteration is: waits a while for processes that have not got so far.
-  /// \param saved  modules that the checkpoint has of its iteration: what is held back of them
-  ///               stays so
-  /// \returns what the log lacks all the same: a writer is late or has left, or its log cannot be
-  ///          synced, and ends there until Append goes on; empty: nothing
-  /// \error as LogWriter: what was held back could not be appended, and stays so. The checkpoint
-  ///        must not be made durable before this is done again.
+  /// Makes all submitted gradients up to an iteration durable, before the checkpoint
+  /// of that iteration. Waits for processes that are late, for a limited time.
+  /// \param saved  modules that the checkpoint contains at its own
+  ///               iteration; buffered gradients of these stay buffered
+  /// \returns a description of the gap that remains, empty if none: a writer is late or has
+  ///          left, or its log cannot be synced and is incomplete until Append reopens it
+  /// \error as LogWriter: buffered gradients could not be appended, and stay buffered.
+  ///        The caller must repeat the call before it makes the checkpoint durable.
   Result<std::string> Persist(std::uint64_t iteration, const ModuleNames& saved = {});
 
-  /// Whether all processes that hand over now have handed over an iteration.
+  /// Returns true if all registered processes have submitted the gradients of an iteration.
   bool AllAt(std::uint64_t iteration) const;
 
-  /// The records that were appended since this began, but for those that were forgotten: to be read
-  /// where they lie.
+  /// Returns the records appended since construction,
+  /// except forgotten ones, to be read from their segments.
   GradientLog Kept() const;
-  /// Forgets the records up to an iteration. What does not fit into the pool is forgotten too, with
-  /// all that came before it: their chains have a gap.
+  /// Forgets the records up to an iteration. Records that do not fit into the pool are
+  /// forgotten too, with all earlier ones, because chains through them have a gap.
   void Forget(std::uint64_t iteration);
 
   GradientLogStatus status() const;
 
  private:
-  /// What a process used of a module in an iteration, with bytes of its own.
+  /// Copy of the gradients that a process used of a module in an iteration.
   struct Used {
     std::uint64_t iteration = 0;
     std::uint64_t recovery = 0;
@@ -164,7 +164,7 @@ class GradientLogs {
     std::string module;
     std::vector<LogStep> steps;
     std::vector<std::string> params;
-    std::vector<GradientRange> ranges;  // of `params` and `bytes`
+    std::vector<GradientRange> ranges;  // ranges of `params` in `bytes`
     std::vector<std::byte> bytes;
   };
   struct KeptRecord {
@@ -173,15 +173,15 @@ class GradientLogs {
   };
   struct Writer {
     std::uint32_t number = 0;
-    std::mutex mutex;  // of log; before mutex_
+    std::mutex mutex;  // guards log; before mutex_
     std::optional<LogWriter> log;
     int zstd_level = 0;
     bool dirty = false;
-    std::vector<std::byte> own;  // a copy of what is appended
+    std::vector<std::byte> own;  // copy of the bytes being appended
     std::list<Used> held;
     // Under mutex_.
     std::uint32_t entered = 0;
-    bool counts = false;  // it has handed over since nobody did
+    bool counts = false;  // entered since the last time without any process
     std::uint64_t newest = 0;
     std::uint64_t since = 0;  // as logged_since
     std::uint64_t every = 0;
@@ -208,11 +208,11 @@ class GradientLogs {
   mutable std::mutex mutex_;
   std::condition_variable appended_;
   std::map<std::uint32_t, std::unique_ptr<Writer>> writers_;
-  std::map<exec::Digest, optimizer_steps::RootTable> roots_;  // that are not in the folder yet
-  std::map<std::uint64_t, ModuleNames> held_;  // by the iteration after which it is so
+  std::map<exec::Digest, optimizer_steps::RootTable> roots_;  // not yet written to the folder
+  std::map<std::uint64_t, ModuleNames> held_;  // key: iteration after which these are buffered
   std::uint64_t held_records_ = 0;
-  std::deque<std::shared_ptr<const KeptRecord>> kept_;  // as they were appended
-  std::uint64_t gap_ = 0;                               // the last iteration of status_.forgotten
+  std::deque<std::shared_ptr<const KeptRecord>> kept_;  // in the order of appending
+  std::uint64_t gap_ = 0;                               // the last iteration in status_.forgotten
   GradientLogStatus status_;
 };
 

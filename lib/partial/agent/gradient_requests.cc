@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How trainers hand gradients over, and which of them are held back: docs/formats/agent.md,
-// "Gradients".
+// Submission of gradients by trainers, and selection of
+// those to buffer: docs/formats/agent.md, "Gradients".
 
 #include <algorithm>
 #include <chrono>
@@ -23,9 +23,9 @@ namespace {
 constexpr std::chrono::milliseconds kStepTick(100);
 constexpr std::chrono::milliseconds kStoreTick(20);
 
-/// Whether a trainer was filled by the store's last restore, of the iteration after which it
-/// begins, out of a checkpoint of that iteration, with every module in its state of then: else the
-/// log's chains of some end there. One out of memory alone proves nothing of the store's log.
+/// Returns true if the trainer started from the store's last restore, at the iteration after which
+/// it begins, from a checkpoint of that iteration with every module in that state. Otherwise some
+/// chains of the log end there. A restore from memory alone proves nothing about the log.
 Result<bool> WasRestored(const std::string& path, const Handing& handing) {
   SW_TRY_ASSIGN(const bool there, Store::IsStore(path));
   if (!there) return false;
@@ -39,7 +39,7 @@ Result<bool> WasRestored(const std::string& path, const Handing& handing) {
   });
 }
 
-/// Enters a writer, and leaves when the trainer's process does.
+/// Registers a writer, and unregisters it when the trainer's process disconnects.
 class Entered {
  public:
   Entered(GradientLogs& logs, const Handing& handing, bool restored)
@@ -55,7 +55,7 @@ class Entered {
   const std::uint32_t writer_;
 };
 
-/// Source of the newest checkpoint of a store.
+/// Returns the source of the newest checkpoint of a store.
 Result<checkpoints::SourceSet> NewestSource(const std::string& path) {
   SW_TRY_ASSIGN(const bool there, Store::IsStore(path));
   if (!there) return Fail(Errc::kNotFound, path + ": no snapshot and no checkpoint yet");
@@ -102,8 +102,8 @@ Result<std::vector<ExpertParam>> Agent::ExpertParams() {
   return params;
 }
 
-/// \param after  both levels after a snapshot
-/// \param known  the restore that the snapshot knows of
+/// \param after  state of both levels after a snapshot
+/// \param known  last restore that the snapshot knows of
 void Agent::NotePlan(const SnapshotChoice& choice, const SelectionState& after,
                      std::uint64_t known) {
   if (options_.save.policy != Policy::kReplay || choice.model.experts.empty()) return;
@@ -115,7 +115,7 @@ void Agent::NotePlan(const SnapshotChoice& choice, const SelectionState& after,
   PlanLogs();
 }
 
-/// \pre mutex_ is held
+/// \pre the caller has locked mutex_
 Agent::NextPlan Agent::PlanAfter(const SnapshotChoice& choice, const SelectionState& after) const {
   NextPlan next;
   next.iteration = choice.iteration;
@@ -151,7 +151,7 @@ void Agent::PlanLogs() {
   const Result<TransferPlan> plan =
       SelectReplay(next_->map, next_->snapshot.cursor, ChainStarts(next_->snapshot, next_->persist),
                    next_->k, point);
-  // The snapshot itself will tell what is wrong.
+  // The snapshot itself will report the error.
   if (!plan || !point.logged_since) return logs_.DiscardAll();
   ModuleNames names;
   for (std::size_t m = 0; m < plan->full.size(); ++m) {
@@ -164,7 +164,7 @@ Status AgentServer::SendExperts(os::Connection& connection) {
   SW_TRY_ASSIGN(const std::vector<ExpertParam> params, agent_.ExpertParams());
   nlohmann::json list = nlohmann::json::array();
   for (const ExpertParam& one : params) list.push_back({one.module, one.name, one.elems});
-  // The store's last restore: the trainer was filled before it asks.
+  // The store's last restore: the trainer was filled before this request.
   std::uint64_t recovery = 0;
   const std::string& path = agent_.options().save.store;
   SW_TRY_ASSIGN(const bool there, Store::IsStore(path));
@@ -179,7 +179,7 @@ Status AgentServer::SendExperts(os::Connection& connection) {
   return connection.Send(text);
 }
 
-/// A table of the trainer's square roots, out of memory that it shares.
+/// Receives a table of the trainer's square roots in shared memory.
 Status AgentServer::TakeRoots(os::Connection& connection, std::string_view last) {
   SW_TRY_ASSIGN(const std::uint64_t bits, ParseNumber(last, ~std::uint32_t{0}, "last"));
   SW_TRY(SendAnswer(connection, {}));
@@ -194,7 +194,7 @@ Status AgentServer::TakeRoots(os::Connection& connection, std::string_view last)
   return SendAnswer(connection, {}, digest ? exec::Hex(*digest) : "none");
 }
 
-/// A process of a trainer hands gradients over until it closes the connection.
+/// Serves a trainer's process that submits gradients until it disconnects.
 Status AgentServer::TakeGradients(os::Connection& connection,
                                   const std::vector<std::string_view>& words) {
   SW_TRY_ASSIGN(const std::uint64_t number, ParseNumber(words[1], ~std::uint32_t{0}, "writer"));
@@ -237,7 +237,7 @@ Status AgentServer::TakeGradients(os::Connection& connection,
   return Fail(Errc::kStopped, where + ": the agent is about to end");
 }
 
-/// The first checkpoint may still be on its way into the store; there is no log without it.
+/// Waits for the first checkpoint to reach the store, because a log requires it.
 Status AgentServer::AwaitStore() {
   const std::string& path = agent_.options().save.store;
   for (;;) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How trainers say when their ranks idle, and what an agent says of its sends:
-// docs/formats/agent.md, "Idle times".
+// Idle marks of trainers, and the history of an
+// agent's sends: docs/formats/agent.md, "Idle times".
 
 #include <chrono>
 #include <utility>
@@ -17,10 +17,10 @@ namespace {
 using OrderedJson = nlohmann::ordered_json;
 
 constexpr std::chrono::milliseconds kMarkTick(100);
-/// What is told of the time before now.
+/// Duration of the history in an answer.
 constexpr std::chrono::minutes kTold(10);
 
-/// Enters a rank, and leaves when the trainer's process does.
+/// Registers a rank, and unregisters it when the trainer's process disconnects.
 class Marking {
  public:
   Marking(IdleRanks& ranks, std::uint32_t rank, HandedMemory memory)
@@ -41,7 +41,7 @@ std::int64_t Nanoseconds(IdleRanks::Time time) {
 
 }  // namespace
 
-/// A process of a trainer marks when it idles, until it closes the connection.
+/// Serves a trainer's process that records idle intervals until it disconnects.
 Status AgentServer::TakeMarks(os::Connection& connection, std::string_view rank) {
   SW_TRY_ASSIGN(const std::uint64_t number, ParseNumber(rank, ~std::uint32_t{0}, "rank"));
   const std::string where = "idle times of rank " + std::to_string(number);
@@ -61,7 +61,7 @@ Status AgentServer::TakeMarks(os::Connection& connection, std::string_view rank)
   return Fail(Errc::kStopped, where + ": the agent is about to end");
 }
 
-/// What has been sent when, and when ranks idled.
+/// Answers with the times and sizes of sends, and the idle intervals of ranks.
 Status AgentServer::SendSends(os::Connection& connection) const {
   const Limiter& limiter = agent_.limiter();
   const IdleRanks::Time now = limiter.now();

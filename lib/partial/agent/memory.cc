@@ -13,7 +13,7 @@
 namespace shardwright::partial {
 namespace {
 
-/// Reads members out of blobs in memory. Thread-safe.
+/// Reads members from blobs in memory. Thread-safe.
 class MemoryBytes final : public exec::ByteSource {
  public:
   struct Place {
@@ -40,7 +40,7 @@ class MemoryBytes final : public exec::ByteSource {
   std::atomic<std::uint64_t> bytes_ = 0;
 };
 
-/// Finds a blob that a manifest names. \error kBadInput  absent, or of another size
+/// Finds a blob of a manifest. \error kBadInput  missing or wrong size
 Result<BlobPtr> BlobOf(const MemoryCheckpoint& checkpoint, const BlobRef& ref, std::uint64_t bytes,
                        const std::string& what) {
   const auto found = checkpoint.blobs.find(ref.digest);
@@ -54,7 +54,7 @@ Result<BlobPtr> BlobOf(const MemoryCheckpoint& checkpoint, const BlobRef& ref, s
   return found->second;
 }
 
-/// Makes the map of a checkpoint lead into memory.
+/// Makes the map of a checkpoint refer to blobs in memory.
 class MapBuilder {
  public:
   MapBuilder(const MemoryCheckpoint& checkpoint, const checkpoints::Checkpoint& source)
@@ -73,7 +73,7 @@ class MapBuilder {
   }
 
  private:
-  /// Passed members keep the numbers that the documents use; nobody reads the others.
+  /// Passed members keep the numbers that the documents use; the other numbers are unused.
   Status AddPassed() {
     map_.members.assign(source_.map.members.size(), {0, 0, 0, std::nullopt, "not in memory"});
     places_.resize(source_.map.members.size());
@@ -138,7 +138,7 @@ Status MemoryPool::Count(std::uint64_t bytes) {
   return CountLocked(bytes);
 }
 
-/// \pre mutex_ is held
+/// \pre the caller has locked mutex_
 Status MemoryPool::CountLocked(std::uint64_t bytes) {
   if (bytes > limit_bytes_ || used_bytes_ > limit_bytes_ - bytes) {
     return Fail(Errc::kLimit, FormatBytes(used_bytes_) + " in memory and " + FormatBytes(bytes) +

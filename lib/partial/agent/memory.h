@@ -20,34 +20,34 @@
 #include "support/base/result.h"
 #include "support/os/buffer.h"
 
-// Checkpoints in memory: what an agent holds (docs/formats/agent.md).
+// Checkpoints in the memory of an agent (docs/formats/agent.md).
 
 namespace shardwright::partial {
 
-/// Memory for blobs, up to a limit. Buffers that are given back are kept for blobs of the same
-/// size, since the kernel takes longer to clear new pages than a copy into old ones does.
-/// Thread-safe.
+/// Memory for blobs, up to a limit. Keeps returned buffers for
+/// blobs of the same size, because the kernel takes longer to
+/// clear new pages than a copy into old ones takes. Thread-safe.
 class MemoryPool {
  public:
   explicit MemoryPool(std::uint64_t limit_bytes) : limit_bytes_(limit_bytes) {}
 
-  /// \error kLimit  more than the limit would be in use, or the machine has no more: both sides
+  /// \error kLimit  the pool's limit or the machine's memory is exceeded: names both sizes
   Result<os::Buffer> Take(std::uint64_t bytes);
   void Give(os::Buffer buffer, std::uint64_t bytes);
 
-  /// Counts bytes that somebody has elsewhere, until they are freed.
+  /// Counts bytes that a caller has allocated elsewhere, until Free.
   /// \error kLimit  as Take
   Status Count(std::uint64_t bytes);
   void Free(std::uint64_t bytes);
 
-  /// What CheckSpare leaves free.
+  /// Sets the number of bytes that CheckSpare leaves free.
   void Reserve(std::uint64_t bytes);
 
-  /// For what is of use but must never be in the way of another snapshot.
-  /// \error kLimit  so many bytes would leave less free than is reserved: all sides
+  /// Checks memory for optional data that must never prevent another snapshot.
+  /// \error kLimit  the bytes would leave less than the reserve free: names all sizes
   Status CheckSpare(std::uint64_t bytes) const;
 
-  /// \error kLimit  as Take, for so many bytes in all
+  /// \error kLimit  `bytes` together with the bytes in use exceed the limit
   Status CheckRoom(std::uint64_t bytes, const std::string& what) const;
 
   std::uint64_t limit_bytes() const { return limit_bytes_; }
@@ -64,8 +64,8 @@ class MemoryPool {
   std::multimap<std::uint64_t, os::Buffer> free_;  // by size
 };
 
-/// Memory outside the buffers of a pool that its limit counts: what comes in from others, as it
-/// comes. It is free again when this goes. One thread at a time.
+/// Memory outside the buffers of a pool that counts towards its limit, for data that
+/// arrives from other processes. The destructor frees it. For one thread at a time.
 class Counted {
  public:
   Counted() = default;
@@ -82,18 +82,18 @@ class Counted {
   std::uint64_t bytes_ = 0;
 };
 
-/// A blob in memory, as a store would hold it. Nobody changes it any more.
+/// A blob in memory with the content that a store's file would have. Immutable.
 class MemoryBlob {
  public:
-  /// \param pool  that the buffer was taken from, and goes back to
-  /// \param unit_bytes  of the units that its digest is over, in order
+  /// \param pool  origin of the buffer; the destructor returns it there
+  /// \param unit_bytes  lengths of the units that the digest covers, in order
   MemoryBlob(std::shared_ptr<MemoryPool> pool, os::Buffer buffer, BlobRef ref,
              std::vector<std::uint32_t> unit_bytes)
       : pool_(std::move(pool)),
         buffer_(std::move(buffer)),
         ref_(ref),
         unit_bytes_(std::move(unit_bytes)) {}
-  /// \param counted  the memory of all this
+  /// \param counted  accounts for the memory of the buffer
   MemoryBlob(Counted counted, os::Buffer buffer, BlobRef ref, std::vector<std::uint32_t> unit_bytes)
       : counted_(std::move(counted)),
         buffer_(std::move(buffer)),
@@ -110,7 +110,7 @@ class MemoryBlob {
   const std::vector<std::uint32_t>& unit_bytes() const { return unit_bytes_; }
 
  private:
-  std::shared_ptr<MemoryPool> pool_;  // null: counted_ has the memory
+  std::shared_ptr<MemoryPool> pool_;  // null: counted_ owns the memory
   Counted counted_;
   os::Buffer buffer_;
   BlobRef ref_;
@@ -120,59 +120,59 @@ class MemoryBlob {
 using BlobPtr = std::shared_ptr<const MemoryBlob>;
 using BlobMap = std::map<exec::Digest, BlobPtr>;
 
-/// A checkpoint in memory. Its manifest is that of a store with sequence 0, and names only modules
-/// that are in `blobs`.
+/// A checkpoint in memory. Its manifest is like that of a store
+/// with sequence 0, and contains only modules that are in `blobs`.
 struct MemoryCheckpoint {
   Manifest manifest;
   std::string catalogue;  ///< checkpoints::Serialize of the source
   BlobMap blobs;
-  /// The store's last recovery when training made it, 0: there was none. A later one that went back
-  /// to an iteration before this one has given it up (GivesUp).
+  /// The store's last recovery when training produced the checkpoint; 0: there was
+  /// none. A later recovery to an iteration before this one rolls it back (GivesUp).
   std::uint64_t recovery = 0;
-  /// Modules that were replayed here, by name: the iteration whose snapshot has read them.
+  /// Modules replayed by this agent, by name: the iteration of the snapshot that read them.
   std::map<std::string, std::uint64_t> replayed;
-  std::uint64_t own_bytes = 0;  ///< of modules that a snapshot has read in the own iteration
-  /// Of a copy: its texts.
+  std::uint64_t own_bytes = 0;  ///< modules that a snapshot read at this iteration
+  /// Memory of the manifest and catalogue of a copy.
   std::shared_ptr<const Counted> counted;
-  /// Tokens per expert when it was taken; null: not counted, or a copy of another node's.
+  /// Tokens per expert at the snapshot; null: not counted, or a copy from another node.
   std::shared_ptr<TokenLog> tokens;
 };
 
-/// The checkpoint as a source of what is of its own iteration: modules that are older are not in
-/// it.
-/// \error kBadInput  catalogue and manifest do not fit each other or the blobs: both sides named
+/// Opens the modules of the checkpoint that have its own
+/// iteration as a source. Older modules are left out.
+/// \error kBadInput  catalogue, manifest and blobs are inconsistent: names both sizes
 /// Local.
 Result<std::unique_ptr<convert::Input>> OpenMemory(const MemoryCheckpoint& checkpoint,
                                                    const std::vector<std::string>& pattern_files);
 
-/// What a snapshot took.
+/// Result of a snapshot.
 struct Taken {
-  std::vector<std::array<BlobPtr, kComponents>> modules;  ///< by module; null: not taken
-  BlobPtr passed;                                         ///< null: there is nothing
+  std::vector<std::array<BlobPtr, kComponents>> modules;  ///< by module; null: not copied
+  BlobPtr passed;                                         ///< passed members; null: none
   std::uint64_t bytes = 0;
 };
 
-/// Bytes of a source file.
+/// A byte range of a source file.
 struct FileStretch {
   std::string name;         ///< as checkpoints::SourceFile
-  std::uint64_t first = 0;  ///< byte of the file
+  std::uint64_t first = 0;  ///< offset in the file
   std::uint64_t bytes = 0;
 };
 
-/// Is told what will be read of a source, before anything of it is read; returns when it is there.
-/// The stretches are by file and place, and do not touch each other.
+/// Called with all byte ranges that will be read, before the first read; returns when the
+/// bytes are available. The ranges are sorted by file and offset, and do not touch each other.
 using FillSource = std::function<Status(const std::vector<FileStretch>& stretches)>;
 
-/// A snapshot in two steps, so that training waits for the copy only.
+/// Takes a snapshot in two steps, so that training waits only for the copy.
 /// Source: docs/pec-planning.md section 6.2.
 class SnapshotCopy {
  public:
-  /// Copies what a snapshot takes of a checkpoint into memory: non-expert modules, selected
-  /// experts, kept components, passed members, and nothing else.
-  /// \param fill   empty: all of the source is there
+  /// Copies the data of a snapshot into memory: non-expert modules,
+  /// selected experts, kept components and passed members.
+  /// \param fill   empty: the source is already complete
   /// \pre input outlives the copy
-  /// \error kLimit  the pool is too small: both sides named; what `fill` and the source return;
-  ///        kStopped
+  /// \error kLimit  the pool is too small: names both sizes;
+  ///        the errors of `fill` and of the source; kStopped
   /// Local.
   static Result<std::unique_ptr<SnapshotCopy>> Copy(convert::Input& input,
                                                     const SnapshotChoice& choice,
@@ -181,14 +181,14 @@ class SnapshotCopy {
                                                     const FillSource& fill = {});
   virtual ~SnapshotCopy() = default;
 
-  /// Works out the sums of what was copied, and compares them with those of the source, which is
-  /// not read any more: a member that was copied in part proves nothing. Once.
-  /// \error kBadInput  a checksum
+  /// Computes the checksums of the copied bytes and compares them with those of the source,
+  /// without reading it again. Members copied in part cannot be compared. Call once.
+  /// \error kBadInput  a checksum differs
   /// Local.
   virtual Result<Taken> Seal() = 0;
 };
 
-/// Bytes that SnapshotCopy::Copy will read.
+/// Returns the number of bytes that SnapshotCopy::Copy will read.
 std::uint64_t BytesToTake(const convert::Input& input, const SnapshotChoice& choice);
 
 }  // namespace shardwright::partial

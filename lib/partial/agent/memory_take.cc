@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Snapshots: modules of a checkpoint folder into memory.
+// Snapshots: copies modules of a checkpoint folder into memory.
 
 #include <algorithm>
 #include <numeric>
@@ -42,7 +42,7 @@ std::vector<Wanted> ListWanted(const SnapshotChoice& choice) {
   return wanted;
 }
 
-/// Takes units into the memory of their blobs.
+/// Copies units into the memory of their blobs.
 class SnapshotCopier final : public SnapshotCopy, private exec::UnitSink {
  public:
   SnapshotCopier(std::vector<Wanted> wanted, std::unique_ptr<const plan::Target> target,
@@ -67,7 +67,7 @@ class SnapshotCopier final : public SnapshotCopy, private exec::UnitSink {
     }
   }
 
-  /// What CopyAll reads, by file and place.
+  /// Returns the byte ranges that CopyAll reads, by file and offset.
   std::vector<FileStretch> Stretches(const checkpoints::SourceSet& set) const {
     struct Place {
       std::uint32_t file;
@@ -103,7 +103,7 @@ class SnapshotCopier final : public SnapshotCopy, private exec::UnitSink {
       const plan::OutputFile& file = plan_.target().files[i];
       auto taken = pool_->Take(file.bytes);
       if (!taken) return Within(file.path, std::move(taken).error());
-      // Owned here at once, so that an error gives the memory back.
+      // Owned here immediately, so that an error releases the memory.
       copies_[i] = *std::move(taken);
     }
     exec::UnitLoopOptions options;
@@ -116,7 +116,7 @@ class SnapshotCopier final : public SnapshotCopy, private exec::UnitSink {
   Result<Taken> Seal() override {
     SW_TRY(loop_->SumUnits(units_, *this));
     SW_TRY_ASSIGN(std::vector<BlobPtr> blobs, MakeBlobs());
-    // A member that was copied in part proves nothing, and the source is not read any more.
+    // A partly copied member cannot be verified, and the source is not read again.
     if (note_) SW_TRY(exec::VerifyMembers(plan_, source_sums_, {}, arena_));
     Taken taken;
     for (const plan::OutputFile& file : plan_.target().files) taken.bytes += file.bytes;
@@ -155,15 +155,15 @@ class SnapshotCopier final : public SnapshotCopy, private exec::UnitSink {
     return blobs;
   }
 
-  const std::vector<Wanted> wanted_;                  // the blobs; one of passed members may follow
-  const std::unique_ptr<const plan::Target> target_;  // the plan's
+  const std::vector<Wanted> wanted_;                  // the blobs; that of passed members is last
+  const std::unique_ptr<const plan::Target> target_;  // target of the plan
   const plan::Plan plan_;
   const std::size_t module_count_;
   const std::shared_ptr<MemoryPool> pool_;
   tbb::task_arena arena_;
   const bool note_;
   exec::SourceSums source_sums_;
-  std::vector<std::uint64_t> units_;  // all
+  std::vector<std::uint64_t> units_;  // all units
   std::vector<exec::UnitSum> sums_;   // by unit
   std::optional<exec::UnitLoop> loop_;
   std::vector<os::Buffer> copies_;  // by file of the plan's target

@@ -11,11 +11,11 @@
 
 namespace shardwright::partial {
 
-/// Passes on what a user should hear, and neither passes nor progress: several snapshots, persists
-/// and copies are under way at once, and each would end the pass of another.
+/// Forwards warnings and notes but no passes or progress, because several snapshots,
+/// persists and copies run at once and each would end the pass of another.
 class QuietSink final : public NullSink {
  public:
-  /// \param stop  what asks to stop in place of `sink`; null: `sink` does
+  /// \param stop  stop flag that replaces that of `sink`; null: use `sink`
   explicit QuietSink(Sink& sink, const std::atomic<bool>* stop = nullptr)
       : sink_(sink), stop_(stop) {}
   void AddRead(std::uint64_t bytes, std::uint64_t files) override { sink_.AddRead(bytes, files); }

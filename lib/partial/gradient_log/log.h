@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// lib/partial/gradient_log: gradients that an optimizer used, so that its steps can be made again.
-// A writer (log_writer.h) appends what a trainer's process used of a module in an iteration to
-// segments in the folder logs/ of a store; a reader (log_reader.h) proves them and gives the chain
-// of a module from one iteration to another, or says why there is none. lib/partial/optimizer_steps
-// makes the steps. Source: docs/formats/log.md.
+// lib/partial/gradient_log: gradients that an optimizer used, to repeat its steps
+// later. A writer (log_writer.h) appends the gradients of a module in each iteration
+// to segments in the folder logs/ of a store. A reader (log_reader.h) verifies them
+// and returns a module's chain from one iteration to another, or the reason why there
+// is none. lib/partial/optimizer_steps repeats the steps. Source: docs/formats/log.md.
 
 #pragma once
 
@@ -25,14 +25,14 @@ namespace shardwright::partial {
 
 inline constexpr std::uint32_t kLogVersion = 1;
 
-/// Caps, checked before memory is taken.
+/// Limits, checked before memory is allocated.
 inline constexpr std::uint64_t kLogMetaBytes = std::uint64_t{16} << 20;
 inline constexpr std::uint64_t kLogPieceBytes = std::uint64_t{64} << 20;
 
-/// A step as a log has it, and whose square roots it needs.
+/// A step in a log, with the table of square roots that it needs.
 struct LogStep {
   optimizer_steps::Step step;
-  std::optional<exec::Digest> roots;  ///< of a file of PutRoots; absent: rounded correctly
+  std::optional<exec::Digest> roots;  ///< file written by PutRoots; absent: rounded correctly
   friend bool operator==(const LogStep&, const LogStep&) = default;
 };
 
@@ -43,43 +43,43 @@ struct LogPiece {
   std::uint64_t first = 0;
   std::uint64_t count = 0;
   DType dtype = DType::kF32;
-  std::uint32_t step = 0;    ///< in LogRecord::steps; a skipped one has no bytes
+  std::uint32_t step = 0;    ///< index into LogRecord::steps; skipped ones have no bytes
   std::uint64_t bytes = 0;   ///< as stored
-  bool zstd = false;         ///< one frame
-  exec::Digest digest{};     ///< of the plain bytes
-  std::uint64_t offset = 0;  ///< in the file; worked out, not stored
+  bool zstd = false;         ///< compressed as one frame
+  exec::Digest digest{};     ///< of the uncompressed bytes
+  std::uint64_t offset = 0;  ///< in the file; computed, not stored
   friend bool operator==(const LogPiece&, const LogPiece&) = default;
 };
 
-/// What a writer had of a module in an iteration.
+/// Gradients of a module that a writer had in an iteration.
 struct LogRecord {
   std::uint64_t iteration = 0;
-  std::uint64_t recovery = 0;  ///< the store's last recovery when it was made; 0: none
+  std::uint64_t recovery = 0;  ///< the store's last recovery at that time; 0: none
   std::string module;
   std::vector<LogStep> steps;
   std::vector<LogPiece> pieces;
   friend bool operator==(const LogRecord&, const LogRecord&) = default;
 };
 
-/// The text in front of the gradients of a record, and back.
-/// \error kBadInput, kUnsupported  what is wrong with it
+/// Convert the text in front of the gradients of a record.
+/// \error kBadInput, kUnsupported  describes the invalid field
 std::string ToText(const LogRecord& record);
 Result<LogRecord> ParseLogRecord(std::string_view text, const std::string& where);
 
-/// A list of steps, each as in that text.
+/// Parses a list of steps in the format of that text.
 /// \error as ParseLogRecord
 Result<std::vector<LogStep>> ParseLogSteps(std::string_view text, const std::string& where);
 
-/// The digest of the file that PutRoots makes.
+/// Returns the digest of the file that PutRoots writes.
 exec::Digest DigestOf(const optimizer_steps::RootTable& roots);
 
-/// Puts a table of square roots into the folder of a log, unless it is there.
-/// \returns its digest, for LogStep
+/// Writes a table of square roots into the folder of a log unless it exists.
+/// \returns its digest, for LogStep::roots
 /// \error kIo
 /// Local.
 Result<exec::Digest> PutRoots(const std::string& folder, const optimizer_steps::RootTable& roots);
 
-/// \error kNotFound; kBadInput  damaged
+/// \error kNotFound; kBadInput  damaged file
 /// Local.
 Result<optimizer_steps::RootTable> GetRoots(const std::string& folder, const exec::Digest& digest);
 

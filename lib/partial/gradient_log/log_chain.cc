@@ -13,7 +13,7 @@ std::string Range(std::uint64_t first, std::uint64_t last) {
   return "elements " + std::to_string(first) + " to " + std::to_string(last - 1);
 }
 
-/// Proves that pieces of one iteration, sorted, have every element of a parameter once.
+/// Checks that sorted pieces of one iteration contain every element of a parameter once.
 Status CheckCover(const LoggedParam& param, std::span<const LogLink::Piece> pieces,
                   const std::string& where) {
   const std::string who = where + ": parameter " + Quoted(param.name);
@@ -42,11 +42,11 @@ Status CheckCover(const LoggedParam& param, std::span<const LogLink::Piece> piec
   return {};
 }
 
-/// Proves that a step is the one after the step before, null: none is known.
+/// Checks that a step directly follows the previous step; null: that is unknown.
 Status CheckCount(const optimizer_steps::Step* before, const optimizer_steps::Step& step,
                   const std::string& where) {
   if (before == nullptr) return {};
-  // As torch counts in float32: it stands still at 2^24.
+  // torch counts in float32, which stops at 2^24.
   const float expected = step.skipped ? before->count : before->count + 1.0F;
   if (step.count == expected) return {};
   return BadInput(where + ": step " + std::to_string(expected) + " expected, found " +

@@ -14,8 +14,8 @@
 namespace shardwright::partial {
 namespace {
 
-/// Whether a segment that others follow has only records of iterations up to `through`.
-/// \returns its bytes, nothing if it has others
+/// Checks that a segment with successors has only records of iterations up to `through`.
+/// \returns its size; nullopt if it has other records
 Result<std::optional<std::uint64_t>> OldBytes(const os::File& file, log::SegmentId id,
                                               const exec::Digest& fingerprint,
                                               std::uint64_t through) {
@@ -45,7 +45,7 @@ Result<std::optional<std::uint64_t>> OldBytes(const os::File& file, log::Segment
   return std::optional(bytes);
 }
 
-/// Whether a segment has a whole head, which says with which record a writer goes on.
+/// Returns true if a segment has a complete head, which states a writer's next record.
 Result<bool> HasHead(const std::string& path, log::SegmentId id, const exec::Digest& fingerprint) {
   SW_TRY_ASSIGN(const os::File file, os::File::OpenRead(path));
   SW_TRY_ASSIGN(const os::Identity identity, file.Stat());

@@ -12,47 +12,47 @@
 
 namespace shardwright::partial {
 
-/// Segments of a log that nothing needs any more.
+/// Segments of a log that are no longer needed.
 struct OldSegments {
-  /// The first ones of every writer, the second ones, ...: paths, in the order in which they go.
+  /// Paths in the order of deletion: the first segment of every writer, the second, ...
   std::vector<std::vector<std::string>> rounds;
   std::uint64_t segments = 0;
   std::uint64_t bytes = 0;
   std::uint64_t segments_kept = 0;
 };
 
-/// Finds the segments whose records are all of iterations up to `through`, as far as only such ones
-/// lie before them. The last segment of a writer stays, for it says where the writer goes on, and
-/// with it the one before if its own head is not whole. Reads heads and texts of records, no
-/// gradients. Writers may append meanwhile.
-/// \error kBadInput  what it has read is damaged; kMismatch, kUnsupported  as GradientLog::Open;
-///        kNotFound; kStopped
+/// Finds the leading segments of each writer with records up to iteration `through`
+/// only. The last segment of a writer stays, because it states where the writer
+/// continues, and also the one before it if its own head is incomplete. Reads heads
+/// and texts of records, but no gradients. Writers may append at the same time.
+/// \error kBadInput  a part that was read is damaged; kMismatch,
+///        kUnsupported  as GradientLog::Open; kNotFound; kStopped
 /// Local. Source: docs/formats/log.md.
 Result<OldSegments> FindOldSegments(const std::string& folder, const exec::Digest& fingerprint,
                                     std::uint64_t through, const StopCheck& stop = {});
 
-/// Removes them, oldest first. Whenever it is interrupted, what is left is a log: the names of a
-/// round are off the device before those of the next one go.
-/// \pre one at a time
-/// \error kIo; kStopped  after a round
+/// Removes the segments, oldest first. After an interruption the remaining files are
+/// a valid log: each round's deletions are durable before the next round starts.
+/// \pre no concurrent call
+/// \error kIo; kStopped  at the end of a round
 /// Local.
 Status RemoveSegments(const std::string& folder, const OldSegments& old,
                       const StopCheck& stop = {});
 
-/// What of a store's log was removed, or would be.
+/// Result of a collection of a store's log; with dry_run, what it would remove.
 struct CollectedLog {
   std::uint64_t segments_kept = 0;
   std::uint64_t segments_removed = 0;
   std::uint64_t bytes_removed = 0;
-  std::string wrong;  ///< why all of it was left as it is; empty: it was not
+  std::string wrong;  ///< reason why nothing was removed; empty: none
 };
 
-/// Removes the segments that nothing needs where no chain begins before an iteration. A log that is
-/// damaged, or that cannot be read, stays as it is. No log is an empty one.
-/// \param oldest  Collected::oldest_version, after CollectGarbage: a checkpoint that is still there
-///                may need more
-/// \error kBusy  another process writes into the store; kIo; kStopped  the next call removes the
-///        rest
+/// Removes the segments that are not needed if no chain starts before an iteration.
+/// Does not change a damaged or unreadable log. A missing log counts as empty.
+/// \param oldest  Collected::oldest_version, after CollectGarbage: a
+///                checkpoint that still exists may need older records
+/// \error kBusy  another process writes into the store;
+///        kIo; kStopped  the next call removes the rest
 /// Local.
 Result<CollectedLog> CollectLog(const Store& store, std::uint64_t oldest, bool dry_run,
                                 const StopCheck& stop = {});

@@ -19,23 +19,23 @@
 
 namespace shardwright::partial {
 
-/// What follows the last whole record of a writer: a kill or a power failure cut it short.
+/// Bytes after the last complete record of a writer, left by a kill or a power failure.
 struct TornTail {
   std::string path;
   std::uint64_t bytes = 0;
 };
 
-/// Where a writer stands, for one that goes on.
+/// End of a writer's log, from which a new LogWriter continues.
 struct LogEnd {
   std::uint64_t number = 0;      ///< of the last segment; 0: there is none
-  std::uint64_t end = 0;         ///< of its last whole record; 0: its head is torn, too
-  std::uint64_t torn_bytes = 0;  ///< what follows that
+  std::uint64_t end = 0;         ///< of its last complete record; 0: its head is incomplete
+  std::uint64_t torn_bytes = 0;  ///< bytes after that
   std::uint64_t next_index = 0;
   exec::Digest previous{};  ///< trailer of the last record
 };
 
-/// The gradients of a record, as its segment stores them, and digests of what Open has proved: of
-/// every kLogSumBytes, the last one of the rest.
+/// Gradients of a record as stored in its segment, with digests of the bytes
+/// that Open verified: one for every kLogSumBytes, and one for the rest.
 struct LogPayload {
   std::uint64_t offset = 0;  ///< in the segment
   std::uint64_t bytes = 0;
@@ -43,11 +43,11 @@ struct LogPayload {
 };
 inline constexpr std::uint64_t kLogSumBytes = std::uint64_t{64} << 10;
 
-/// A record where it lies.
+/// A record and its position.
 struct LoggedRecord {
   LogRecord record;  ///< LogPiece::offset set
   LogPayload payload;
-  std::string path;  ///< of its segment
+  std::string path;  ///< path of its segment
 };
 
 /// A parameter of a module.
@@ -56,60 +56,60 @@ struct LoggedParam {
   std::uint64_t elems = 0;
 };
 
-/// One iteration of a chain: every element of every parameter once.
+/// One iteration of a chain: every element of every parameter exactly once.
 struct LogLink {
   struct Piece {
-    std::size_t param = 0;  ///< in what ChainOf was asked for
+    std::size_t param = 0;  ///< index into the `params` of ChainOf
     const LogStep* step = nullptr;
     const LogPiece* piece = nullptr;
-    const LogPayload* payload = nullptr;  ///< that it is a part of
-    std::uint32_t segment = 0;            ///< that it lies in, of those of the log
-    const std::string* path = nullptr;    ///< of its segment
+    const LogPayload* payload = nullptr;  ///< payload that contains it
+    std::uint32_t segment = 0;            ///< index of its segment in the log
+    const std::string* path = nullptr;    ///< path of its segment
   };
   std::uint64_t iteration = 0;
-  std::vector<Piece> pieces;  ///< by parameter and first element; none of skipped steps
+  std::vector<Piece> pieces;  ///< by parameter and first element; none for skipped steps
 
-  /// Those of a parameter; empty if it skipped the step.
+  /// Returns the pieces of a parameter; empty if it skipped the step.
   std::span<const Piece> of(std::size_t param) const;
 };
 
-/// The gradients of a store, proved. Reading takes no lock: segments that writers append to show as
-/// far as they were whole.
+/// The verified gradient log of a store. Takes no lock: of
+/// segments that are being written, it shows the complete records.
 class GradientLog {
  public:
-  /// Reads all segments and compares all checksums.
-  /// \param threads  that read segments
-  /// \error kBadInput  damage, by segment, record and what is wrong: a segment or records that are
-  ///        missing, come twice or out of order, are cut short or changed; kMismatch  another
-  ///        model's log; kUnsupported  another version; kNotFound
+  /// Reads all segments and verifies all checksums.
+  /// \param threads  number of threads that read segments
+  /// \error kBadInput  damage, with segment, record and reason: segments or records
+  ///        that are missing, repeated, out of order, incomplete or changed;
+  ///        kMismatch  log of another model; kUnsupported  unknown version; kNotFound
   /// Local.
   static Result<GradientLog> Open(const std::string& folder, const exec::Digest& fingerprint,
                                   unsigned threads = 1);
 
-  /// The same for the segments of one writer.
+  /// Reads and verifies the segments of one writer and returns their end.
   static Result<LogEnd> EndOf(const std::string& folder, const exec::Digest& fingerprint,
                               std::uint32_t writer);
 
-  /// A log of records that are known: what this process has written itself. Nothing is read.
-  /// \param records  in the order in which each writer has written them
+  /// Makes a log of known records, those that this process has written. Reads no file.
+  /// \param records  those of each writer in the order of writing
   static GradientLog Of(const std::vector<std::shared_ptr<const LoggedRecord>>& records);
 
   const std::vector<TornTail>& torn() const { return torn_; }
 
-  /// What brings a module from one version to another: a link for each iteration after `from`, up
-  /// to and with `to`. Records that a recovery has given up are not looked at.
-  /// \param params  all of the module, with different names
-  /// \error kNotFound  an iteration, or elements of a parameter in it, that no record has; names
-  ///        them; kBadInput  records that contradict each other or `params`, or counts of steps
-  ///        that do not follow each other
-  /// Local. The chain is valid as long as the log is.
+  /// Finds the chain that leads a module from one version to another: a link for each iteration
+  /// after `from`, up to and including `to`. Ignores records that a recovery has rolled back.
+  /// \param params  all parameters of the module, with distinct names
+  /// \error kNotFound  no record has an iteration, or elements of a
+  ///        parameter in it (names them); kBadInput  records contradict
+  ///        each other or `params`, or step counts are not consecutive
+  /// Local. The chain is valid during the lifetime of the log.
   Result<std::vector<LogLink>> ChainOf(std::string_view module, std::span<const LoggedParam> params,
                                        std::uint64_t from, std::uint64_t to,
                                        std::span<const RecoveryRecord> recoveries) const;
 
   const std::vector<std::string>& segments() const { return paths_; }
 
-  /// The log of the modules that it has, by name: all iterations, ascending.
+  /// Returns all iterations of each module in the log, ascending, by name.
   std::map<std::string, std::vector<std::uint64_t>> Modules() const;
 
  private:
@@ -119,7 +119,7 @@ class GradientLog {
   };
   struct Scan;
   GradientLog() = default;
-  /// Nothing where the list of segments has become old.
+  /// Returns nullopt if the list of segments has changed meanwhile.
   static Result<std::optional<GradientLog>> OpenListed(const std::string& folder,
                                                        const exec::Digest& fingerprint,
                                                        std::optional<std::uint32_t> only,
@@ -127,27 +127,27 @@ class GradientLog {
   static Result<GradientLog> OpenSome(const std::string& folder, const exec::Digest& fingerprint,
                                       std::optional<std::uint32_t> only, unsigned threads);
 
-  // Pointers into these are in chains.
+  // Chains have pointers into these.
   std::vector<std::string> paths_;
   std::vector<Entry> entries_;
   std::map<std::string, std::vector<std::size_t>, std::less<>> by_module_;
   std::vector<TornTail> torn_;
-  LogEnd end_;  // of the last writer that was read
+  LogEnd end_;  // of the last writer read
 };
 
-/// Reads ranges of gradients of a log, and compares what it reads with what Open has proved.
-/// Thread-safe; a thread needs little memory, whatever the size of a piece.
+/// Reads ranges of gradients from a log and verifies them against the digests
+/// of Open. Thread-safe. A thread needs little memory for pieces of any size.
 class LogReads {
  public:
   /// \pre `log` outlives it
   explicit LogReads(const GradientLog& log);
 
-  /// Fills `out` with the gradient of a piece from its element `first` on. What is compressed is
-  /// decompressed from the piece's beginning.
-  /// \error kBadInput  it has changed since Open; kNotFound
+  /// Fills `out` with the gradient of a piece, starting at its element
+  /// `first`. Decompresses compressed pieces from their beginning.
+  /// \error kBadInput  changed since Open; kNotFound
   Status Read(const LogLink::Piece& piece, std::uint64_t first, std::span<std::byte> out);
 
-  /// Bytes that were read, as stored, and segments that were opened.
+  /// Number of bytes read, as stored, and of segments opened.
   std::uint64_t bytes_read() const { return bytes_.load(std::memory_order_relaxed); }
   std::uint64_t files_read() const { return pool_.opened_count(); }
 

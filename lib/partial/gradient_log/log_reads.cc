@@ -20,7 +20,7 @@ std::string WhereOf(const LogLink::Piece& piece) {
   return *piece.path + ": gradient of " + Quoted(piece.piece->param);
 }
 
-/// Calls take(bytes) for the stored bytes [first, last) of a payload, part by part, each proved.
+/// Calls take(bytes) for the stored bytes [first, last) of a payload in verified parts.
 template <class Take>
 Status ForStored(const os::File& file, const LogLink::Piece& piece, std::uint64_t first,
                  std::uint64_t last, const Take& take) {
@@ -44,12 +44,12 @@ Status ForStored(const os::File& file, const LogLink::Piece& piece, std::uint64_
   return {};
 }
 
-/// Plain bytes from `skip` on out of a piece that is one zstd frame.
+/// Decompresses the bytes from `skip` on of a piece that is one zstd frame.
 Status ReadFrame(const os::File& file, const LogLink::Piece& piece, std::uint64_t skip,
                  std::span<std::byte> out) {
   const std::uint64_t begin = piece.piece->offset - piece.payload->offset;
   const std::unique_ptr<ZSTD_DCtx, FreeContext> context(NewZstdReader());
-  // A piece is 64 MiB at most.
+  // A piece has at most 64 MiB, so a window of 2^27 bytes always suffices.
   ZSTD_DCtx_setParameter(context.get(), ZSTD_d_windowLogMax, 27);
   std::vector<std::byte> room(std::min<std::uint64_t>(ZSTD_DStreamOutSize(), skip));
   SW_TRY(ForStored(file, piece, begin, begin + piece.piece->bytes,

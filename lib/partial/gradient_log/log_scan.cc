@@ -11,8 +11,8 @@
 #include "support/os/dir.h"
 #include "support/os/file.h"
 
-// Reads the segments of a log from front to back. A record that is not whole is a torn tail where
-// nothing whole follows it in the last segment of its writer, and damage everywhere else.
+// Reads the segments of a log from front to back. An incomplete record is a torn tail if it is in
+// the last segment of its writer and no mark follows it. In all other cases it is damage.
 
 namespace shardwright::partial {
 namespace {
@@ -20,16 +20,16 @@ namespace {
 constexpr std::size_t kBlockBytes = std::size_t{1} << 20;
 static_assert(kBlockBytes % kLogSumBytes == 0);
 
-/// A record of a file, as far as it could be proved.
+/// A record of a file, with the result of its verification.
 struct Found {
   log::RecordHead head;
   std::string meta;
   LogPayload payload;
   exec::Digest trailer{};
-  std::string wrong;  ///< empty: whole
+  std::string wrong;  ///< reason; empty: intact
 };
 
-/// What is wrong with the record at `at`, or the record.
+/// Reads the record at `at`, or describes its damage.
 Result<Found> ReadRecord(const os::File& file, std::uint64_t at, std::uint64_t file_bytes) {
   SW_TRY_ASSIGN(log::RecordFront front, log::ReadFront(file, at, file_bytes));
   Found found;
@@ -68,8 +68,8 @@ Result<Found> ReadRecord(const os::File& file, std::uint64_t at, std::uint64_t f
   return found;
 }
 
-/// Whether a mark lies anywhere behind a place: what lies before one was durable. Without it the
-/// system may have written what comes later first.
+/// Returns true if a mark follows offset `after`. Bytes before a mark count as durable, so an error
+/// in them is damage. Without a mark, the system may have written later bytes first.
 Result<bool> MarkFollows(const os::File& file, std::uint64_t after, std::uint64_t file_bytes) {
   if (after >= file_bytes) return false;
   std::vector<std::byte> block(std::min<std::uint64_t>(kBlockBytes, file_bytes - after));
@@ -85,13 +85,13 @@ Result<bool> MarkFollows(const os::File& file, std::uint64_t after, std::uint64_
   return false;
 }
 
-/// A segment as far as it could be read: what does not depend on the segments before it.
+/// Content of a segment that does not depend on the segments before it.
 struct Scanned {
   std::uint64_t bytes = 0;
-  std::optional<log::SegmentHead> head;  ///< absent: it is cut short
-  std::vector<Found> records;            ///< whole ones
-  std::string wrong;                     ///< with what follows them; empty: nothing does
-  bool mark_follows = false;             ///< a mark lies behind that
+  std::optional<log::SegmentHead> head;  ///< absent: incomplete
+  std::vector<Found> records;            ///< intact ones
+  std::string wrong;                     ///< error in the next record; empty: none
+  bool mark_follows = false;             ///< a mark follows the invalid record
 };
 
 Result<Scanned> ReadSegment(const std::string& folder, log::SegmentId id,
@@ -117,13 +117,13 @@ Result<Scanned> ReadSegment(const std::string& folder, log::SegmentId id,
 
 }  // namespace
 
-/// A walk over the segments of one writer.
+/// A pass over the segments of one writer.
 struct GradientLog::Scan {
   const std::string& folder;
   const exec::Digest& fingerprint;
-  GradientLog* log;  ///< gets the records
+  GradientLog* log;  ///< receives the records
   LogEnd end;
-  bool first = false;  ///< what comes next follows segments that are not there
+  bool first = false;  ///< the next record follows segments that were collected
 
   Status Segment(log::SegmentId id, bool last, Scanned scanned);
   Status CheckOrder(const Found& found, const std::string& where);
@@ -258,7 +258,7 @@ Result<std::optional<GradientLog>> GradientLog::OpenListed(const std::string& fo
     scanned[i].emplace(ReadSegment(folder, ids[i], fingerprint));
     return {};
   }));
-  // What was collected between the list and its reading is not needed, nor is what lay before it.
+  // Segments that were collected after listing are not needed, nor are earlier ones.
   const auto is_last = [&](std::size_t i) {
     return i + 1 == ids.size() || ids[i + 1].writer != ids[i].writer;
   };
@@ -268,7 +268,7 @@ Result<std::optional<GradientLog>> GradientLog::OpenListed(const std::string& fo
       collected[i] = 1;
     } else if (!*scanned[i]) {
       SW_TRY_ASSIGN(const bool there, os::Exists(log::SegmentPath(folder, ids[i])));
-      // The last one goes only when others have followed it, which are not in the list.
+      // The last one is only collected if newer ones exist, which the list lacks.
       if (!there && is_last(i)) return std::optional<GradientLog>();
       collected[i] = there ? 0 : 1;
     }

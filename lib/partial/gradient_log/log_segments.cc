@@ -32,7 +32,7 @@ Result<std::vector<SegmentId>> ListSegments(const std::string& folder,
     const std::size_t begin = ids.size();
     for (const std::uint64_t number : numbers) {
       if (ids.size() > begin && number != ids.back().number + 1) {
-        // The names were read while the oldest ones were collected: all before a gap went first.
+        // Segments were collected while names were read: if so, all before the gap are gone.
         const SegmentId before = ids.back();
         SW_TRY_ASSIGN(const bool there, os::Exists(SegmentPath(folder, before)));
         if (there) {

@@ -12,36 +12,36 @@
 
 namespace shardwright::partial::log {
 
-// What is read of segments without their gradients.
+// Reads segments without their gradients.
 
-/// `folder`/<writer>-<number>.swg
+/// Returns `folder`/<writer>-<number>.swg.
 std::string SegmentPath(const std::string& folder, SegmentId id);
 
-/// All segments by writer and number, those of a writer without a gap; the first ones may have been
-/// collected.
-/// \param only  this writer's; absent: of all
-/// \error kBadInput  one is missing, or a name that is not of a log; kNotFound  the folder
+/// Lists all segments by writer and number. Those of a writer
+/// have no gap, but the first ones may have been collected.
+/// \param only  list only this writer's segments; absent: all
+/// \error kBadInput  a missing segment, or an unknown name; kNotFound  the folder
 /// Local.
 Result<std::vector<SegmentId>> ListSegments(const std::string& folder,
                                             std::optional<std::uint32_t> only = std::nullopt);
 
-/// The head of a segment; nothing where it is cut short.
-/// \error kBadInput  it is damaged, or of another segment; kMismatch  of another model;
-///        kUnsupported  of another version
+/// Reads the head of a segment; nullopt if it is incomplete.
+/// \error kBadInput  damaged, or head of another segment;
+///        kMismatch  another model; kUnsupported  unknown version
 /// Local.
 Result<std::optional<SegmentHead>> ReadHead(const os::File& file, std::uint64_t file_bytes,
                                             SegmentId id, const exec::Digest& fingerprint);
 
-/// Frame and text of a record. The text is compared with nothing: the digest of a record is that of
-/// all of it.
+/// Frame and text of a record. The text is not verified,
+/// because the digest of a record covers all of it.
 struct RecordFront {
   Frame frame{};
   RecordHead head;
   std::string meta;
-  std::string wrong;  ///< empty: it lies within the file, and the frame has its digest
+  std::string wrong;  ///< empty: within the file, with a valid frame digest
 };
 
-/// \error kNotFound, kIo  the file
+/// \error kNotFound, kIo  reading the file
 /// Local.
 Result<RecordFront> ReadFront(const os::File& file, std::uint64_t at, std::uint64_t file_bytes);
 

@@ -20,7 +20,7 @@ using json::Json;
 
 constexpr std::uint64_t kMost = std::numeric_limits<std::int64_t>::max();
 
-/// Members of one object: says which is missing or of another kind.
+/// Reads members of one object. Reports missing ones and wrong types.
 class Members {
  public:
   Members(const Json& object, std::string where) : object_(object), where_(std::move(where)) {}
@@ -180,7 +180,7 @@ Result<std::vector<LogStep>> StepsFrom(const Json& list, const std::string& wher
   return steps;
 }
 
-/// A file of roots: u32 RootTable::last, little-endian, and RootTable::bytes.
+/// Makes a square-root file: u32 RootTable::last, little-endian, and RootTable::bytes.
 std::vector<std::byte> FileOf(const optimizer_steps::RootTable& roots) {
   std::vector<std::byte> bytes(4 + optimizer_steps::RootTable::kBytes);
   for (std::size_t i = 0; i < 4; ++i) bytes[i] = static_cast<std::byte>(roots.last() >> (8 * i));

@@ -12,14 +12,14 @@
 #include "support/os/fault.h"
 #include "support/zstd/contexts.h"
 
-// What is on the device after Persist, step by step; each has a fault point of its name:
+// Steps that make records durable. Each has a fault point of the same name:
 //
-//   log.segment  a new segment: its head is written and synced, then the folder
-//   log.record   a record: head and text, gradients, trailer; a kill leaves a torn tail
-//   log.mark     a mark follows what was appended
-//   log.sync     the segment is synced
+//   log.segment  begins a segment: writes and syncs its head, then syncs the folder
+//   log.record   writes a record: head, text, gradients, trailer; a kill leaves a torn tail
+//   log.mark     writes a mark after the appended records
+//   log.sync     syncs the segment
 //
-// A segment that is full is synced before the next one begins.
+// A full segment is synced before the next one begins.
 
 namespace shardwright::partial {
 
@@ -37,7 +37,7 @@ Status CheckFinite(const LogStep& step, const std::string& where) {
   return {};
 }
 
-/// What was written from `begin` on, as a reader proves it.
+/// Computes the digests of the payload written from `begin` on, as a reader verifies it.
 LogPayload PayloadOf(std::uint64_t begin, std::span<const std::span<const std::byte>> pieces) {
   LogPayload out{begin, 0, {}};
   std::optional<exec::DigestStream> sum(std::in_place);
@@ -62,7 +62,7 @@ std::string WhereOf(std::uint64_t iteration, std::string_view module) {
   return "gradients of " + Quoted(module) + ", iteration " + std::to_string(iteration);
 }
 
-/// The record as it is without compression, but for its recovery and digests.
+/// Makes the record of uncompressed gradients, without recovery and digests.
 Result<LogRecord> Describe(std::uint64_t iteration, std::string_view module,
                            std::span<const LogStep> steps, std::span<const GradientRange> ranges) {
   const std::string where = WhereOf(iteration, module);
@@ -91,14 +91,14 @@ Result<LogRecord> Describe(std::uint64_t iteration, std::string_view module,
   return record;
 }
 
-/// The text of a record that readers take.
+/// Makes the text of a record and checks that readers accept it.
 Result<std::string> MetaOf(const LogRecord& record, const std::string& where) {
   std::string meta = ToText(record);
   if (meta.size() > kLogMetaBytes) {
     return Fail(Errc::kLimit, where + ": a text of " + std::to_string(meta.size()) + " bytes, " +
                                   std::to_string(kLogMetaBytes) + " at most");
   }
-  // What a reader would refuse is not written.
+  // Do not write a record that readers would reject.
   SW_TRY_ASSIGN(const LogRecord read, ParseLogRecord(meta, where));
   if (read != record) return BadInput(where + ": a name that is not UTF-8");
   return meta;
@@ -158,13 +158,13 @@ Status LogWriter::Begin() {
   return {};
 }
 
-/// \returns where the payload begins
+/// \returns the offset of the payload
 Result<std::uint64_t> LogWriter::WriteRecord(std::uint32_t kind, std::string_view meta,
                                              std::span<const std::span<const std::byte>> payload) {
   if (broken_) {
     return Fail(Errc::kIo, file_.path() + ": an earlier write to the log of gradients failed");
   }
-  // A record after a torn one would be damage, so nothing may follow a failure.
+  // Readers treat a record after a torn one as damage, so a failure is final.
   broken_ = true;
   log::RecordHead head;
   head.index = index_;
@@ -254,7 +254,7 @@ Status LogWriter::Append(std::uint64_t iteration, std::string_view module,
 Status LogWriter::Check(std::uint64_t iteration, std::string_view module,
                         std::span<const LogStep> steps, std::span<const GradientRange> ranges) {
   SW_TRY_ASSIGN(LogRecord record, Describe(iteration, module, steps, ranges));
-  record.recovery = std::numeric_limits<std::int64_t>::max();  // the longest that there is
+  record.recovery = std::numeric_limits<std::int64_t>::max();  // the longest possible number
   SW_TRY(MetaOf(record, WhereOf(iteration, module)));
   return {};
 }
@@ -263,7 +263,7 @@ Status LogWriter::Persist() {
   SW_TRY(os::FaultPoint("log.mark"));
   SW_TRY(WriteRecord(static_cast<std::uint32_t>(log::Kind::kMark), "", {}));
   SW_TRY(os::FaultPoint("log.sync"));
-  broken_ = true;  // a failed sync is final
+  broken_ = true;  // no more writes after a failed sync
   SW_TRY(file_.Sync());
   broken_ = false;
   return {};

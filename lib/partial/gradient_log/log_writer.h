@@ -19,57 +19,57 @@ struct ZSTD_CCtx_s;
 namespace shardwright::partial {
 
 struct LogWriterOptions {
-  std::uint32_t writer = 0;    ///< number of the process; nobody else has it at a time
+  std::uint32_t writer = 0;    ///< number of the process, unique at any time
   std::uint64_t recovery = 0;  ///< the store's last recovery (LogRecord::recovery)
   exec::Digest fingerprint{};  ///< StoreHead::fingerprint
-  std::uint64_t segment_bytes = std::uint64_t{1} << 30;  ///< a new one begins when it is reached
-  int zstd_level = 0;                                    ///< 0: not compressed
+  std::uint64_t segment_bytes = std::uint64_t{1} << 30;  ///< size that starts a new segment
+  int zstd_level = 0;                                    ///< 0: uncompressed
 };
 
-/// A range of a gradient to be logged.
+/// A range of a gradient to log.
 struct GradientRange {
   std::string_view param;
   std::uint64_t elems = 0;  ///< of the whole parameter
   std::uint64_t first = 0;
   DType dtype = DType::kF32;
-  std::uint32_t step = 0;               ///< in the steps of the call
+  std::uint32_t step = 0;               ///< index into the steps of the call
   std::uint64_t count = 0;              ///< elements of the range
-  std::span<const std::byte> gradient;  ///< as the optimizer got it; empty if it skipped the step
+  std::span<const std::byte> gradient;  ///< input of the optimizer; empty for a skipped step
 };
 
 /// Appends to the segments of one writer. Local; one call at a time.
 class LogWriter {
  public:
-  /// Goes on after the last whole record, whatever follows it is cut off, or begins.
-  /// \param folder  is made if it is absent
-  /// \error kBadInput  the writer's segments are damaged; kMismatch  another model's; kIo
+  /// Begins a log, or continues after the last complete record and truncates what follows it.
+  /// \param folder  created if it does not exist
+  /// \error kBadInput  the writer's segments are damaged; kMismatch  another model; kIo
   static Result<LogWriter> Open(const std::string& folder, const LogWriterOptions& options);
 
   LogWriter(LogWriter&&) noexcept;
   LogWriter& operator=(LogWriter&&) noexcept;
   ~LogWriter();
 
-  /// Appends what this process used of a module in an iteration. It is durable after Persist.
-  /// After a failure every later call fails too: Open again.
-  /// \param logged  gets the record as it lies there; null: nobody asks
-  /// \error kBadInput, kUnsupported, kLimit  what no reader would take, nothing is written; kIo
+  /// Appends the gradients that this process used of a module in an iteration. They are
+  /// durable after Persist. After a failure all later calls fail; then call Open again.
+  /// \param logged  receives the record with its position; may be null
+  /// \error kBadInput, kUnsupported, kLimit  invalid for readers, nothing was written; kIo
   Status Append(std::uint64_t iteration, std::string_view module, std::span<const LogStep> steps,
                 std::span<const GradientRange> ranges, LoggedRecord* logged = nullptr);
 
-  /// Whether Append would take it, as far as that is not the file's affair.
+  /// Checks that Append would accept the arguments, apart from errors of the file.
   /// \error kBadInput, kUnsupported, kLimit  as Append
   /// Pure.
   static Status Check(std::uint64_t iteration, std::string_view module,
                       std::span<const LogStep> steps, std::span<const GradientRange> ranges);
 
-  /// Makes all that was appended durable, and leaves a mark that damage before it is damage.
+  /// Makes all appended records durable, and writes a mark: damage before it is not a torn tail.
   /// \error kIo
   Status Persist();
 
-  /// Of the records to come: the trainer went on from another recovery.
+  /// Sets the recovery of later records, after the trainer has resumed from another one.
   void set_recovery(std::uint64_t recovery) { options_.recovery = recovery; }
 
-  /// Bytes that Open cut off.
+  /// Returns the number of bytes that Open truncated.
   std::uint64_t cut_bytes() const { return cut_bytes_; }
 
  private:

@@ -16,17 +16,17 @@
 namespace shardwright::partial {
 namespace {
 
-/// A tensor of a module, by its state.
+/// A tensor of a module, identified by its state.
 struct StateTensor {
   BlobTensor at;
   DType dtype = DType::kF32;
   std::uint64_t elems = 0;
 };
 
-/// What of a module has to be replayed.
+/// The parts of a module that must be replayed.
 struct Aim {
-  std::uint64_t version = 0;  ///< of the blobs
-  /// By parameter that is trained: its states, kMaster or kWeight among them.
+  std::uint64_t version = 0;  ///< version of the blobs
+  /// Trained parameters with their states, kMaster or kWeight among them.
   std::map<std::string, std::map<std::string, StateTensor>> params;
 };
 
@@ -34,8 +34,8 @@ std::string_view BaseOf(const std::map<std::string, StateTensor>& states) {
   return states.contains(std::string(layout::kMaster)) ? layout::kMaster : layout::kWeight;
 }
 
-/// The tensors of a module by parameter, and the version that all that is replayed has.
-/// \error kUnsupported  why it cannot be replayed
+/// Returns the tensors of a module by parameter, and the common version of all to replay.
+/// \error kUnsupported  the reason why it cannot be replayed
 Result<Aim> AimOf(const Module& module, const HeldModule& held_module,
                   const layout::ShardMap& map) {
   Aim aim;
@@ -53,7 +53,7 @@ Result<Aim> AimOf(const Module& module, const HeldModule& held_module,
   }
   std::optional<std::uint64_t> version;
   for (auto& [name, states] : aim.params) {
-    // Beside a master the weights are the rounded master.
+    // Weights with a master are computed by rounding it.
     if (BaseOf(states) == layout::kMaster) states.erase(std::string(layout::kWeight));
     for (const auto& [state, tensor] : states) {
       if (tensor.dtype != DType::kF32) {
@@ -77,10 +77,10 @@ Result<Aim> AimOf(const Module& module, const HeldModule& held_module,
   return aim;
 }
 
-/// The iteration after which the chain of a version begins: the version's, or that of a restore
-/// that has gone on with this version as it is.
-/// \error kNotFound  a restore has gone on with something else, at the version's own iteration too:
-///        the version is then of the past that was given up
+/// Returns the iteration after which the chain of a version begins: its own, or
+/// that of a restore from which training resumed with this version unchanged.
+/// \error kNotFound  training resumed from a restore with another version,
+///        possibly at the same iteration, so that this version was rolled back
 Result<std::uint64_t> ChainBegin(const std::string& module, std::uint64_t version,
                                  std::uint64_t resume,
                                  const std::vector<RecoveryRecord>& recoveries) {
@@ -88,12 +88,12 @@ Result<std::uint64_t> ChainBegin(const std::string& module, std::uint64_t versio
   for (std::size_t i = 0; i < recoveries.size(); ++i) {
     const RecoveryRecord& one = recoveries[i];
     if (one.resume < version || one.resume >= resume) continue;
-    // What a later restore went back behind, it made good.
+    // A later restore to the same or an earlier iteration cancels this one.
     const bool undone =
         std::any_of(recoveries.begin() + static_cast<std::ptrdiff_t>(i) + 1, recoveries.end(),
                     [&](const RecoveryRecord& later) { return later.resume <= one.resume; });
     if (undone) continue;
-    // Older records do not say: the version, as far as known.
+    // Older records do not list versions; assume this one.
     if (!one.older && one.resume == version) continue;
     SW_TRY(CheckGoesOnWith(one, module, version));
     if (one.older->contains(module)) begin = one.resume;
@@ -101,7 +101,7 @@ Result<std::uint64_t> ChainBegin(const std::string& module, std::uint64_t versio
   return begin;
 }
 
-/// Proves that all steps of a parameter are of one kind, and that the states are those of it.
+/// Checks that all steps of a parameter have the same kind, matching its states.
 Status CheckSteps(const std::string& name, const std::map<std::string, StateTensor>& states,
                   const std::vector<LogLink>& chain, std::size_t param, ReplayedParam* out) {
   const LogStep* first = nullptr;
@@ -123,7 +123,7 @@ Status CheckSteps(const std::string& name, const std::map<std::string, StateTens
   }
   out->param = states.at(std::string(BaseOf(states))).at;
   if (first == nullptr) {
-    // Every step was skipped: all stays as it is.
+    // Every step was skipped, so all states stay unchanged.
     for (const std::string& state : unused) out->states.push_back(states.at(state).at);
     return {};
   }
@@ -143,7 +143,7 @@ Status CheckSteps(const std::string& name, const std::map<std::string, StateTens
   return {};
 }
 
-/// Proves that the last step of a chain is the one that the checkpoint of X has.
+/// Checks that the last step of a chain equals the step of the checkpoint of X.
 Status CheckLast(const checkpoints::Checkpoint& checkpoint, const std::string& name,
                  const std::vector<LogLink>& chain, std::size_t param) {
   const LogLink::Piece* last = nullptr;

@@ -4,10 +4,10 @@
 #include <bit>
 #include <cmath>
 
-// A kernel is a struct whose operator() makes one element of a step. Each is compiled once for each
-// set of instructions, in a loop that the compiler vectorises: addition, multiplication, division,
-// root and fused multiply-add are rounded correctly whatever their width. Sums that follow products
-// say which of both torch makes; -ffp-contract=off keeps the compiler from choosing.
+// A kernel is a struct with an operator() that makes one element of a step. Each is compiled
+// once per instruction set, in a loop that the compiler vectorises. Addition, multiplication,
+// division, root and fused multiply-add are rounded correctly at any width. kFused selects
+// torch's rounding of a sum after a product; -ffp-contract=off keeps the compiler from choosing.
 
 #if defined(__x86_64__)
 #define SW_REPLAY_X86 1
@@ -15,7 +15,7 @@
 
 #define SW_INLINE [[gnu::always_inline]] inline
 
-// The arrays of a step do not overlap.
+// Lets the compiler vectorise the next loop, because the arrays of a step do not overlap.
 #if defined(__clang__)
 #define SW_INDEPENDENT _Pragma("clang loop vectorize(assume_safety)")
 #define SW_AVX512 "avx512f,avx512dq,avx512vl,fma"
@@ -27,7 +27,7 @@
 namespace shardwright::optimizer_steps {
 namespace {
 
-/// a * b + c, as torch's add(alpha), addcmul and lerp have it.
+/// Returns a * b + c, like torch's add(alpha), addcmul and lerp.
 template <bool kFused>
 SW_INLINE float MultiplyAdd(float a, float b, float c) {
   if constexpr (kFused) {
@@ -37,10 +37,10 @@ SW_INLINE float MultiplyAdd(float a, float b, float c) {
   }
 }
 
-/// torch.sqrt by its table, which Numbers has. \param root  rounded correctly
+/// Returns torch.sqrt by the table in Numbers. \param root  the correctly rounded root
 SW_INLINE float RootByTable(const Numbers& n, float value, float root) {
   const auto bits = std::bit_cast<std::uint32_t>(value);
-  // A product with an even power of 2 makes a subnormal number normal and keeps the table's entry.
+  // Multiplying by an even power of 2 normalizes subnormals and keeps the table's entry.
   const auto scaled = std::bit_cast<std::uint32_t>(value * 0x1p64F);
   const std::uint32_t key = (bits < 0x00800000U ? scaled : bits) & 0x00FFFFFFU;
   const std::uint32_t code = (n.root_words[key / 16] >> (2 * (key % 16))) & 3U;
@@ -58,17 +58,17 @@ SW_INLINE float GradientOf(const Numbers& n, float gradient, float param) {
   }
 }
 
-/// Kernels with a root are in two parts, what is before it and what is after it.
+/// Kernels with a root have two parts: Before returns its argument, After uses the root.
 template <bool kFused, bool kL2, bool kAmsgrad>
 struct Adam {
   static constexpr bool kHasRoot = true;
 
-  /// \returns what the root is taken of
+  /// \returns the argument of the root
   SW_INLINE float Before(const Numbers& n, const Arrays& a, std::size_t i) const {
     const float g = GradientOf<kFused, kL2>(n, a.gradient[i], a.param[i] * n.param_factor);
     float m = a.states[0][i];
     float v = a.states[1][i];
-    // Tensor.lerp_ goes from the nearer end.
+    // Tensor.lerp_ starts from the nearer end.
     const bool near = std::fabs(n.lerp_weight) < 0.5F;
     const float weight = near ? n.lerp_weight : n.lerp_weight - 1.0F;
     m = MultiplyAdd<kFused>(weight, g - m, near ? m : g);
@@ -76,7 +76,7 @@ struct Adam {
     a.states[0][i] = m;
     a.states[1][i] = v;
     if constexpr (kAmsgrad) {
-      // torch.maximum: NaN if one is.
+      // torch.maximum returns NaN if one argument is NaN.
       const float most = a.states[2][i];
       v = (most > v || most != most) ? most : v;
       a.states[2][i] = v;
@@ -145,14 +145,14 @@ struct Lion {
     const float g = GradientOf<kFused, false>(n, a.gradient[i], param);
     const float m = a.states[0][i];
     const float update = m * n.beta1 + g * n.one_minus_beta1;
-    // torch.sign: 0 for NaN.
+    // torch.sign returns 0 for NaN.
     const float sign = (update > 0.0F ? 1.0F : 0.0F) - (update < 0.0F ? 1.0F : 0.0F);
     a.param[i] = MultiplyAdd<kFused>(sign, n.minus_lr, param);
     a.states[0][i] = MultiplyAdd<kFused>(g, n.one_minus_beta2, m * n.beta2);
   }
 };
 
-/// Roots out of a table, a block at a time: looking up is no work for vectors, the rest is.
+/// Looks up roots in blocks, because the lookup does not vectorise but the rest does.
 template <class Kernel>
 SW_INLINE void LoopByTable(const Numbers& n, const Arrays& a) {
   constexpr std::size_t kBlock = 256;
@@ -266,7 +266,7 @@ Isa BestIsa() {
 }
 
 Numbers NumbersOf(const Step& step, const RootTable* roots) {
-  // Python computes in doubles; torch rounds each result to float32 when a kernel takes it.
+  // Python computes in doubles; torch rounds each argument of a kernel to float32.
   const auto rounded = [](double value) { return static_cast<float>(value); };
   const double count = step.count;
   Numbers n;
@@ -288,7 +288,7 @@ Numbers NumbersOf(const Step& step, const RootTable* roots) {
   double lr = step.lr;
   if (step.optimizer == Optimizer::kAdamW || step.optimizer == Optimizer::kAdam) {
     lr = step.lr / (1 - std::pow(step.beta1, count));
-    // Python's ** 0.5 is pow, which need not round as sqrt does.
+    // Python's ** 0.5 is pow, which may round differently from sqrt.
     volatile const double half = 0.5;
     n.root_correction = rounded(std::pow(1 - std::pow(step.beta2, count), half));
   } else if (step.optimizer == Optimizer::kAdagrad) {

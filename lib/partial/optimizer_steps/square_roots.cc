@@ -65,7 +65,7 @@ Result<RootTable> RootTable::FromBytes(std::span<const std::byte> bytes, std::ui
   std::vector<std::uint32_t> words(kRoots / 16);
   std::memcpy(words.data(), bytes.data(), bytes.size());
   const auto bad = std::find_if(words.begin(), words.end(), [](std::uint32_t word) {
-    return (word & (word >> 1) & kCorrect) != 0;  // a code 3
+    return (word & (word >> 1) & kCorrect) != 0;  // code 3 is invalid
   });
   if (bad != words.end()) {
     return BadInput("table of square roots: a code that does not exist near root " +

@@ -11,12 +11,12 @@
 namespace shardwright::optimizer_steps {
 namespace {
 
-/// A number or flag of a Step by its name in torch, and who has it.
+/// A number or flag of a Step by its name in torch, and the optimizers that use it.
 struct Field {
   std::string_view name;
   double Step::*number;
   bool Step::*flag;
-  std::uint8_t users;  ///< bit by Optimizer
+  std::uint8_t users;  ///< one bit per Optimizer
 };
 
 constexpr std::uint8_t Bit(Optimizer optimizer) {
@@ -97,7 +97,7 @@ Result<Step> StepOf(std::string_view optimizer, std::span<const Option> options)
   Step step;
   step.optimizer = static_cast<Optimizer>(found - kNames.begin());
   const Optimizer named = step.optimizer;
-  // What torch's class Adam is told to tell it from AdamW, whose class it is, too.
+  // torch's AdamW is a subclass of Adam; this option distinguishes the two.
   const std::string_view decay = (kAdams & Bit(named)) != 0 ? "decoupled_weight_decay" : "";
   std::vector<std::string_view> taken;
   for (const Option& option : options) SW_TRY(Take(option, named, decay, &step, &taken));

@@ -22,7 +22,7 @@ ComponentBytes BytesOf(const HeldModule& module) {
   return {bytes(Component::kWeights), bytes(Component::kMaster), bytes(Component::kMoments)};
 }
 
-/// Experts that were never saved are as large as others of their layer.
+/// Gives components of experts that were never saved the largest size in their layer.
 void FillUnknown(std::vector<ComponentBytes>* layer) {
   ComponentBytes most;
   for (const ComponentBytes& expert : *layer) {
@@ -38,7 +38,7 @@ void FillUnknown(std::vector<ComponentBytes>* layer) {
 
 Keep KeepOf(const KeptComponents& keep) { return {keep[0], keep[1], keep[2]}; }
 
-/// Why a lossless run (docs/lossless.md) would refuse a job; empty: it would not.
+/// Returns why a job cannot run losslessly (docs/lossless.md); empty: it can.
 std::string NoReplay(bool single_precision, const Keep& keep) {
   if (keep.master || keep.moments) {
     return "gradients are replayed on master weights and moments of one iteration, and --keep "
@@ -49,7 +49,7 @@ std::string NoReplay(bool single_precision, const Keep& keep) {
   return "";
 }
 
-/// Whether what optimizers step is float32: the master weights, or the weights without them.
+/// Returns true if the master weights, or the weights if there are no master weights, are float32.
 bool IsSinglePrecision(const checkpoints::Checkpoint& checkpoint) {
   bool masters = true;
   bool weights = true;
@@ -113,7 +113,7 @@ Status ReadSizesOfStore(const JobRequest& request, Job* job) {
   return {};
 }
 
-/// \param experts, layers  the request's, or those of the trace
+/// Takes the sizes from the request. \param experts, layers  from the request or the trace
 Status ReadSizes(const JobRequest& request, std::uint64_t experts, std::uint64_t layers, Job* job) {
   if (layers * experts > limits::kMoeCounts) {
     return Fail(Errc::kLimit, std::to_string(layers) + " layers of " + std::to_string(experts) +
@@ -173,7 +173,7 @@ Result<Job> ReadJob(const JobRequest& request, const std::optional<TraceShape>& 
   const std::uint64_t own_ep =
       job.mesh ? job.mesh->ep : *std::min_element(shape.begin(), shape.end());
   const std::uint64_t ep = request.ep.value_or(own_ep);
-  // The store's ranks, if they hold what was asked for.
+  // Use the store's data-parallel size if `ep` divides it, otherwise `ep`.
   const bool fits = job.mesh && job.mesh->dp() % ep == 0;
   const std::uint64_t dp = request.dp.value_or(fits ? job.mesh->dp() : ep);
   SW_TRY_ASSIGN(job.map, EvenExpertMap(shape, static_cast<std::uint32_t>(ep)));

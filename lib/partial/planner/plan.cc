@@ -20,7 +20,7 @@ namespace {
 
 constexpr std::uint64_t kMostWorkers = 16'384;
 
-/// Tokens of the records after an iteration.
+/// Returns the total token counts of all records after an iteration.
 Result<Counts> TokensAfter(const token_counts::TokenTrace& trace, std::uint64_t iteration) {
   SW_TRY_ASSIGN(const std::vector<Counts> tables, CountsOfTrace(trace));
   LevelState sum = MakeLevelState(LayerExperts(trace.layer_id.size(), trace.experts), 1);
@@ -30,7 +30,7 @@ Result<Counts> TokensAfter(const token_counts::TokenTrace& trace, std::uint64_t 
   return std::move(sum.tokens);
 }
 
-/// The levels as the store left them and the tokens since then.
+/// Sets the state of both levels from the store, plus the tokens of the trace since then.
 Status StartFromStore(const Job& job, const std::string& tokens_path,
                       const std::optional<token_counts::TokenTrace>& trace,
                       CheckpointPlanInput* input) {
@@ -126,7 +126,7 @@ Result<CopiesAnswer> PlanCopies(const PlanAnswer& answer, const StopCheck& stop)
   const Job& job = answer.job;
   const PlanRequest& request = answer.request;
   const std::uint64_t stages = request.pipeline_stages;
-  // Placing them by load compares all with all.
+  // PlaceReplicas compares every pair of workers if it cannot use rotation.
   if (job.ranks.dp > kMostWorkers / stages) {
     return Fail(Errc::kLimit, "--copies: " + std::to_string(job.ranks.dp) + " x " +
                                   std::to_string(stages) + " workers, at most " +
@@ -159,19 +159,19 @@ Result<CopiesAnswer> PlanCopies(const PlanAnswer& answer, const StopCheck& stop)
   return copies;
 }
 
-/// Iterations in which every expert is saved once, if checkpoints take as many as the first one.
+/// Returns the iterations until every expert is saved once, with `taken` experts per checkpoint.
 Result<std::uint64_t> WindowOf(const PlanAnswer& answer, std::uint64_t taken) {
   const std::uint64_t interval = answer.request.interval;
   const LayerExperts experts = answer.job.experts();
   std::uint64_t all = 0;
   for (const std::uint32_t n : experts) all += n;
-  // Chains end at --full-every, whatever is taken.
+  // --full-every limits the length of a chain, however few experts a checkpoint takes.
   const std::uint64_t most = answer.request.full_every / interval + 1;
   const std::uint64_t rounds = taken == 0 ? most : std::min(most, CeilDiv(all, taken));
   return CheckedMul(interval, rounds);
 }
 
-/// The gradients beside the first checkpoint.
+/// Computes the size of the gradient log up to the first planned checkpoint.
 Result<LogAnswer> PlanLog(const PlanAnswer& answer) {
   const Job& job = answer.job;
   if (!job.no_replay.empty()) {
@@ -181,7 +181,7 @@ Result<LogAnswer> PlanLog(const PlanAnswer& answer) {
   const std::uint64_t checkpoint = answer.checkpoints.front().stored().size.bytes;
   LogAnswer log;
   SW_TRY_ASSIGN(log.bytes, LogBytes(job.model.expert));
-  // What the checkpoint at the end of the interval will have is not logged.
+  // Experts of the checkpoint at the end of the interval are not logged.
   const Selection& taken = answer.checkpoints.front().stored().selection;
   for (std::size_t m = 0; m < taken.size(); ++m) {
     for (const std::uint32_t e : taken[m]) log.bytes -= LogBytes(job.model.expert[m][e]);
@@ -194,7 +194,7 @@ Result<LogAnswer> PlanLog(const PlanAnswer& answer) {
   return log;
 }
 
-/// The snapshots of the plan as consecutive transfers; a receiver has all that was sent before.
+/// Plans the snapshots as consecutive transfers to a receiver that keeps all earlier ones.
 Result<std::vector<GradientAnswer>> PlanGradients(const PlanAnswer& answer, const StopCheck& stop) {
   std::vector<GradientAnswer> list;
   const std::uint64_t interval = answer.request.interval;
@@ -223,7 +223,7 @@ Result<std::vector<GradientAnswer>> PlanGradients(const PlanAnswer& answer, cons
   return list;
 }
 
-/// What the rank with most bytes saves of a snapshot, module by module.
+/// Lists the modules that the rank with the largest share of a snapshot saves, with their bytes.
 void NameModules(const Job& job, const SavedModel& saved, const SavePlan& plan,
                  BubblesAnswer* bubbles) {
   bubbles->rank = static_cast<std::uint32_t>(
@@ -277,7 +277,7 @@ Result<ExtraCapacityAnswer> PlanBoost(const PlanRequest& request) {
   const std::uint64_t capacity = *request.capacity;
   ExtraCapacityAnswer boost;
   SW_TRY_ASSIGN(boost.least, IterationsToMakeUp(request.lost_tokens, capacity));
-  // A device with room for all of it: the expert has tokens to spare, another has none.
+  // One expert has tokens for twice its capacity, another has none: the device has enough room.
   SW_TRY_ASSIGN(const std::vector<std::uint64_t> step,
                 TokensToMakeUp({{capacity, 2 * capacity, request.lost_tokens}, {capacity, 0, 0}}));
   boost.extra = step.front();
@@ -311,7 +311,7 @@ Result<DynamicKAnswer> PlanDynamicK(const PlanAnswer& answer) {
   DynamicKAnswer dynamic;
   SW_TRY_ASSIGN(dynamic.state, MakeDynamicK(most, answer.options.k_persist, *request.dynamic_limit,
                                             request.dynamic_predicts));
-  SW_TRY(cost(answer.options.k_persist));  // no other K fails where this one does not
+  SW_TRY(cost(answer.options.k_persist));  // if this K succeeds, so does any other
   dynamic.levels = LevelsAhead(dynamic.state, [&](std::uint32_t k) { return *cost(k); });
   return dynamic;
 }
@@ -342,7 +342,7 @@ Status AnswerSections(const SavedModel& saved, const StopCheck& stop, PlanAnswer
   return {};
 }
 
-/// Eq 9 speaks of the ring, one level, and layers with equally many experts.
+/// Sets `uneven` and `phases` if eq 9 applies: ring policy, one level, equally large layers.
 void TellEvenness(PlanAnswer* answer) {
   const LayerExperts experts = answer->job.experts();
   const bool ring = !NeedsTokens(answer->options.policy) &&

@@ -19,7 +19,7 @@
 
 namespace shardwright::partial {
 
-/// The checkpoints that are planned; the fields are the flags of pec-save plan.
+/// The checkpoints to plan; the fields correspond to flags of pec-save plan.
 struct PlanRequest {
   JobRequest job;
   Policy policy = Policy::kSequential;
@@ -27,86 +27,86 @@ struct PlanRequest {
   std::optional<std::uint64_t> k_persist;  ///< absent: k
   std::optional<std::uint64_t> max_age;
   std::uint64_t budget_bytes = 0;  ///< 0: k experts per layer on average
-  std::string tokens;              ///< file of loads; empty: what the store has counted
+  std::string tokens;              ///< token log; empty: use the counts of the store
   std::uint64_t checkpoints = 1;
   std::uint64_t zero_stage = 0;
-  std::uint64_t split_above = 0;          ///< bytes of a module; 0: never
-  std::vector<std::uint32_t> dead_ranks;  ///< save nothing
+  std::uint64_t split_above = 0;          ///< split modules above this many bytes; 0: never
+  std::vector<std::uint32_t> dead_ranks;  ///< ranks that save nothing
   std::uint64_t interval = 1;             ///< iterations between checkpoints
-  std::optional<std::uint64_t> copies;    ///< of each worker's part of a snapshot
-  std::uint64_t pipeline_stages = 1;      ///< of dp workers each
-  std::uint64_t copy_bandwidth = 0;       ///< bytes per second of a worker; 0: no times
-  bool gradients = false;                 ///< in place of state
-  std::uint64_t full_every = 500;         ///< gradients in a row before the state
-  /// Of an iteration: GradientRule::kLeast with it; 0: MoEtion's rule.
+  std::optional<std::uint64_t> copies;    ///< number of copies of each worker's part of a snapshot
+  std::uint64_t pipeline_stages = 1;      ///< with dp workers each
+  std::uint64_t copy_bandwidth = 0;       ///< bytes per second and worker; 0: omit times
+  bool gradients = false;                 ///< send gradients instead of state where possible
+  std::uint64_t full_every = 500;         ///< maximum number of consecutive gradients
+  /// Bytes per iteration, uses GradientRule::kLeast; 0: use MoEtion's rule.
   std::uint64_t gradient_budget = 0;
-  std::optional<std::uint64_t> micro_batches;  ///< absent: no bubbles
-  double forward_s = 0;                        ///< of a micro-batch
+  std::optional<std::uint64_t> micro_batches;  ///< absent: omit bubbles
+  double forward_s = 0;                        ///< per micro-batch
   double backward_s = 0;
-  std::uint64_t chunks = 1;               ///< interleaved model chunks of a stage
+  std::uint64_t chunks = 1;               ///< interleaved model chunks per stage
   std::optional<std::uint64_t> capacity;  ///< tokens of an expert in an iteration; absent: no boost
-  std::uint64_t lost_tokens = 0;          ///< that an expert makes up
-  std::optional<double> retrieval_s;      ///< absent: what a failure wastes is not asked
-  std::optional<double> checkpoint_s;     ///< absent: of the largest share of a snapshot
-  std::optional<double> dynamic_limit;    ///< PLT of the whole run; absent: K stays
+  std::uint64_t lost_tokens = 0;          ///< lost tokens that an expert makes up for
+  std::optional<double> retrieval_s;      ///< absent: omit the work that a failure wastes
+  std::optional<double> checkpoint_s;     ///< absent: from the largest share of a snapshot
+  std::optional<double> dynamic_limit;    ///< PLT of the whole run; absent: constant K
   bool dynamic_predicts = false;
-  std::uint64_t iterations = 100'000;  ///< of the whole run, for dynamic K
+  std::uint64_t iterations = 100'000;  ///< length of the whole run, for dynamic K
   std::optional<double> lost_share;    ///< as Job::LostShare
 };
 
-/// What a budget buys in the first checkpoint, chosen in both ways.
+/// Experts that a budget selects for the first checkpoint, by both budget policies.
 struct BudgetAnswer {
   std::uint64_t stall_bytes = 0;
   BudgetSelection layers;
   BudgetSelection global;
-  std::string record;  ///< of the policy that is planned
+  std::string record;  ///< of the policy of the plan
 };
 
 /// Copies of a snapshot in the memory of other nodes.
 struct CopiesAnswer {
   WorkerGrid grid;
   ReplicaPlan plan;
-  std::vector<std::uint64_t> sends;     ///< [worker]: for all its copies
+  std::vector<std::uint64_t> sends;     ///< [worker]: bytes of all its copies
   std::vector<std::uint64_t> receives;  ///< [worker]
-  std::uint64_t all_bytes = 0;          ///< of all workers
-  double longest_s = 0;                 ///< of the worker that sends or receives most
+  std::uint64_t all_bytes = 0;          ///< total of all workers
+  double longest_s = 0;                 ///< seconds of the worker that sends or receives most
 };
 
-/// The log of gradients beside the checkpoints of policy gradient-log.
+/// Size of the gradient log that accompanies checkpoints of policy gradient-log.
 struct LogAnswer {
-  std::uint64_t bytes = 0;       ///< of an iteration
-  std::uint64_t rank_bytes = 0;  ///< of a rank's equal share of them
-  /// Checkpoint and gradients of an interval; a full checkpoint alone has answer.full.
+  std::uint64_t bytes = 0;       ///< per iteration
+  std::uint64_t rank_bytes = 0;  ///< equal share of a rank
+  /// Bytes of checkpoint and gradients per interval; a full checkpoint is in answer.full.
   std::uint64_t interval_bytes = 0;
-  std::uint64_t window = 0;  ///< iterations in which every expert is saved once
-  /// The longest interval at which full checkpoints write no less.
+  std::uint64_t window = 0;  ///< iterations until every expert has been saved once
+  /// Longest interval at which full checkpoints write at least as many bytes.
   std::uint64_t pays_up_to = 0;
 };
 
-/// What is sent of a checkpoint's experts.
+/// Bytes to send for the experts of a checkpoint.
 struct GradientAnswer {
   TransferPlan plan;
   std::uint64_t state_bytes = 0;  ///< without gradients
-  std::uint64_t window = 0;       ///< iterations in which every expert was sent in full once
+  std::uint64_t window = 0;       ///< iterations until every expert was sent in full once
 
   std::uint64_t bytes() const { return plan.gradient_bytes + plan.full_bytes; }
 };
 
-/// What of the largest share of a snapshot fits the bubbles.
+/// Part of the largest share of a snapshot that fits into pipeline bubbles.
 struct BubblesAnswer {
   std::vector<BubbleTimes> stage;
   std::uint32_t rank = 0;
   std::vector<std::string> names;
   std::vector<std::uint64_t> bytes;
   BubblePlan snapshot;
-  std::optional<BubblePlan> copies;  ///< of the worker that sends most
+  std::optional<BubblePlan> copies;  ///< for the worker that sends most
 };
 
-/// Capacity after a recovery.
+/// Extra capacity of experts after a recovery.
 struct ExtraCapacityAnswer {
   std::uint64_t least = 0;       ///< ceil(lost / (capacity / 10))
-  std::uint64_t extra = 0;       ///< whole tokens an iteration
-  std::uint64_t iterations = 0;  ///< with them
+  std::uint64_t extra = 0;       ///< whole tokens per iteration
+  std::uint64_t iterations = 0;  ///< with extra tokens
 };
 
 struct WastedAnswer {
@@ -119,7 +119,7 @@ struct DynamicKAnswer {
   std::optional<std::vector<KLevel>> levels;
 };
 
-/// All that a plan answers.
+/// Result of planning.
 struct PlanAnswer {
   PlanRequest request;
   Job job;
@@ -127,10 +127,10 @@ struct PlanAnswer {
   CheckpointSize full;
   std::vector<PlannedCheckpoint> checkpoints;
   std::string selection_record;
-  std::optional<bool> uneven;           ///< eq 9; absent: it does not tell
-  std::optional<std::uint32_t> phases;  ///< different plans of shares; absent as `uneven`
+  std::optional<bool> uneven;           ///< eq 9; absent: does not apply
+  std::optional<std::uint32_t> phases;  ///< number of different share plans; absent as `uneven`
   std::optional<BudgetAnswer> budget;
-  std::optional<LogAnswer> log;  ///< with Policy::kReplay
+  std::optional<LogAnswer> log;  ///< for Policy::kReplay
   std::optional<CopiesAnswer> copies;
   std::vector<GradientAnswer> gradients;
   std::optional<BubblesAnswer> bubbles;
@@ -139,20 +139,20 @@ struct PlanAnswer {
   std::optional<DynamicKAnswer> dynamic_k;
 };
 
-/// Plans the next checkpoints of a store or of told sizes, and answers what else is asked.
-/// \error kUsage  a policy that needs tokens which are not known, tokens that end before the store;
-///        kLimit  more workers than copies are placed for; kStopped; as ReadJob, PlanCheckpoints
-///        and the functions that the request asks for
+/// Plans the next checkpoints of a store or of given sizes, with the requested extra sections.
+/// \error kUsage  a policy that needs unknown tokens, tokens that end before the
+///        store; kLimit  too many workers for the placement of copies; kStopped;
+///        as ReadJob, PlanCheckpoints and the functions for the requested sections
 /// Local. Source: docs/pec-planning.md sections 1 to 12.
 Result<PlanAnswer> PlanCheckpoints(const PlanRequest& request, Sink& sink);
 
-/// The report's `result` (docs/pec-planning.md section 12).
+/// Makes the `result` of the JSON report (docs/pec-planning.md section 12).
 /// \error as the records of partial/planner/forecast/records.h
 /// Pure.
 Result<nlohmann::json> PlanJson(const PlanAnswer& answer);
 
-/// The answer for people: a table for each section that there is. Long ones show their largest
-/// rows.
+/// Formats the answer as text: a table for each section
+/// with data. Long tables show only their largest rows.
 /// Pure.
 std::string PlanText(const PlanAnswer& answer);
 

@@ -12,7 +12,7 @@ namespace {
 
 using Json = nlohmann::json;
 
-/// \pre a record of our own
+/// \pre `text` is a record from records.h, so it is valid JSON
 Json RecordJson(const std::string& text) { return Json::parse(text, nullptr, false); }
 
 double Share(std::uint64_t part, std::uint64_t all) {

@@ -15,10 +15,10 @@ namespace {
 
 using Column = text::Table::Column;
 using text::kRight;
-/// Longer tables show their largest rows; the report has all.
+/// Maximum number of rows of a table. The JSON report has all rows.
 constexpr std::size_t kRows = 64;
 
-/// For columns headed "%".
+/// Formats a fraction for columns with the header "%".
 std::string InPercent(double fraction) { return Fixed(100 * fraction, 1); }
 
 std::string Seconds(double value) { return Fixed(value, 3) + " s"; }
@@ -29,7 +29,7 @@ std::string Of(std::uint64_t part, std::uint64_t all) {
 
 std::uint64_t OptimizerOf(const ComponentBytes& bytes) { return bytes.master + bytes.moments; }
 
-/// The `kRows` rows with the largest keys, in their order.
+/// Returns the indices of the `kRows` rows with the largest keys, ascending.
 std::vector<std::size_t> LargestRows(const std::vector<std::uint64_t>& keys) {
   std::vector<std::size_t> rows(keys.size());
   std::iota(rows.begin(), rows.end(), std::size_t{0});
@@ -41,7 +41,7 @@ std::vector<std::size_t> LargestRows(const std::vector<std::uint64_t>& keys) {
   return rows;
 }
 
-/// What is said below a table that does not show all rows.
+/// Returns the note below a table that omits rows; empty if it shows all.
 std::string RowsText(std::size_t count, const std::string& what) {
   if (count <= kRows) return "";
   return "the " + std::to_string(kRows) + " largest of " + std::to_string(count) + " " + what +

@@ -63,7 +63,7 @@ Json RowJson(const SimulationRow& row) {
   return json;
 }
 
-/// Adds the rows with gradients.
+/// Adds the policies that log or send gradients.
 Status AddReplay(const SimulateRequest& request, std::uint32_t experts,
                  const std::string& no_replay, std::vector<SimulatedPolicy>* policies) {
   const bool asked = request.policy == Policy::kReplay;
@@ -98,12 +98,12 @@ Result<std::vector<SimulatedPolicy>> PoliciesOf(const SimulateRequest& request,
   for (SimulatedPolicy one : AllPolicies(experts)) {
     if (request.policy && one.policy != *request.policy) continue;
     if (request.k && one.policy != Policy::kFull) {
-      // Each policy once: in the place of its smallest K.
+      // With a fixed K, list each policy once: replace the entry with K = 1.
       if (one.k_snapshot != 1) continue;
       one.k_snapshot = k;
       one.k_persist = static_cast<std::uint32_t>(request.k_persist.value_or(k));
     }
-    // These keep one set of experts for both levels, of the persisted size.
+    // Budget policies save the same experts at both levels: K of the persist applies to both.
     if (one.policy == Policy::kBudget || one.policy == Policy::kBudgetGlobal) {
       one.k_snapshot = one.k_persist;
     }

@@ -15,73 +15,73 @@
 
 namespace shardwright::partial {
 
-/// A trace that is played with policies; the fields are the flags of pec-save simulate.
+/// Options of a simulation; the fields correspond to flags of pec-save simulate.
 struct SimulateRequest {
   JobRequest job;
-  std::string tokens;        ///< file of loads
-  double fault_rate = 0.02;  ///< faults per iteration, drawn from the seed
-  double node_share = 1;     ///< of those, what takes a node's memory
+  std::string tokens;        ///< token log
+  double fault_rate = 0.02;  ///< faults per iteration, generated from the seed
+  double node_share = 1;     ///< fraction of faults that destroy a node's memory
   std::uint64_t seed = 0;
-  std::string fault_file;                  ///< these faults in place of drawn ones; empty: none
+  std::string fault_file;                  ///< faults to use instead of generated ones; empty: none
   std::uint64_t interval = 10;             ///< iterations between checkpoints
-  bool partial_start = false;              ///< the first checkpoint is a selection too
-  double plt_limit = 0.0375;               ///< what the best row may lose
+  bool partial_start = false;              ///< the first checkpoint is partial too
+  double plt_limit = 0.0375;               ///< PLT limit of the best row
   std::optional<Policy> policy;            ///< absent: all
   std::optional<std::uint64_t> k;          ///< absent: 1, 2, 4, ...
   std::optional<std::uint64_t> k_persist;  ///< absent: k
   std::optional<std::uint64_t> max_age;
-  std::optional<double> dynamic_limit;  ///< one more row, with K that grows within this PLT
-  bool gradients = false;               ///< a row more for each GradientRule
+  std::optional<double> dynamic_limit;  ///< adds a row with dynamic K and this PLT limit
+  bool gradients = false;               ///< adds a row for each GradientRule
   std::uint64_t full_every = 500;       ///< as GradientOptions and ReplayPoint
   std::uint64_t budget_bytes = 0;       ///< as ReplayPoint
   std::uint64_t gradient_budget = 0;    ///< as GradientOptions, for kLeast
 };
 
-/// A trace as it was played.
+/// A simulated trace.
 struct Simulation {
   Job job;
   SimulationInput input;
   std::vector<SimulationRow> rows;
   std::optional<std::size_t> best;  ///< as BestRow
-  std::uint64_t full_bytes = 0;     ///< of the whole state
+  std::uint64_t full_bytes = 0;     ///< of the complete state
   double plt_limit = 0;
   std::uint64_t seed = 0;
 };
 
-/// All policies and K, or what the request leaves of them; kReplay where the job allows it.
-/// \param experts  of each layer
+/// Returns all policies and K that the request selects, with kReplay if the job allows it.
+/// \param experts  number in each layer
 /// \param no_replay  Job::no_replay
-/// \error kUsage  nothing is left; kReplay was asked for and cannot be
+/// \error kUsage  the selection is empty; kReplay was requested but is impossible
 /// Pure.
 Result<std::vector<SimulatedPolicy>> PoliciesOf(const SimulateRequest& request,
                                                 std::uint32_t experts,
                                                 const std::string& no_replay);
 
-/// The row within the limit with the least overhead, then the fewest bytes, of those that are not
-/// computed only; none: no row is within.
+/// Returns the row within the limit with the least overhead, then the fewest
+/// bytes, except rows that are only computed; nullopt: no row is within the limit.
 /// Pure.
 std::optional<std::size_t> BestRow(const std::vector<SimulationRow>& rows, double plt_limit);
 
-/// Plays a trace.
-/// \error kBadInput  the trace, the faults; kStopped; as ReadJob, PoliciesOf and SimulateAll
+/// Simulates the policies of a request on its trace.
+/// \error kBadInput  invalid trace or faults; kStopped; as ReadJob, PoliciesOf and SimulateAll
 /// Local.
 Result<Simulation> SimulateTrace(const SimulateRequest& request, Sink& sink);
 
-/// The report's `result` of pec-save simulate.
+/// Makes the `result` of the report of pec-save simulate.
 /// Pure.
 nlohmann::json SimulationJson(const Simulation& simulation);
 
-/// The answer for people: the run, a line per row, what its columns mean, and the best row.
-/// \pre rows
+/// Formats the answer as text: the run, one line per row, the columns' meaning, the best row.
+/// \pre there are rows
 /// Pure.
 std::string SimulationText(const Simulation& simulation);
 
-/// The rows, with a line of names before them.
+/// Formats the rows as CSV with a header line.
 /// Pure.
 std::string SimulationCsv(const std::vector<SimulationRow>& rows);
 
-/// The page of curves and rows; it borrows from `simulation`.
-/// \param trace_name  printable
+/// Makes the input of the HTML report with curves and rows; it has pointers into `simulation`.
+/// \param trace_name  printable text
 /// Pure.
 SimulationPage PageOf(const Simulation& simulation, const std::string& trace_name);
 

@@ -30,8 +30,8 @@ std::string RowsTable(const std::vector<SimulationRow>& rows) {
 
 bool Replays(const SimulationRow& row) { return row.policy.policy == Policy::kReplay; }
 
-/// Checkpoints and gradients of an iteration, memory and restarts: of the rows with gradients, and
-/// of those that write as they do without. Empty where there are none with.
+/// Formats state and gradient bytes per iteration, memory and restart times as a table. It compares
+/// gradient rows with the sequential and full ones. Returns "" if there are no gradient rows.
 std::string ReplayTable(const Simulation& simulation) {
   const std::vector<SimulationRow>& rows = simulation.rows;
   if (std::ranges::none_of(rows, Replays)) return "";
@@ -67,7 +67,7 @@ std::string ReplayTable(const Simulation& simulation) {
   return text;
 }
 
-/// How K grew, and what it still covers.
+/// Describes how dynamic K grew and how many more faults its budget covers.
 std::string DynamicText(const DynamicRun& dynamic) {
   std::string text = "dynamic K " + std::to_string(dynamic.k.front().k);
   for (std::size_t i = 1; i < dynamic.k.size(); ++i) {

@@ -30,18 +30,18 @@ Result<TunedNumbers> NumbersOf(const Job& job, const AutoInput& input, const Aut
   return n;
 }
 
-/// The same job with full checkpoints: every K but N is taken away.
+/// Returns the numbers of the same job with full checkpoints (K = N).
 Result<TunedNumbers> FullNumbers(const Job& job, AutoInput input, const StopCheck& stop) {
   const std::size_t experts = input.snapshot.bytes.size();
   for (BottleneckTable* table : {&input.snapshot, &input.persist}) {
-    // Equal costs for all K: the choice is then K = N.
+    // With equal costs for all K, ChooseConfig chooses K = N.
     std::fill(table->bytes.begin(), table->bytes.end(), table->bytes[experts - 1]);
   }
   SW_TRY_ASSIGN(const AutoConfig config, ChooseConfig(input, stop));
   return NumbersOf(job, input, config);
 }
 
-/// A lossless run, or why there is none.
+/// Sets `replay` to the best lossless run, or `no_replay` to the reason why there is none.
 Status TuneReplay(const Job& job, const StopCheck& stop, Tuning* tuning) {
   const AutoInput& input = tuning->input;
   tuning->no_replay = job.no_replay;
@@ -139,7 +139,7 @@ Result<Tuning> Tune(const TuneRequest& request, const Job& job,
   Tuning tuning;
   tuning.measured = measured;
   AutoInput& input = tuning.input;
-  // The loads of ranks repeat after ep checkpoints at most.
+  // The bytes per rank repeat after at most ep checkpoints.
   SW_TRY_ASSIGN(input.snapshot, BottleneckByK(model, job.map.ep, 1, stop));
   input.persist = input.snapshot;
   input.snapshot_bytes_per_s = measured ? measured->snapshot_bytes_per_s

@@ -14,17 +14,17 @@
 
 namespace shardwright::partial {
 
-/// What a configuration is chosen for; the fields are the flags of pec-save tune.
+/// Input of a tuning; the fields correspond to flags of pec-save tune.
 struct TuneRequest {
   JobRequest job;
   double fault_rate = 1e-4;            ///< faults per iteration
-  std::uint64_t iterations = 100'000;  ///< of the whole run
+  std::uint64_t iterations = 100'000;  ///< length of the whole run
   double plt_limit = 0.0375;
   std::optional<double> lost_share;       ///< as Job::LostShare
-  std::optional<std::uint64_t> interval;  ///< absent: what is best
+  std::optional<std::uint64_t> interval;  ///< absent: choose the best
 };
 
-/// A configuration, what its checkpoints hold, and the terms of eq 4.
+/// A configuration with the size of its checkpoints and the terms of eq 4.
 struct TunedNumbers {
   AutoConfig config;
   CheckpointSize snapshot;
@@ -34,45 +34,45 @@ struct TunedNumbers {
   double stalls_s = 0;
   double restarts_s = 0;
   double repeated_s = 0;
-  double rate_s = 0;  ///< overhead of an iteration, eq 14 to 16
-  // Of a lossless run.
-  double log_stalls_s = 0;  ///< copies of gradients, of the whole run
-  double replays_s = 0;     ///< steps that restores make again, of the whole run
+  double rate_s = 0;  ///< overhead per iteration, eq 14 to 16
+  // For a lossless run:
+  double log_stalls_s = 0;  ///< copies of gradients in the whole run
+  double replays_s = 0;     ///< steps that restores repeat in the whole run
 };
 
-/// A lossless run (docs/lossless.md) for the same job.
+/// A lossless run (docs/lossless.md) of the same job.
 struct TunedReplay {
   TunedNumbers numbers;
-  double replay_s = 0;       ///< of a restart
-  std::uint64_t window = 0;  ///< iterations in which every expert is saved once
+  double replay_s = 0;       ///< per restart
+  std::uint64_t window = 0;  ///< iterations until every expert has been saved once
 };
 
-/// What of a tuning is best: the least overhead within the limit of lost tokens.
+/// Best result of a tuning: the least overhead within the limit of lost tokens.
 enum class TunedBest : std::uint8_t { kChosen, kFull, kReplay };
 
-/// What is chosen of partial checkpoints, beside the same job with full ones and a lossless run.
+/// Chosen partial checkpoints, compared with full ones and a lossless run of the same job.
 struct Tuning {
   AutoInput input;
-  TunedNumbers chosen;  ///< or the closest to the limit, if none is within it
+  TunedNumbers chosen;  ///< or closest to the limit if none is within it
   TunedNumbers full;
   std::optional<TunedReplay> replay;
-  std::string no_replay;  ///< why there is none
+  std::string no_replay;  ///< reason why `replay` is absent
   TunedBest best = TunedBest::kChosen;
   std::optional<Bandwidths> measured;
 };
 
 /// Chooses K of both levels and the interval for a job, with and without a log of gradients.
-/// \param measured  bandwidths that stand for those of the request
+/// \param measured  bandwidths that replace those of the request
 /// \error kStopped; as SavedModelOf, BottleneckByK, ChooseConfig, ChooseReplay and OverheadRate
 /// Pure but for `stop`. Source: docs/pec-planning.md sections 3 and 8.1.
 Result<Tuning> Tune(const TuneRequest& request, const Job& job,
                     const std::optional<Bandwidths>& measured, const StopCheck& stop = {});
 
-/// The report's `result` of pec-save tune.
+/// Makes the `result` of the report of pec-save tune.
 /// Pure.
 nlohmann::json TuningJson(const Tuning& tuning);
 
-/// The answer for people: every number beside that of full checkpoints, and the flags to use.
+/// Formats the answer as text: each number next to that of full checkpoints, and the flags.
 /// Pure.
 std::string TuningText(const Tuning& tuning);
 

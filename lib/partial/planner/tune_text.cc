@@ -34,7 +34,7 @@ std::string NumbersTable(const Tuning& tuning) {
   };
   const auto seconds = [](double value) { return Fixed(value, 3) + " s"; };
   const auto percent = [](double value) { return Fixed(100 * value, 3) + " %"; };
-  // What only a lossless run has.
+  // Adds a row for a number that only a lossless run has.
   const auto add_replay = [&](const char* what, const std::string& text) {
     if (!tuning.replay) return;
     std::vector<std::string> row = {what, ""};
@@ -93,7 +93,7 @@ std::string NoneChosenText(const Tuning& tuning) {
          Fixed(100 * closest.expected_plt, 3) + " %\n";
 }
 
-/// The flags of what is best.
+/// Returns the flags of the best configuration.
 std::string UseText(const Tuning& tuning) {
   if (tuning.best == TunedBest::kReplay && tuning.replay) {
     const AutoConfig& config = tuning.replay->numbers.config;

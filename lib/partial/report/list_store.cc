@@ -50,7 +50,7 @@ Result<StoreListing> ListStore(const std::string& path) {
   listing.recoveries = last ? last->sequence : 0;
   for (const StoredCheckpoint& one : checkpoints) {
     const Result<Manifest> manifest = store.ReadManifest(one);
-    if (!manifest && store.IsGone(one)) continue;  // collected since it was listed
+    if (!manifest && store.IsGone(one)) continue;  // removed by gc after it was listed
     if (!manifest) return tl::unexpected<Error>(manifest.error());
     listing.checkpoints.push_back(Listed(one, *manifest));
   }

@@ -108,7 +108,7 @@ Json RestoreJson(const RestoreReport& report) {
   Json versions = Json::object();
   for (const RestoredModule& module : report.modules) {
     modules.push_back(ModuleJson(module));
-    // What is not named is at `iteration`: names of other modules may begin those of experts.
+    // Only experts: others are at `iteration`, and may have names that expert names start with.
     if (module.id.is_expert()) versions[module.name] = module.version;
   }
   const bool converted = report.convert.totals.output_files > 0;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// lib/partial/report: what commands on stores say.
-// report_json.h turns reports of saves, restores, checks and agents into JSON; list_store.h lists
-// what a store holds.
+// lib/partial/report: reports of the commands on stores.
+// report_json.h converts the results of saves, restores, checks and
+// agents into JSON; list_store.h lists the contents of a store.
 
 #pragma once
 
@@ -19,43 +19,43 @@
 #include "partial/store/dynamic_run.h"
 #include "partial/store/undo.h"
 
-// What the reports of pec-save and pec-restore say as their `result`.
+// The functions make the `result` of the JSON reports of pec-save and pec-restore.
 
 namespace shardwright::partial {
 
-/// Of a save, or with `dry_run` of what it would do.
+/// Converts the report of a save, or with `dry_run` the forecast of one.
 /// Pure.
 nlohmann::json SaveJson(const SaveReport& report, bool dry_run);
 
-/// Of a restore.
+/// Converts the report of a restore.
 /// Pure.
 nlohmann::json RestoreJson(const RestoreReport& report);
 
-/// Of pec-save check.
+/// Converts the result of pec-save check.
 /// Pure.
 nlohmann::json CheckJson(const StoreCheck& check);
 
-/// Of pec-save check --repair.
+/// Converts the result of pec-save check --repair.
 /// Pure.
 nlohmann::json RepairJson(const StoreRepair& repair);
 
-/// Of pec-save undo.
+/// Converts the result of pec-save undo.
 /// Pure.
 nlohmann::json UndoneJson(const Undone& undone, bool confirmed);
 
-/// Of pec-save gc, or with `dry_run` of what it would do.
+/// Converts the result of pec-save gc, or with `dry_run` the forecast of one.
 /// Pure.
 nlohmann::json CollectedJson(const Collected& collected, const CollectedLog& log, bool dry_run);
 
-/// The iteration of each checkpoint.
+/// Returns the iteration of each checkpoint.
 /// Pure.
 std::vector<std::uint64_t> IterationsOf(const std::vector<StoredCheckpoint>& checkpoints);
 
-/// Of an agent that has ended.
+/// Converts the final status of an agent.
 /// Pure.
 nlohmann::json AgentJson(const AgentStatus& status);
 
-/// "dynamic_k" of both, and of a listing.
+/// Makes "dynamic_k" of saves, restores and listings.
 /// Pure.
 nlohmann::json DynamicKJson(const DynamicKReport& report);
 

@@ -25,7 +25,7 @@ constexpr std::array<const char*, kSentKinds> kSentNames = {
     "while ranks idled", "beside computation", "due before the next snapshot",
     "at any time: no idle times known, or waited for"};
 
-/// A list of so many whole numbers.
+/// Reads a list of exactly `count` non-negative integers.
 Result<std::vector<std::int64_t>> WholeNumbers(const json::Json& in, std::size_t count,
                                                const std::string& where) {
   std::vector<std::int64_t> out;
@@ -91,7 +91,7 @@ Result<Sends> ParseSends(std::string_view text, const std::string& where) {
   return out;
 }
 
-/// What is shown: from the first of the last snapshots, or the first send, to the last send.
+/// Time range of the chart: from the first shown snapshot, or the first send, to the last event.
 struct Window {
   std::int64_t first = 0;
   std::int64_t last = 0;
@@ -111,7 +111,7 @@ Window WindowOf(const Sends& sends) {
     window.first = (sends.snapshots.begin() + from)->at(1);
     window.last = std::max(window.last, sends.snapshots.back()[1]);
   }
-  // A little room at the end, and a time that is one.
+  // Add a margin at the end, so that the range is never empty.
   window.last += std::max<std::int64_t>((window.last - window.first) / 50, 1'000'000);
   return window;
 }

@@ -8,11 +8,11 @@
 
 namespace shardwright::partial {
 
-/// What an agent has sent around its last snapshots, above the times in which ranks idled, as one
-/// self-contained HTML page without scripts.
-/// \param sends  the agent's answer to the request of this name
-/// \param address  the agent, UTF-8 without control characters
-/// \error kBadInput  it is no such answer; kNotFound  nothing was sent yet
+/// Makes a self-contained HTML report without scripts: bytes that an agent
+/// sent around its last snapshots, above the idle intervals of the ranks.
+/// \param sends  the agent's answer to the request "sends"
+/// \param address  address of the agent, UTF-8 without control characters
+/// \error kBadInput  malformed answer; kNotFound  nothing was sent yet
 /// Pure. Source: docs/formats/agent.md, "Idle times".
 Result<std::string> SendsPage(std::string_view sends, const std::string& address);
 

@@ -13,15 +13,15 @@
 namespace shardwright::partial {
 namespace {
 
-/// A module, who needs it and where copies of it are.
+/// A module with its needs and copies.
 struct ModuleFacts {
   ModuleId id;
   std::span<const Need> needs;         // ascending node
-  std::span<const MemoryCopy> memory;  // of surviving nodes, ascending version, then node
+  std::span<const MemoryCopy> memory;  // of surviving nodes, ascending by version, then node
   std::span<const StoredCopy> stored;  // ascending version
 };
 
-/// The input, sorted; surviving memory only.
+/// Sorted input, with surviving memory only.
 struct Facts {
   std::vector<Need> needs;           // by module, then node
   std::vector<MemoryCopy> memory;    // by module, version, node
@@ -68,7 +68,7 @@ Status SortFacts(const RecoveryInput& input, Facts* facts) {
   return {};
 }
 
-/// The run of `sorted` that is about `id`.
+/// Returns the part of `sorted` about `id`.
 template <class T>
 std::span<const T> RunOf(const std::vector<T>& sorted, const ModuleId& id) {
   const auto first = std::lower_bound(sorted.begin(), sorted.end(), id,
@@ -78,7 +78,7 @@ std::span<const T> RunOf(const std::vector<T>& sorted, const ModuleId& id) {
   return {first, last};
 }
 
-/// An expert is either whole or kept part and selected part, and parts only if the store says so.
+/// Checks that experts are whole or in two parts, and in parts only if the store has kept parts.
 Status CheckParts(const std::vector<ModuleFacts>& modules, bool kept_parts) {
   for (std::size_t i = 0; i < modules.size(); ++i) {
     const ModuleId& id = modules[i].id;
@@ -128,7 +128,7 @@ bool InMemoryOf(const ModuleFacts& module, std::uint32_t node, std::uint64_t ver
   });
 }
 
-/// Versions that every node that needs the module can read, ascending.
+/// Returns the versions that every node that needs the module can read, ascending.
 std::vector<std::uint64_t> UsableVersions(const ModuleFacts& module, bool remote_memory) {
   std::vector<std::uint64_t> versions;
   for (const StoredCopy& copy : module.stored) versions.push_back(copy.version);
@@ -144,7 +144,7 @@ std::vector<std::uint64_t> UsableVersions(const ModuleFacts& module, bool remote
   return versions;
 }
 
-/// X. \error kInfeasible
+/// Returns X. \error kInfeasible
 Result<std::uint64_t> ResumePoint(const Facts& facts, const RecoveryOptions& options) {
   std::vector<std::uint64_t> common;
   bool first = true;
@@ -176,7 +176,7 @@ Result<std::uint64_t> ResumePoint(const Facts& facts, const RecoveryOptions& opt
   return common.back();
 }
 
-/// How a node gets a version that it can read: own memory, memory of others, storage.
+/// Chooses the source of a version for a node: own memory, memory of others, storage.
 Restore RestoreOf(const ModuleFacts& module, const Need& need, std::uint64_t version,
                   bool remote_memory) {
   Restore restore{need.node, module.id, version, Source::kStorage, 0, need.bytes};
@@ -192,7 +192,7 @@ Restore RestoreOf(const ModuleFacts& module, const Need& need, std::uint64_t ver
   return restore;
 }
 
-/// Experts without a usable copy, by name. \pre not empty
+/// Lists experts without a usable copy, by name. \pre not empty
 std::string NamesOf(const std::vector<ModuleId>& modules) {
   constexpr std::size_t kShown = 8;
   std::string names;
@@ -203,7 +203,7 @@ std::string NamesOf(const std::vector<ModuleId>& modules) {
   return names;
 }
 
-/// Chooses a version of every module, and from where each node reads it.
+/// Chooses a version of every module, and the source for each node.
 Status ChooseVersions(const Facts& facts, const RecoveryOptions& options, RecoveryPlan* plan) {
   for (const ModuleFacts& module : facts.modules) {
     const std::vector<std::uint64_t> versions = UsableVersions(module, options.remote_memory);

@@ -53,7 +53,7 @@ void ReplayBytes::AddModule(const ReplayedModule& module, std::size_t number,
           {lane.arrays[array].second, lanes_.size(), array});
     }
     lane.steps = StepsOf(module, p, *log_);
-    // Each thread makes one with its gradient, and one may be kept.
+    // Each thread computes one with its gradient, and one may be cached.
     const std::uint64_t bytes = (lane.arrays.size() + 1) * sizeof(float) * (threads_ + 1);
     lane.range_elems = RangeOf(module, p, room_ / bytes);
     lanes_.push_back(std::move(lane));
@@ -85,7 +85,7 @@ Status ReplayBytes::Read(std::uint32_t member, std::uint64_t offset, std::span<s
   while (!out.empty()) {
     const Stretch* const stretch = StretchAt(member, offset);
     if (stretch == nullptr) {
-      // Nothing but what replaying leaves as it is lies beside what it makes.
+      // These bytes are in no replayed tensor: verify the blob, then read it.
       SW_TRY(Prove(*proofs_[module_of_.at(member)]));
       const auto& all = stretches_.at(member);
       const auto next = std::ranges::upper_bound(all, offset, {}, &Stretch::offset);
@@ -137,7 +137,7 @@ std::shared_ptr<ReplayBytes::Range> ReplayBytes::Find(const Key& key) {
   auto range = std::make_shared<Range>();
   range->count = std::min(lane.range_elems, lane.elems - key.second * lane.range_elems);
   range->bytes = range->count * lane.arrays.size() * sizeof(float);
-  // Whoever reads a range holds it: what goes here is gone when they are done.
+  // Readers share ownership of a range: an evicted one is freed when they are done.
   while (!recent_.empty() && kept_bytes_ + range->bytes > room_) {
     const auto oldest = kept_.find(recent_.back());
     kept_bytes_ -= oldest->second.range->bytes;

@@ -21,28 +21,28 @@
 #include "partial/gradient_log/module_chain.h"
 #include "support/base/result.h"
 
-// A source whose bytes are made: old versions out of blobs, brought to X by the gradients of a log.
+// Source that computes bytes: applies logged gradients to old versions from blobs, up to X.
 
 namespace shardwright::partial::restore {
 
-/// A member of the map that the bytes of a replayed module are read as.
+/// A member of the map with the bytes of a replayed module.
 struct ReplayedMember {
   std::shared_ptr<const ReplayedModule> module;
   Component component = Component::kMaster;
-  BlobRef blob;                         ///< as the store has it
-  std::vector<std::uint64_t> payloads;  ///< of the blob, as VerifyBlob
+  BlobRef blob;                         ///< blob in the store
+  std::vector<std::uint64_t> payloads;  ///< tensor sizes in the blob, as VerifyBlob
 };
 
-/// Reads members: those of replayed modules as they are at X, the others as they are. A range of a
-/// parameter and its states is made at once, and kept for those who want the other states of it as
-/// long as there is room. A blob that states are made of is compared with its digest before the
-/// first use. Thread-safe.
+/// Reads members: those of replayed modules as of X, others unchanged.
+/// Computes a range of a parameter and all its states at once, and caches it
+/// while there is room, because callers usually read the other states next.
+/// Verifies the digest of each source blob before its first use. Thread-safe.
 class ReplayBytes final : public exec::ByteSource {
  public:
-  /// \param blobs    reads members as the store has them
-  /// \param map      what their numbers are of, for messages
-  /// \param members  that are made
-  /// \param room     bytes of what is kept
+  /// \param blobs    reads members as stored
+  /// \param map      source of member names for messages
+  /// \param members  the members to compute, by number
+  /// \param room     bytes for cached ranges
   /// \pre `map` outlives it
   ReplayBytes(std::unique_ptr<exec::ByteSource> blobs, const layout::ShardMap& map,
               std::shared_ptr<const ReplayLog> log, std::map<std::uint32_t, ReplayedMember> members,
@@ -58,34 +58,34 @@ class ReplayBytes final : public exec::ByteSource {
  private:
   /// A parameter of one of the modules.
   struct Lane {
-    std::size_t module = 0;  ///< into proofs_
+    std::size_t module = 0;  ///< index into proofs_
     std::uint64_t elems = 0;
-    std::uint64_t place = 0;        ///< of its first element
-    std::uint64_t range_elems = 0;  ///< that are made at once
+    std::uint64_t place = 0;        ///< position of its first element
+    std::uint64_t range_elems = 0;  ///< elements computed at once
     /// The parameter and its states: member and offset.
     std::vector<std::pair<std::uint32_t, std::uint64_t>> arrays;
     std::vector<ReplayStep> steps;
   };
-  /// Whether the blobs of a module have their digests.
+  /// Result of verifying the digests of a module's blobs.
   struct Proof {
     std::vector<std::uint32_t> members;
     std::mutex mutex;
     bool done = false;
     Status status;
   };
-  /// Where a parameter or a state lies in a member.
+  /// Position of a parameter or state in a member.
   struct Stretch {
     std::uint64_t offset = 0;
     std::size_t lane = 0;
     std::size_t array = 0;
   };
-  /// A range that was made: one array after the other.
+  /// A computed range: one array after the other.
   struct Range {
     std::mutex mutex;
     bool done = false;
     Status status;
     std::unique_ptr<float[]> values;
-    std::uint64_t count = 0;  ///< elements of an array
+    std::uint64_t count = 0;  ///< elements per array
     std::uint64_t bytes = 0;
   };
   using Key = std::pair<std::size_t, std::uint64_t>;  // lane, number of the range
@@ -112,7 +112,7 @@ class ReplayBytes final : public exec::ByteSource {
   std::vector<Lane> lanes_;
   std::vector<std::unique_ptr<Proof>> proofs_;               // by module
   std::map<std::uint32_t, std::size_t> module_of_;           // by member, into proofs_
-  std::map<std::uint32_t, std::vector<Stretch>> stretches_;  // by member, ascending
+  std::map<std::uint32_t, std::vector<Stretch>> stretches_;  // by member, ascending offset
   tbb::enumerable_thread_specific<std::vector<std::byte>> gradients_;
   std::mutex mutex_;
   std::map<Key, Kept> kept_;

@@ -15,7 +15,7 @@ namespace shardwright::partial {
 namespace restore {
 namespace {
 
-/// Before agents write anything: a store that cannot be seen must not be made again.
+/// Checks the store before agents write: one that is not visible must not be created again.
 /// Collective.
 Status FindStore(const Job& job) {
   const RestoreOptions& options = job.options;
@@ -32,7 +32,7 @@ Status FindStore(const Job& job) {
   });
 }
 
-/// Whether there is no checkpoint yet, neither in the store nor in the memory of an agent.
+/// Returns true if neither the store nor an agent has a checkpoint yet.
 /// \error kNotFound  an agent has one and the store has none
 /// Collective.
 Result<bool> IsEmptyStore(const Job& job, const Agents& agents) {
@@ -57,8 +57,8 @@ Result<bool> IsEmptyStore(const Job& job, const Agents& agents) {
   return !text.empty();
 }
 
-/// Nothing may be collected or saved between the choice and its record. Nothing is locked where
-/// nothing is noted, and on other ranks than the root.
+/// Locks the store so that nothing is collected or saved between the choice and its
+/// record. Locks nothing on ranks other than the root, or if nothing is recorded.
 /// Collective.
 Result<os::Lock> LockStore(const Job& job) {
   os::Lock lock;
@@ -89,8 +89,8 @@ Result<Base> OpenStore(const Job& job) {
   return Base{std::move(store), std::move(all)};
 }
 
-/// A module as it is restored.
-/// \param restart_iteration  of the checkpoint that restarted experts are of
+/// Describes a restored module.
+/// \param restart_iteration  iteration of the checkpoint that provides restarted experts
 RestoredModule RestoredOf(const Module& module, const ChosenModule& chosen,
                           const std::shared_ptr<const ReplayedModule>& replayed,
                           std::uint64_t resume, std::uint64_t restart_iteration) {
@@ -120,7 +120,7 @@ RestoredModule RestoredOf(const Module& module, const ChosenModule& chosen,
   return out;
 }
 
-/// What is known before anything is written, but for the loss.
+/// Makes the part of the report that is known before writing, without the loss.
 RestoreReport ReportOf(const Base& base, const std::optional<Restart>& restart,
                        const Chosen& chosen, const Replays& replays) {
   RestoreReport report;
@@ -166,15 +166,15 @@ Status RefuseStale(const std::string& store, const RestoreReport& report) {
                                    std::to_string(report.iteration) + ": " + FirstFew(names));
 }
 
-/// What the store is told: that training goes on from here. Its sequence is known when it is
-/// written.
+/// Makes the store's record that training resumes from
+/// here. Its sequence is assigned when it is written.
 RecoveryRecord RecordOf(const Base& base, const Chosen& chosen, const RestoreReport& report,
                         const Loss& loss) {
   RecoveryRecord record;
   record.manifest = chosen.at.sequence;
   record.resume = chosen.plan.resume;
   for (const StoredCheckpoint& one : base.all) {
-    // Also those whose place a newer one has taken: they must not come back when it goes.
+    // Also replaced ones of the same iteration: they must not reappear later.
     if (IsNewer(one, chosen)) record.abandoned.push_back(one.sequence);
   }
   record.state = loss.state;
@@ -186,7 +186,7 @@ RecoveryRecord RecordOf(const Base& base, const Chosen& chosen, const RestoreRep
   return record;
 }
 
-/// What every rank finds out for itself before anything is written.
+/// Results that every rank computes itself before anything is written.
 struct Prepared {
   Base base;
   RestoreReport report;
@@ -194,7 +194,7 @@ struct Prepared {
   std::unique_ptr<convert::Input> source;
 };
 
-/// The passes in which ranks do not wait for each other.
+/// Runs the passes in which ranks do not wait for each other.
 /// Local.
 Result<Prepared> Prepare(const Job& job, const std::optional<Restart>& restart,
                          std::vector<AgentCopy> copies) {
@@ -215,7 +215,7 @@ Result<Prepared> Prepare(const Job& job, const std::optional<Restart>& restart,
   return Prepared{std::move(base), std::move(report), std::move(record), std::move(source)};
 }
 
-/// What is no reason to stop.
+/// Warns about problems that do not stop the restore.
 void Warn(const Job& job, const RestoreReport& report) {
   for (const std::string& damage : report.damaged) job.sink.Warn(damage);
   for (const std::string& torn : report.replay.torn) job.sink.Warn(torn);
@@ -229,7 +229,7 @@ void Warn(const Job& job, const RestoreReport& report) {
   }
 }
 
-/// Writes the source in the layout that is asked for.
+/// Writes the source in the requested layout.
 /// Collective.
 Result<convert::ConvertReport> Write(const Job& job, const RestoreReport& report,
                                      convert::Input& source) {
@@ -244,7 +244,7 @@ Result<convert::ConvertReport> Write(const Job& job, const RestoreReport& report
   convert::DescribeLayout(layout, &head);
   head["iteration"] = report.iteration;
   if (!written.not_carried.empty()) head["not_carried"] = written.not_carried;
-  // What an output of stale experts is must not be forgotten with the report.
+  // The output must record the versions of stale experts permanently.
   head["versions"] = nlohmann::ordered_json::object();
   for (const RestoredModule& module : report.modules) {
     if (module.version != report.iteration) head["versions"][module.name] = module.version;
@@ -272,7 +272,7 @@ std::string Iterations(const std::vector<std::uint64_t>& iterations) {
   return FirstFew(words);
 }
 
-/// Says what a restart at the report's iteration means for newer checkpoints.
+/// Explains the effect of a restart at the report's iteration on newer checkpoints.
 void ExplainRestart(const Job& job, const RestoreReport& report) {
   const std::string& store = job.options.store;
   const std::string at = "iteration " + std::to_string(report.iteration);
@@ -291,7 +291,7 @@ void ExplainRestart(const Job& job, const RestoreReport& report) {
       newer ? 0 : 1);
 }
 
-/// Records the restart, or notes that there may have been one, and unlocks the store.
+/// Records the restart, or a pending restore, and unlocks the store.
 /// Collective.
 Status Note(const Job& job, const Store& store, RecoveryRecord record, const RestoreReport& report,
             os::Lock* lock) {
@@ -337,7 +337,7 @@ Result<RestoreReport> RestoreStore(comm::Comm& comm, const RestoreOptions& optio
       return restore::Prepare(job, restart, std::move(agents.copies));
     };
     SW_TRY_ASSIGN(restore::Prepared prepared, comm.Agree(prepare()));
-    // Each has looked for itself at what may have grown meanwhile.
+    // Ranks have read the store separately, and it may have grown in between.
     const std::string seen = convert::FingerprintText(*prepared.source);
     SW_TRY_ASSIGN(const std::string of_root,
                   comm.OnRootText([&]() -> Result<std::string> { return seen; }));

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// lib/partial/restore: goes back to the newest usable state.
-// recovery.h chooses: the resume point X, and for every module the newest version up to X, from
-// memory of agents or from storage. It is pure. RestoreStore asks the agents, reads the blobs as a
-// source map like that of any checkpoint, writes it in any layout with convert::RunPlan, and notes
-// in the store what training has gone on from. Source: docs/pec-planning.md section 6.3.
+// lib/partial/restore: restores the newest usable state. recovery.h, which is pure,
+// chooses the resume point X, and for every module the newest version up to X in agents'
+// memory or storage. RestoreStore queries the agents, maps the blobs as a source like
+// any checkpoint, writes it in any layout with convert::RunPlan, and records in the
+// store that training resumes from X. Source: docs/pec-planning.md section 6.3.
 
 #pragma once
 
@@ -29,82 +29,82 @@
 
 namespace shardwright::partial {
 
-/// What is done with the store's log of gradients (docs/lossless.md).
+/// Use of the store's log of gradients in a restore (docs/lossless.md).
 enum class ReplayMode : std::uint8_t {
-  kAuto,     ///< experts older than X are replayed to X where their chains are intact
-  kNever,    ///< the log is not looked at
-  kRequire,  ///< all experts older than X are replayed, or nothing is restored
+  kAuto,     ///< replay experts older than X to X if their chains are intact
+  kNever,    ///< ignore the log
+  kRequire,  ///< replay all experts older than X, or fail
 };
 
-/// "auto", "never", "require".
+/// Returns "auto", "never" or "require".
 std::string_view Name(ReplayMode mode);
 
-/// How a store is restored; the fields are the flags of pec-restore.
+/// Options of a restore; the fields correspond to flags of pec-restore.
 struct RestoreOptions {
   std::string store;
   std::optional<std::uint64_t> at;  ///< no resume point above this iteration
-  bool require_complete = false;    ///< refuse modules that are older than X
+  bool require_complete = false;    ///< fail if a module is older than X
   ReplayMode replay = ReplayMode::kAuto;
-  bool allow_older = false;  ///< go back to older versions where blobs are damaged
-  bool read_only = false;    ///< leave the store as it is: a look at an old checkpoint
-  /// Record at once that training restarts from here. Otherwise a restore that writes a checkpoint
-  /// is noted as pending, and the next save decides (Store::PutPending).
+  bool allow_older = false;  ///< use older versions of damaged blobs
+  bool read_only = false;    ///< leave the store unchanged, to inspect an old checkpoint
+  /// Record immediately that training restarts from here. Otherwise a restore that writes
+  /// a checkpoint is recorded as pending, and the next save decides (Store::PutPending).
   bool restart = false;
-  bool allow_empty = false;  ///< a store that provably has no checkpoint yet is no error
-  /// With allow_empty, a store that is not there: the run begins, and its folder is made with a
-  /// mark that says so. Its parent must be there.
+  bool allow_empty = false;  ///< accept a store that provably has no checkpoint yet
+  /// With allow_empty: if the store does not exist, create its folder
+  /// with a mark that the run has begun. Its parent must exist.
   bool begin = false;
-  /// Checkpoint from which experts without any version are taken; empty: they are an error.
+  /// Checkpoint that provides experts without any version; empty: those are an error.
   std::string restart_missing;
-  /// What is written; null: no checkpoint, the store is only told that training goes on from X.
+  /// Output format; null: write no checkpoint, only record that training resumes from X.
   const checkpoints::Format* format = nullptr;
-  checkpoints::TargetSpec target;  ///< keys of `format`
+  checkpoints::TargetSpec target;  ///< options of `format`
   std::vector<std::string> pattern_files;
-  /// Addresses of agents whose memory is read too; those over a socket file are this node's.
+  /// Addresses of agents to read memory from. Socket files are agents of this node.
   std::vector<std::string> agents;
-  std::shared_ptr<const os::TlsKey> key;  ///< of agents at ports; null: none
-  /// Whose agents are accepted at socket files too (os::Address::trusted_user).
+  std::shared_ptr<const os::TlsKey> key;  ///< key of agents at ports; null: none
+  /// User id of agents accepted at socket files (os::Address::trusted_user).
   std::optional<std::uint32_t> trusted_user;
-  /// Agents that are gone, by position in `agents`: their memory is lost, and they are not asked.
+  /// Positions in `agents` of failed agents: their memory is lost, and they are not queried.
   std::set<std::size_t> lost_nodes;
-  bool lost_unreachable = false;  ///< so are those that cannot be reached; else they are an error
+  bool lost_unreachable = false;  ///< treat unreachable agents as lost instead of failing
   convert::ConvertOptions write;
 };
 
-/// A component of a module as it was restored.
+/// Restored component of a module.
 struct RestoredPart {
   std::uint64_t version = 0;
   std::uint64_t bytes = 0;
-  bool rounded_from_master = false;  ///< weights that a newer kept master replaces
+  bool rounded_from_master = false;  ///< weights computed from a newer kept master
 };
 
-/// How gradients of the log have brought a module to X.
+/// Replay of a module to X with gradients of the log.
 struct ReplayedChain {
-  std::uint64_t version = 0;     ///< that the store has
-  std::uint64_t iterations = 0;  ///< that were made again
-  std::uint64_t bytes = 0;       ///< of gradients, as stored
+  std::uint64_t version = 0;     ///< version in the store
+  std::uint64_t iterations = 0;  ///< number of repeated iterations
+  std::uint64_t bytes = 0;       ///< size of the gradients, as stored
 };
 
-/// What was found of the log of gradients.
+/// Result of the search in the log of gradients.
 struct ReplayReport {
   ReplayMode mode = ReplayMode::kAuto;
-  bool log = false;                  ///< there is one, and it was looked at
+  bool log = false;                  ///< a log exists and was read
   std::uint64_t modules = 0;         ///< replayed
-  std::uint64_t bytes = 0;           ///< of their gradients, as stored
-  std::uint64_t in_memory = 0;       ///< modules that agents have replayed before
-  std::vector<std::string> refused;  ///< why other modules older than X are not, one sentence each
-  std::vector<std::string> torn;     ///< ends of segments that a kill cut short
+  std::uint64_t bytes = 0;           ///< size of their gradients, as stored
+  std::uint64_t in_memory = 0;       ///< modules that agents have already replayed
+  std::vector<std::string> refused;  ///< reason for each module that stays older than X
+  std::vector<std::string> torn;     ///< incomplete ends of segments after a kill
 };
 
-/// A module as it was restored.
+/// A restored module.
 struct RestoredModule {
   std::string name;
   ModuleId id;
   std::uint64_t version = 0;  ///< the oldest of its parts
   Source source = Source::kStorage;
   std::array<std::optional<RestoredPart>, kComponents> parts;
-  std::optional<ReplayedChain> replayed;  ///< absent: it is as the store or an agent has it
-  /// An agent has replayed it in its memory, from this iteration to the version that was taken.
+  std::optional<ReplayedChain> replayed;  ///< absent: as stored, or from an agent
+  /// Version before an agent replayed the module in its memory; absent: it did not.
   std::optional<std::uint64_t> replayed_in_memory;
 };
 
@@ -112,52 +112,52 @@ struct RestoredModule {
 struct RestoreLoss {
   FaultLoss fault;  ///< of this recovery
   double plt = 0;   ///< of this recovery
-  LossSummary run;  ///< of all recoveries of the store's run so far, this one included
+  LossSummary run;  ///< all recoveries of the store's run, including this one
   std::uint64_t faults = 0;
 };
 
-/// What a restore did, or with dry_run what it would do.
+/// Result of a restore; with dry_run, what it would do.
 struct RestoreReport {
-  bool empty = false;           ///< there is no checkpoint yet; nothing else is said
+  bool empty = false;           ///< no checkpoint exists yet; the other fields are unset
   std::uint64_t iteration = 0;  ///< X
-  std::uint64_t sequence = 0;   ///< of the checkpoint whose non-expert part is restored
+  std::uint64_t sequence = 0;   ///< of the checkpoint with the restored non-expert part
   std::string tag;
   std::vector<RestoredModule> modules;
   std::vector<std::uint32_t> layer_id;   ///< by MoE layer: its number in checkpoint files
   std::uint64_t stale_modules = 0;       ///< older than X
-  std::uint64_t storage_bytes = 0;       ///< of the versions that are restored, from the store
+  std::uint64_t storage_bytes = 0;       ///< size of restored versions from the store
   std::uint64_t memory_bytes = 0;        ///< from agents of this node
   std::uint64_t peer_bytes = 0;          ///< from agents of other nodes
   std::vector<std::size_t> lost_nodes;   ///< by position in RestoreOptions::agents, ascending
   std::vector<std::string> lost_agents;  ///< their addresses
   std::uint64_t restarted_modules = 0;
-  std::vector<std::uint64_t> abandoned;  ///< newer iterations, which a restart abandons
+  std::vector<std::uint64_t> abandoned;  ///< newer iterations that a restart abandons
   bool recorded = false;                 ///< the restart is recorded
-  std::vector<std::string> damaged;      ///< blobs that were passed over
+  std::vector<std::string> damaged;      ///< damaged blobs that were skipped
   ReplayReport replay;
-  std::optional<RestoreLoss> loss;          ///< absent where tokens were not counted
-  std::optional<DynamicKReport> dynamic_k;  ///< the recovery's loss entered; absent: not in use
-  bool unknown_spent = false;               ///< tokens were not counted: dynamic K was not charged
+  std::optional<RestoreLoss> loss;          ///< absent: tokens were not counted
+  std::optional<DynamicKReport> dynamic_k;  ///< including this recovery; absent: not in use
+  bool unknown_spent = false;               ///< dynamic K was not charged, as tokens are unknown
   bool wrote = false;
   convert::ConvertReport convert;
 };
 
-/// Takes what a restore has chosen, a source like any other, in place of RestoreOptions::format: a
-/// trainer, say. Called once by all ranks, with everything in the report but `wrote` and `convert`;
-/// not where the store is empty. With an error the store is not told of the restore.
+/// Receives the restored state as a source, for example in a trainer, in place of
+/// RestoreOptions::format. All ranks call it once with a report complete but for `wrote` and
+/// `convert`. Not called for an empty store. If it fails, the restore is not recorded in the store.
 /// \param source  must not outlive the call
 using UseRestored =
     std::function<Status(std::unique_ptr<convert::Input> source, const RestoreReport& report)>;
 
-/// Restores the newest usable state of a store, or the newest up to `at`, into any layout. A
-/// restart marks newer checkpoints abandoned.
-/// \param use  empty: nobody takes it but `format`
-/// \error kNotFound  no store, nothing in it up to `at`, with allow_empty a store of which nothing
-///        is proved, with begin an agent that holds something without a store; an agent that is
-///        not named lost and cannot be reached: nothing is written, by no agent either;
-///        kInfeasible  experts without any version: named; kMismatch  require_complete and stale
-///        modules: named; replay is required and a module cannot be: why; kBadInput  a damaged blob
-///        (without allow_older), or a damaged log and replay is required; as convert::Convert
+/// Restores the newest usable state of a store, or the newest up to `at`,
+/// into any layout. A restart marks newer checkpoints as abandoned.
+/// \param use  empty: the state is only written in `format`
+/// \error kNotFound  no store, or no checkpoint up to `at`; with allow_empty a store that may
+///        have lost one; with begin an agent with a checkpoint but no store; an unreachable agent
+///        not named lost (then nothing is written, not even by agents). kInfeasible  experts
+///        without any version (named); kMismatch  stale modules with require_complete (named), or
+///        a module that a required replay cannot reach; kBadInput  a damaged blob without
+///        allow_older, or a damaged log of a required replay; as convert::Convert
 /// Collective. Source: MoC-System section 4.3; docs/pec-planning.md section 6.3;
 /// docs/formats/store.md.
 Result<RestoreReport> RestoreStore(comm::Comm& comm, const RestoreOptions& options, Sink& sink,

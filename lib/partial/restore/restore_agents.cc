@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What agents hold, as a further level of a restore.
+// The memory of agents as a further level of a restore.
 
 #include <chrono>
 #include <thread>
@@ -18,11 +18,11 @@ namespace {
 
 using Json = nlohmann::json;
 
-/// An agent that persists holds the store's lock; a flush of another one waits for it.
+/// An agent that persists has locked the store, so a flush of another agent waits for it.
 constexpr int kFlushTries = 60;
 constexpr std::chrono::milliseconds kFlushWait(500);
 
-/// The address of a node's agent.
+/// Parses the address of a node's agent.
 Result<os::Address> AddressOf(const Job& job, const std::string& text) {
   SW_TRY_ASSIGN(os::Address address, os::ParseAddress(text));
   address.trusted_user = job.options.trusted_user;
@@ -41,8 +41,8 @@ Status Flush(AgentClient& client, const Sink& sink) {
   }
 }
 
-/// The agents that were met at ports, by position in the options. A position leads to one agent all
-/// the time, and two positions lead to two: what another agent has in memory would be missed.
+/// Agents at ports by position in the options. Checks that a position always leads
+/// to the same agent, and two positions to two, so that no agent's memory is missed.
 class Met {
  public:
   explicit Met(const RestoreOptions& options) : options_(options), ids_(options.agents.size()) {}
@@ -69,11 +69,11 @@ class Met {
   }
 
   const RestoreOptions& options_;
-  std::vector<std::string> ids_;  // empty: not met
+  std::vector<std::string> ids_;  // empty: not connected yet
 };
 
-/// Which agents live, by position in the options. All are looked for before one is told to write
-/// anything. Root.
+/// Finds the reachable agents, by position in the options.
+/// Connects to all of them before any of them writes. Root.
 Result<std::vector<bool>> FindAgents(const Job& job, Met* met) {
   const RestoreOptions& options = job.options;
   std::vector<bool> lives(options.agents.size(), false);
@@ -96,7 +96,7 @@ Result<std::vector<bool>> FindAgents(const Job& job, Met* met) {
   return lives;
 }
 
-/// Makes durable what agents hold, and asks what that is: a text for all ranks. Root.
+/// Makes checkpoints of agents durable and lists them in a text for all ranks. Root.
 Result<std::string> FlushAndList(const Job& job) {
   Json answers = Json::array();
   Met met(job.options);
@@ -115,10 +115,10 @@ Result<std::string> FlushAndList(const Job& job) {
   return answers.dump(-1, ' ', false, Json::error_handler_t::replace);
 }
 
-/// Reads the text of FlushAndList.
+/// Parses the text of FlushAndList.
 Result<Agents> ReadLists(const Job& job, const std::string& text) {
   SW_TRY_ASSIGN(const Json answers, json::Parse(text, "agents"));
-  SW_CHECK(answers.is_array());  // rank 0 has made it
+  SW_CHECK(answers.is_array());  // made by rank 0
   Agents agents;
   std::uint32_t remote = 0;
   for (std::size_t position = 0; position < answers.size(); ++position) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The first half of a restore: which checkpoint, and which version of every module.
+// The first half of a restore: chooses the checkpoint, and the version of every module.
 
 #include <algorithm>
 #include <utility>
@@ -10,9 +10,9 @@
 namespace shardwright::partial::restore {
 namespace {
 
-/// Whether two checkpoints have other content under the same version of a module.
+/// Returns true if two checkpoints have different content for the same version of a module.
 bool Contradict(const Manifest& a, const Manifest& b) {
-  if (a.names != b.names) return false;  // of another model, which is refused later
+  if (a.names != b.names) return false;  // of another model, which fails later
   for (std::size_t i = 0; i < a.modules.size(); ++i) {
     for (std::size_t c = 0; c < kComponents; ++c) {
       const std::optional<Held>& one = a.modules[i][c];
@@ -26,7 +26,7 @@ bool Contradict(const Manifest& a, const Manifest& b) {
   return false;
 }
 
-/// The newest usable manifest up to `at`; with allow_older all of them that can be read.
+/// Returns the newest usable manifest up to `at`; with allow_older all that can be read.
 Result<std::vector<Manifest>> ReadManifests(const Job& job, const Base& base, Checked* checked) {
   const RestoreOptions& options = job.options;
   std::vector<StoredCheckpoint> usable;
@@ -67,8 +67,8 @@ Result<std::vector<Manifest>> ReadManifests(const Job& job, const Base& base, Ch
   return manifests;
 }
 
-/// An iteration that was saved again, with other content than an agent has: versions do not tell
-/// the two apart, and nobody wants a mixture.
+/// Drops copies of an iteration that was saved again with content different from an agent's,
+/// because versions cannot distinguish the two, and a mixture would be inconsistent.
 void DropStrangers(const Job& job, Candidates* candidates) {
   std::erase_if(candidates->copies, [&](const AgentCopy& copy) {
     const bool stranger =
@@ -84,7 +84,7 @@ void DropStrangers(const Job& job, Candidates* candidates) {
   });
 }
 
-/// Reads what a checkpoint says of itself.
+/// Reads the description of a checkpoint.
 Result<Described> Describe(const Job& job, const Store& store, const std::vector<AgentCopy>& copies,
                            const Manifest& manifest) {
   Described out;
@@ -110,7 +110,7 @@ Result<Described> Describe(const Job& job, const Store& store, const std::vector
   return out;
 }
 
-/// Whether a checkpoint has these components of a module, all of one version and in good state.
+/// Returns true if a checkpoint has these components of a module intact and of one version.
 bool IsUsable(const HeldModule& held, const Module& module, const Mask& mask, std::uint64_t version,
               const Checked& checked) {
   for (std::size_t c = 0; c < kComponents; ++c) {
@@ -123,7 +123,7 @@ bool IsUsable(const HeldModule& held, const Module& module, const Mask& mask, st
   return true;
 }
 
-/// The versions that a checkpoint offers: those whose blobs are all there and good.
+/// Returns the versions of a checkpoint with all blobs present and intact.
 std::vector<StoredCopy> VersionsIn(const Manifest& manifest, const Model& model, const Mask& keep,
                                    const Checked& checked) {
   std::vector<StoredCopy> versions;
@@ -142,7 +142,7 @@ std::vector<StoredCopy> VersionsIn(const Manifest& manifest, const Model& model,
   return versions;
 }
 
-/// All modules with their parts, needed by one node, for it reads everything.
+/// Returns all modules with their parts as needs of one node, because it reads everything.
 std::vector<Need> NeedsOf(const Model& model, const Mask& keep) {
   std::vector<Need> needs;
   for (const Module& module : model.modules) {
@@ -184,7 +184,7 @@ Result<RecoveryPlan> MakePlan(const Job& job, const Base& base,
   input.needs = NeedsOf(model, keep);
   RecoveryOptions recovery;
   recovery.at = job.options.at;
-  // Agents have made durable what they hold; only a dry run looks at what is in memory alone.
+  // Agents have persisted their checkpoints; only a dry run reads state that is only in memory.
   if (!candidates.copies.empty() && !job.options.write.dry_run) {
     recovery.at = candidates.stored.back().iteration;
   }
@@ -195,15 +195,15 @@ Result<RecoveryPlan> MakePlan(const Job& job, const Base& base,
   return PlanRecovery(input, recovery);
 }
 
-/// What a module, or a part of it, is taken from: `held` of the store, or of an agent.
+/// Source of a module or a part of it: `held` of the store, or of an agent.
 struct Origin {
-  const HeldModule* held = nullptr;            ///< null: nobody has it
+  const HeldModule* held = nullptr;            ///< null: no source has it
   std::shared_ptr<AgentClient> agent;          ///< null: the store
   std::optional<std::uint64_t> replayed_from;  ///< as ChosenModule
 };
 
-/// Where the plan says that a version is: of an agent on that node, or of the newest checkpoint of
-/// the store that has it in good state.
+/// Finds the source of a version in the plan: an agent of that
+/// node, or the store's newest checkpoint with an intact copy.
 Origin FindVersion(const Candidates& candidates, const Module& module, std::size_t index,
                    const Mask& mask, const Restore& restore) {
   const auto usable = [&](const Manifest& manifest) {
@@ -226,7 +226,7 @@ Origin FindVersion(const Candidates& candidates, const Module& module, std::size
   return {};
 }
 
-/// Takes every module from where the plan says.
+/// Takes every module from the source in the plan.
 Result<std::vector<ChosenModule>> TakeModules(const RecoveryPlan& plan, const Mask& keep,
                                               const Candidates& candidates, const Model& model) {
   std::vector<ChosenModule> modules(model.modules.size());
@@ -254,7 +254,7 @@ Result<std::vector<ChosenModule>> TakeModules(const RecoveryPlan& plan, const Ma
       }
     }
   }
-  // An expert that starts again does so as a whole.
+  // An expert restarts as a whole.
   for (ChosenModule& chosen : modules) {
     if (!chosen.restarted) continue;
     chosen = {};
@@ -264,7 +264,7 @@ Result<std::vector<ChosenModule>> TakeModules(const RecoveryPlan& plan, const Ma
   return modules;
 }
 
-/// Sizes always; with allow_older, where a damaged blob has a way out, also digests.
+/// Checks sizes, and digests too with allow_older, because it can use an older version.
 /// \param payloads  as VerifyBlob
 Status CheckBlob(const Job& job, const Store& store, const BlobRef& ref,
                  const std::vector<std::uint64_t>& payloads) {
@@ -274,8 +274,8 @@ Status CheckBlob(const Job& job, const Store& store, const BlobRef& ref,
   return {};
 }
 
-/// Looks at the chosen blobs of the store, at each once.
-/// \returns whether all can be used; what cannot is noted
+/// Checks each chosen blob of the store once.
+/// \returns true if all are usable; the others are recorded in Checked
 /// \error kBadInput  damage, without allow_older
 Result<bool> CheckModules(const Job& job, const Store& store, const Model& model,
                           const std::vector<ChosenModule>& modules, Checked* checked) {
@@ -308,7 +308,7 @@ Result<bool> CheckModules(const Job& job, const Store& store, const Model& model
   return good;
 }
 
-/// What belongs to no module: the blob of passed tensors.
+/// Checks the blob of passed tensors, which belongs to no module.
 Status CheckRest(const Job& job, const Store& store, const Manifest& manifest,
                  const checkpoints::Checkpoint& checkpoint) {
   if (!manifest.passed || manifest.sequence == 0) return {};
@@ -319,7 +319,7 @@ Status CheckRest(const Job& job, const Store& store, const Manifest& manifest,
   return CheckBlob(job, store, *manifest.passed, payloads);
 }
 
-/// The manifest of X, of the store if it has one; null: there is none.
+/// Returns the manifest of X, from the store if it has one; null: there is none.
 Manifest* ManifestOf(std::uint64_t iteration, Candidates* candidates) {
   for (auto one = candidates->stored.rbegin(); one != candidates->stored.rend(); ++one) {
     if (one->iteration == iteration) return &*one;
@@ -352,11 +352,11 @@ Result<Chosen> Choose(const Job& job, const Base& base, const std::optional<Rest
   std::vector<AgentCopy>& copies = candidates.copies;
   std::vector<Manifest>& stored = candidates.stored;
   Checked& checked = candidates.checked;
-  // A checkpoint that cannot be used is passed over, where that is allowed.
+  // Skips an unusable checkpoint, if that is allowed.
   const auto give_up = [&](const Manifest& unusable, Error error) -> Status {
     if (!job.options.allow_older) return tl::unexpected<Error>(std::move(error));
     checked.Note(error);
-    const std::uint64_t sequence = unusable.sequence;  // it goes with what is erased
+    const std::uint64_t sequence = unusable.sequence;  // copied: it is erased with its checkpoint
     const std::uint64_t iteration = unusable.iteration;
     if (std::erase_if(stored, [&](const Manifest& one) { return one.sequence == sequence; }) == 0) {
       std::erase_if(copies,
@@ -365,7 +365,7 @@ Result<Chosen> Choose(const Job& job, const Base& base, const std::optional<Rest
     return {};
   };
   while (!stored.empty()) {
-    // The newest manifest tells what the model is; that of X is described when X is known.
+    // The newest manifest describes the model; that of X is read when X is known.
     const std::uint64_t newest = stored.back().sequence;
     Result<Described> described = Describe(job, store, copies, stored.back());
     if (!described) {

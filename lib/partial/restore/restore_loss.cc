@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tokens that a restore loses, and the counters from which selection goes on.
+// Tokens that a restore loses, and the counters with which selection continues.
 
 #include <algorithm>
 #include <utility>
@@ -11,19 +11,19 @@
 namespace shardwright::partial::restore {
 namespace {
 
-/// The counters of the checkpoint that is restored, or those that the last restore of it has left.
-/// \param last  recovery of the store
+/// Returns the counters of the restored checkpoint, or those after the last restore of it.
+/// \param last  last recovery of the store
 Result<SelectionState> StateAt(const Base& base, const Chosen& chosen,
                                const std::optional<RecoveryRecord>& last) {
   const bool again = last && chosen.at.sequence != 0 && last->manifest == chosen.at.sequence;
   SelectionState state = again ? last->state : chosen.at.state;
   SW_TRY(Validate(state.persist, chosen.described.model.experts));
-  // What was spent since the checkpoint that is restored stays spent.
+  // Losses that were charged after the restored checkpoint stay charged.
   SW_TRY_ASSIGN(state.dynamic_k, NewestDynamicK(base.store, base.all, last));
   return state;
 }
 
-/// The counters for experts of these versions.
+/// Resets the counters to experts of these versions.
 /// \param history  absent: tokens were not counted
 SelectionState GoBack(SelectionState state, const Counts& versions,
                       const std::optional<TokenHistory>& history) {
@@ -31,21 +31,21 @@ SelectionState GoBack(SelectionState state, const Counts& versions,
     for (std::size_t e = 0; e < versions[m].size(); ++e) {
       std::uint64_t& held = state.persist.version[m][e];
       if (versions[m][e] >= held) continue;
-      // An older version than the level thinks: what came between is unsaved again.
+      // Older than the level's version: tokens in between are unsaved again.
       const std::uint64_t between = history ? history->Between(m, e, versions[m][e], held) : 0;
       state.persist.covered[m][e] -= std::min(between, state.persist.covered[m][e]);
       held = versions[m][e];
     }
   }
-  // The memory level has nothing that storage has not: it goes on from what was restored. Its
-  // cursors stay, so that the rotation goes on.
+  // Memory has only the restored state, so its level continues from
+  // storage. Its cursors stay, so that the rotation continues.
   std::vector<std::uint64_t> cursor = std::move(state.snapshot.cursor);
   state.snapshot = state.persist;
   state.snapshot.cursor = std::move(cursor);
   return state;
 }
 
-/// Enters the lost tokens into the ledger, and lets both levels forget them.
+/// Charges the lost tokens to the ledger, and removes them from both levels.
 Status Charge(const RecoveryPlan& plan, const TokenHistory& history, const Counts& versions,
               Loss* out) {
   if (!out->ledger) out->ledger = LossLedger::Make(history.experts());
@@ -63,8 +63,8 @@ Status Charge(const RecoveryPlan& plan, const TokenHistory& history, const Count
   return {};
 }
 
-/// The recovery's share of the budget of dynamic K. The record of this recovery holds the state, so
-/// that it is entered when training goes on from here, and once.
+/// Charges the recovery to the budget of dynamic K. The record of this recovery
+/// stores the state, so it counts once, and only if training resumes from here.
 Status Spend(const Base& base, const Chosen& chosen, Loss* out) {
   if (!out->state.dynamic_k) return {};
   const LayerExperts& experts = chosen.described.model.experts;

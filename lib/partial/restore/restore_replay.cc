@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Modules that are older than X, and the gradients that bring them there.
+// Modules that are older than X, and the gradients to replay them.
 
 #include <algorithm>
 #include <utility>
@@ -17,7 +17,7 @@ bool IsOlder(const ChosenModule& chosen, std::uint64_t resume) {
 }
 
 /// Opens the log of the store.
-/// \returns null where there is none, or where a damaged one is passed over: that is reported
+/// \returns null if there is none, or if a damaged one is skipped with a report
 Result<std::shared_ptr<ReplayLog>> OpenTheLog(const Job& job, const Base& base,
                                               ReplayReport* report) {
   const bool required = job.options.replay == ReplayMode::kRequire;
@@ -32,7 +32,7 @@ Result<std::shared_ptr<ReplayLog>> OpenTheLog(const Job& job, const Base& base,
   Result<GradientLog> log =
       GradientLog::Open(folder, base.store.head().fingerprint, job.options.write.threads);
   if (!log) {
-    // What cannot be read may be there the next time; what is wrong stays wrong.
+    // An unreadable log may be readable later; a damaged one stays damaged.
     if (required || log.error().code == Errc::kIo) {
       return tl::unexpected<Error>(std::move(log).error());
     }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The middle of a restore: the checkpoint of X with a shard map that leads into blobs.
+// The middle of a restore: the checkpoint of X with a shard map that refers to blobs.
 
 #include <algorithm>
 #include <cstring>
@@ -14,8 +14,8 @@
 namespace shardwright::partial::restore {
 namespace {
 
-/// Room for ranges of parameters that are made, for each thread: at least, and at most. Units come
-/// in the order of parameters, so that little is wanted again later.
+/// Cache for computed ranges of parameters per thread, minimum and maximum. Units
+/// arrive in the order of parameters, so few ranges are needed again later.
 constexpr std::uint64_t kLeastReplayBytes = std::uint64_t{2} << 20;
 constexpr std::uint64_t kMostReplayBytes = std::uint64_t{32} << 20;
 
@@ -28,12 +28,12 @@ layout::LogicalTensor Whole(const layout::LogicalTensor& tensor, std::uint32_t a
   return out;
 }
 
-/// What messages and reports call a component of a module.
+/// Returns the name of a module's component in messages and reports.
 std::string NameOf(const Module& module, Component component) {
   return module.name + " " + std::string(Name(component));
 }
 
-/// How to read a blob: out of the memory of an agent, or of the store.
+/// Opens a blob from the memory of an agent, or from the store.
 /// \param agent  null: the store
 Result<BlobSource> OpenBlob(const Store& store, const std::shared_ptr<AgentClient>& agent,
                             const BlobRef& blob) {
@@ -46,7 +46,7 @@ Result<BlobSource> OpenBlob(const Store& store, const std::shared_ptr<AgentClien
   return file;
 }
 
-/// Adds the files of blobs to a map, and the member that a blob is.
+/// Adds the files of blobs to a map, and a member for the blob.
 /// \returns the number of the member
 Result<std::uint32_t> AddBlob(const Store& store, const ChosenModule& chosen, const Module& module,
                               Component component, BlobMap* out) {
@@ -62,7 +62,7 @@ Result<std::uint32_t> AddBlob(const Store& store, const ChosenModule& chosen, co
   return member;
 }
 
-/// Makes a member one whose bytes are not those of its blob, but what they have become at X.
+/// Marks a member as computed: its bytes are those of its blob after replay to X.
 void Replay(const std::shared_ptr<const ReplayedModule>& replayed, const ChosenModule& chosen,
             const ModulePart& part, Component component, std::uint64_t resume, std::uint32_t member,
             BlobMap* out) {
@@ -73,7 +73,7 @@ void Replay(const std::shared_ptr<const ReplayedModule>& replayed, const ChosenM
   out->replayed.emplace(member, std::move(one));
 }
 
-/// One member for each chosen blob, one array for each tensor in it.
+/// Adds one member for each chosen blob, with one array for each tensor in it.
 Status AddBlobs(const Store& store, const Chosen& chosen, const Replays& replays, BlobMap* out) {
   const Model& model = chosen.described.model;
   for (std::size_t i = 0; i < model.modules.size(); ++i) {
@@ -109,7 +109,7 @@ Status AddBlobs(const Store& store, const Chosen& chosen, const Replays& replays
   return {};
 }
 
-/// Members that are passed through keep the numbers that the checkpoint's documents use.
+/// Adds passed members under the numbers that the checkpoint's documents use.
 Status AddPassed(const Store& store, const Chosen& chosen, BlobMap* out) {
   const Manifest& at = chosen.at;
   const checkpoints::Checkpoint& checkpoint = chosen.described.input.checkpoint;
@@ -123,11 +123,11 @@ Status AddPassed(const Store& store, const Chosen& chosen, BlobMap* out) {
                                      " bytes of client state expected, found " +
                                      std::to_string(stored));
   }
-  // A place for every number: those without a blob are never read.
+  // Reserve every number: members without a blob are never read.
   out->map.members.assign(checkpoint.map.members.size(), layout::Member{});
   for (layout::Member& member : out->map.members) member.name = "not stored";
   BlobSource file{"none", {}, false, {}};
-  // Of a checkpoint in memory there are only dry runs.
+  // Checkpoints in memory are used only in dry runs.
   if (!members.empty() && at.sequence != 0) {
     SW_TRY_ASSIGN(file, FindBlob(store.BlobPath(*at.passed), *at.passed));
   }
@@ -142,7 +142,7 @@ Status AddPassed(const Store& store, const Chosen& chosen, BlobMap* out) {
   return {};
 }
 
-/// Experts without any version, out of another checkpoint of the same model.
+/// Adds experts without any version from another checkpoint of the same model.
 /// \param path  of the other checkpoint, for messages
 Status AddRestarted(const checkpoints::Checkpoint& other, const std::string& path,
                     const Chosen& chosen, layout::ShardMap* map) {
@@ -225,7 +225,7 @@ std::unique_ptr<convert::Input> SourceOf(const Job& job, convert::Input describe
                                          const Replays& replays) {
   auto source = std::make_unique<convert::Input>(std::move(described));
   source->fingerprint = blobs.fingerprint;
-  // The checkpoint's own files are gone or of another iteration: nothing may be linked to them.
+  // The checkpoint's files are gone or of another iteration: outputs must not link to them.
   for (checkpoints::SourceFile& file : source->set.files) file.path.clear();
   source->checkpoint.map = std::move(blobs.map);
   source->checkpoint.proved = false;

@@ -11,7 +11,7 @@
 namespace shardwright::partial {
 namespace {
 
-/// One cut of a checkpoint: what PlanSave cuts as experts and what as modules, or blob by blob.
+/// One cut of a checkpoint: experts and modules of PlanSave, or blob by blob.
 class Cut {
  public:
   Cut(const ExpertMap& map, std::span<const ModuleBlobs> modules, std::uint32_t ranks,

@@ -22,14 +22,14 @@
 namespace shardwright::partial {
 namespace {
 
-/// The blobs of this rank that the checkpoint may have, as files of a plan.
+/// Blobs of this rank that the checkpoint may contain, as files of a plan.
 struct Candidates {
   plan::Target target;
-  std::vector<std::uint32_t> tensors;  ///< by tensor of the target: the source tensor it is
+  std::vector<std::uint32_t> tensors;  ///< by tensor of the target: its source tensor
   std::vector<BlobJob> jobs;           ///< by file of the target
 };
 
-/// Bytes that the checkpoint has at a place; 0: nothing.
+/// Returns the bytes of a place in the checkpoint; 0: none.
 std::uint64_t BytesAt(const BlobPlace& place, const Model& model, const convert::Input& input) {
   if (place.module != BlobPlace::kPassed) {
     return model.modules[place.module].part(place.component).bytes;
@@ -41,7 +41,7 @@ std::uint64_t BytesAt(const BlobPlace& place, const Model& model, const convert:
   return bytes;
 }
 
-/// Lists each place once for all versions of its content, plain and compressed ones apart.
+/// Lists each place once for all versions of its content, separately for plain and compressed.
 Candidates ListCandidates(const std::vector<DamagedBlob>& blobs, const Model& model,
                           const convert::Input& input) {
   std::map<std::pair<BlobPlace, bool>, std::vector<BlobRef>> wanted;
@@ -69,9 +69,9 @@ Candidates ListCandidates(const std::vector<DamagedBlob>& blobs, const Model& mo
   return out;
 }
 
-/// Writes the blobs of this rank that the checkpoint has. Local.
-/// \param incoming  folder of the blobs under way
-/// \returns the blobs that were written
+/// Writes the blobs of this rank that the checkpoint contains. Local.
+/// \param incoming  folder for blobs in progress
+/// \returns the written blobs
 Result<std::map<BlobFile, BlobResult>> WriteCandidates(const Store& store, convert::Input& input,
                                                        const Candidates& candidates,
                                                        const std::string& incoming,
@@ -114,7 +114,7 @@ std::string ReasonFor(const DamagedBlob& blob, const convert::Input& input) {
          std::to_string(blob.iteration);
 }
 
-/// Fields of blobs on their way to other ranks, each with a NUL behind it.
+/// Serializes blobs for other ranks, with a NUL after each field.
 std::string Pack(const std::vector<BlobRepair>& blobs) {
   std::string text;
   for (const BlobRepair& blob : blobs) {
@@ -148,7 +148,7 @@ void Unpack(std::string_view text, std::vector<BlobRepair>* blobs) {
   }
 }
 
-/// A repair of a locked store, pass by pass.
+/// Runs the repair of a locked store, pass by pass.
 class Repairing {
  public:
   Repairing(comm::Comm& comm, convert::Input& input, const RepairRequest& request, Sink& sink)
@@ -168,7 +168,7 @@ class Repairing {
   }
 
  private:
-  /// Collective: every rank opens the store, the root locks it.
+  /// Opens the store on every rank and locks it on the root. Collective.
   Status Open() {
     const auto open = [&]() -> Status {
       SW_TRY_ASSIGN(model_, DescribeModel(input_.checkpoint));
@@ -186,7 +186,7 @@ class Repairing {
   /// Collective.
   Status Write(StoreRepair* out) {
     const Candidates candidates = ListCandidates(out->check.damaged_blobs, model_, input_);
-    // Checked again, because a check takes minutes, and some file systems lock for one node only.
+    // Checked again, because a check takes minutes, and some file systems lock only per node.
     SW_TRY(comm_.OnRoot([&] { return lock_.Check(); }));
     SW_TRY_ASSIGN(incoming_, save::OpenIncoming(comm_, *store_));
     auto written = comm_.Agree(WriteCandidates(*store_, input_, candidates,
@@ -199,7 +199,7 @@ class Repairing {
     return Report(*written, out);
   }
 
-  /// Collective: every rank gets what all have done.
+  /// Collects the results of all ranks on every rank. Collective.
   Status Report(const std::map<BlobFile, BlobResult>& written, StoreRepair* out) {
     std::vector<BlobRepair> mine;
     for (const DamagedBlob& blob : out->check.damaged_blobs) {

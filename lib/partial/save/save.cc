@@ -13,7 +13,7 @@ namespace shardwright::partial {
 namespace save {
 namespace {
 
-/// What is kept must be there, and something must be left to select.
+/// Checks that kept components exist, and that other components remain to select.
 Status CheckKeep(const Job& job, const Model& model) {
   if (!job.options.keep || model.experts.empty()) return {};
   bool selects = false;
@@ -35,8 +35,8 @@ Status CheckKeep(const Job& job, const Model& model) {
                                 ": nothing is left to select; use --policy full");
 }
 
-/// K must not be above the experts of every layer: a typing error would save everything at every
-/// checkpoint. Smaller layers are saved whole, dynamic K and agents have rules of their own.
+/// Checks that K is not above the experts of every layer, because a typing error would save
+/// everything each time. Smaller layers are saved whole. Dynamic K and agents have other rules.
 Status CheckK(const Job& job, const Model& model) {
   const SaveRequest& options = job.options;
   if (model.experts.empty() || options.policy == Policy::kFull) return {};
@@ -100,7 +100,7 @@ Result<Subject> Understand(const Job& job) {
   return job.comm.Agree(Describe(job));
 }
 
-/// What is known before anything is written.
+/// Makes the part of the report that is known before writing.
 SaveReport ReportOf(const Subject& subject, const Base& base, const Chosen& chosen,
                     const Blobs& blobs) {
   SaveReport report;

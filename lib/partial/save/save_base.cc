@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a save finds in the store.
+// Reads the state of the store at the beginning of a save.
 
 #include <algorithm>
 #include <cstdio>
@@ -14,7 +14,7 @@
 namespace shardwright::partial::save {
 namespace {
 
-/// The checkpoint that a new one continues, by number; 0 stands for none.
+/// Sequences of the checkpoint that a new one continues; 0: none.
 struct Numbers {
   std::uint64_t sequence = 0;
   std::uint64_t iteration = 0;
@@ -34,8 +34,8 @@ Numbers Unpack(const std::string& text) {
   return {a, b, c};
 }
 
-/// The first difference between the models of a store's newest checkpoint and of a source; empty if
-/// that checkpoint cannot be read.
+/// Returns the first difference between the models of a store's newest
+/// checkpoint and a source; empty if that checkpoint cannot be read.
 std::string DifferenceOf(const Store& store, const convert::Input& input) {
   const auto checkpoints = store.List();
   if (!checkpoints || checkpoints->empty()) return "";
@@ -57,12 +57,12 @@ Status CheckModel(const Job& job, const Model& model, const Base& base) {
   return {};
 }
 
-/// Whether a restart at an iteration abandons a checkpoint.
+/// Returns true if a restart at an iteration abandons a checkpoint.
 bool Dropped(std::optional<std::uint64_t> resume, const StoredCheckpoint& checkpoint) {
   return resume && checkpoint.iteration > *resume;
 }
 
-/// Whether the save continues from a restore that no save has confirmed yet (Store::Pending).
+/// Returns true if the save continues from an unconfirmed restore (Store::Pending).
 /// \error kBusy  it may continue from the restore or from the newest checkpoint
 Result<bool> ContinuesPending(const Job& job, const Subject& subject, const Store& store,
                               const RecoveryRecord& pending) {
@@ -72,7 +72,7 @@ Result<bool> ContinuesPending(const Job& job, const Subject& subject, const Stor
   const std::uint64_t newest = NewestIteration(checkpoints);
   if (options.continues && *options.continues == newest) return false;
   if (subject.iteration <= pending.resume) return false;
-  // The record of an agent's snapshot is older than a restart that is recorded now.
+  // An agent's snapshot is older than a restart recorded now, so it cannot confirm one.
   const bool can_confirm = options.snapshotted == nullptr;
   if (newest <= pending.resume) return can_confirm;
   if (subject.iteration <= newest && can_confirm) return true;
@@ -86,8 +86,8 @@ Result<bool> ContinuesPending(const Job& job, const Subject& subject, const Stor
                   "; pec-restore --restart or --read-only decides this in advance");
 }
 
-/// Decides about a restore that no save has confirmed yet.
-/// \returns the iteration that training went back to, where the save is the first one after that
+/// Confirms or discards an unconfirmed restore.
+/// \returns the iteration that training resumed from, if this is the first save after that
 /// \error as ContinuesPending
 Result<std::optional<std::uint64_t>> DecidePending(const Job& job, const Subject& subject,
                                                    const Store& store) {
@@ -112,7 +112,7 @@ Status AbandonNewer(const SaveRequest& options, const Store& store) {
       base = one;
     }
   }
-  // With nothing newer here, agents may hold something newer all the same.
+  // The store has nothing newer, but agents may have newer checkpoints in memory.
   if (!news && !base) return {};
   SW_TRY_ASSIGN(const std::optional<RecoveryRecord> last, store.LastRecovery());
   recovery.sequence = last ? last->sequence + 1 : 1;
@@ -131,7 +131,7 @@ Status AbandonNewer(const SaveRequest& options, const Store& store) {
   return store.AddRecovery(recovery);
 }
 
-/// Root. The modules of the newest checkpoint that have a blob which is not in the store.
+/// Finds the modules of the newest checkpoint with a missing blob. Root.
 Result<std::vector<std::uint32_t>> FindLost(const Subject& subject, Base* base) {
   std::vector<std::uint32_t> lost;
   if (!base->newest) return lost;
@@ -149,7 +149,7 @@ Result<std::vector<std::uint32_t>> FindLost(const Subject& subject, Base* base) 
   return lost;
 }
 
-/// Rank 0's part: opens or makes the store and locks it.
+/// Runs the part of rank 0: opens or creates the store and locks it.
 Result<Numbers> Look(const Job& job, const Subject& subject, os::Lock* lock) {
   const SaveRequest& options = job.options;
   const Model& model = subject.model;
@@ -168,7 +168,7 @@ Result<Numbers> Look(const Job& job, const Subject& subject, os::Lock* lock) {
     SW_TRY_ASSIGN(*lock, store.LockForWriting("pec-save", options.take_over));
   }
   SW_TRY(CheckPast(job, subject, store));
-  // Another model's store is refused by ReadBase, and must not be touched before.
+  // ReadBase fails for another model's store, which must not be changed before.
   std::optional<std::uint64_t> resume = options.resumed_from;
   if (store.head().fingerprint == model.fingerprint) {
     SW_TRY_ASSIGN(const std::optional<std::uint64_t> confirmed, DecidePending(job, subject, store));
@@ -188,8 +188,8 @@ Result<Numbers> Look(const Job& job, const Subject& subject, os::Lock* lock) {
   return numbers;
 }
 
-/// An iteration that is saved again repeats its selection: a job script may not know that a save
-/// was complete when it was killed.
+/// An iteration that is saved again repeats its selection, because
+/// a job script may not know that a killed save was complete.
 Status FindParent(const Subject& subject, Base* base) {
   if (!base->newest) return {};
   const Manifest& newest = base->newest->head;
@@ -208,7 +208,7 @@ Status FindParent(const Subject& subject, Base* base) {
   return {};
 }
 
-/// Every rank's part.
+/// Runs the part of every rank.
 Status ReadBase(const Job& job, const Subject& subject, const Numbers& numbers, Base* base) {
   const std::string& path = job.options.store;
   SW_TRY_ASSIGN(const bool there, Store::IsStore(path));

@@ -19,9 +19,9 @@
 
 namespace shardwright::partial::save {
 
-// A save is a list of passes (Save in save.cc). Each takes what the passes before it have returned.
+// A save is a list of passes (Save in save.cc). Each uses the results of the passes before it.
 
-/// What every pass may use.
+/// Context of all passes.
 struct Job {
   comm::Comm& comm;
   convert::Input& input;
@@ -29,26 +29,26 @@ struct Job {
   Sink& sink;
 };
 
-/// The checkpoint that is saved.
+/// The checkpoint to save.
 struct Subject {
   Model model;
   std::uint64_t iteration = 0;
 };
 
-/// The store as the save finds it.
+/// State of the store at the beginning of the save.
 struct Base {
-  os::Lock lock;                         ///< root only, and not in a dry run
-  std::optional<Store> store;            ///< absent: a dry run, and there is none yet
-  std::uint64_t sequence = 1;            ///< of the checkpoint that is made
-  std::optional<ManifestLines> newest;   ///< checkpoint from which is known what is unchanged
-  std::optional<ManifestLines> earlier;  ///< its parent, read where `newest` is of this iteration
+  os::Lock lock;                         ///< root only, not in a dry run
+  std::optional<Store> store;            ///< absent: dry run without an existing store
+  std::uint64_t sequence = 1;            ///< of the new checkpoint
+  std::optional<ManifestLines> newest;   ///< checkpoint to compare for unchanged blobs
+  std::optional<ManifestLines> earlier;  ///< its parent, read if `newest` has this iteration
   bool continues_newest = false;
-  std::vector<std::optional<HeldModule>> modules;  ///< of `newest`: those read from their lines
-  std::vector<std::uint32_t> lost;  ///< modules of `newest` with a blob that the store has lost
+  std::vector<std::optional<HeldModule>> modules;  ///< of `newest`: those parsed so far
+  std::vector<std::uint32_t> lost;                 ///< modules of `newest` with a missing blob
   KeptComponents keep{};
 
-  /// The checkpoint whose selection the new one continues: `newest`, or `earlier`; null: there is
-  /// none.
+  /// Returns the checkpoint that the new one takes its selection
+  /// state from: `newest` or `earlier`; null: there is none.
   const Manifest* parent() const {
     if (continues_newest) return &newest->head;
     return earlier ? &earlier->head : nullptr;
@@ -56,10 +56,10 @@ struct Base {
   bool keeps(Component component) const { return keep[static_cast<std::size_t>(component)]; }
 };
 
-/// Which experts are saved.
+/// Result of selecting experts.
 struct Chosen {
   ExpertMap map;
-  SelectionState state;  ///< of both levels before the save, tokens counted
+  SelectionState state;  ///< of both levels before the save, including its tokens
   std::optional<TokenRecord> tokens;
   std::uint32_t k_snapshot = 1;
   std::uint32_t k_persist = 1;
@@ -68,26 +68,26 @@ struct Chosen {
   std::optional<TokensAtRisk> at_risk;
 };
 
-/// A component of a module that the checkpoint covers.
+/// A component of a module that the checkpoint contains.
 struct Wanted {
   std::uint32_t module = 0;
   Component component = Component::kWeights;
-  std::uint32_t file = 0;  ///< in the target
-  int rank = 0;            ///< that writes it
+  std::uint32_t file = 0;  ///< index in the target
+  int rank = 0;            ///< rank that writes it
 };
 
-/// The blobs of the checkpoint.
+/// Blobs of the checkpoint.
 struct Blobs {
   plan::Target target;
-  std::vector<std::uint32_t> tensors;        ///< by tensor of the target: the source tensor it is
-  std::vector<Wanted> wanted;                ///< by file of the target but for the last
-  std::optional<std::uint32_t> passed_file;  ///< in the target
-  std::uint64_t full_bytes = 0;              ///< as SaveReport, as is `bytes`
+  std::vector<std::uint32_t> tensors;        ///< by tensor of the target: its source tensor
+  std::vector<Wanted> wanted;                ///< by file of the target, except the last
+  std::optional<std::uint32_t> passed_file;  ///< index in the target
+  std::uint64_t full_bytes = 0;              ///< `full_bytes` and `bytes` are as in SaveReport
   std::uint64_t bytes = 0;
   BlobWriters writers;
 };
 
-/// What Write did; numbers as in SaveReport, those of the commit on the root only.
+/// Result of Write. Numbers are as in SaveReport, those of the commit on the root only.
 struct Written {
   std::uint64_t bytes = 0;
   std::uint64_t blobs = 0;
@@ -98,56 +98,56 @@ struct Written {
   std::uint64_t members_in_part = 0;
 };
 
-/// save_base.cc: opens or makes the store, locks it, and reads what the new checkpoint continues.
-/// \error kMismatch  another model, other kept components, a store that is ahead; kBusy; kIo
+/// save_base.cc: opens or creates the store, locks it, and reads the state to continue from.
+/// \error kMismatch  another model, other kept components, a newer store; kBusy; kIo
 /// Collective.
 Result<Base> FindBase(const Job& job, const Subject& subject);
 
-/// Refuses a checkpoint of another model than the store's.
-/// \error kMismatch  names both sides and their first difference
+/// Checks that a checkpoint has the model of the store.
+/// \error kMismatch  names both models and their first difference
 /// Local.
 Status ExpectModel(const Store& store, const convert::Input& input, const Model& model);
 
-/// What the newest checkpoint holds of a module, read from its line once; nothing without one.
-/// \error kBadInput  a line that is none
+/// Returns a module of the newest checkpoint. Parses its line once; empty without a checkpoint.
+/// \error kBadInput  malformed line
 /// Local.
 Result<HeldModule> NewestOf(Base* base, const Model& model, std::uint32_t module);
 
-/// Whether a snapshot is of the past that training goes on from. Recoveries are written under the
-/// lock that a save holds, so that the answer stays until the manifest is there.
+/// Checks that a snapshot belongs to the history that training continues. The result stays
+/// valid until the manifest exists, because recoveries are written under the lock of this save.
 /// \error as Store::CheckPast
 Status CheckPast(const Job& job, const Subject& subject, const Store& store);
 
-/// save_select.cc: counts tokens and chooses the experts.
+/// save_select.cc: counts tokens and selects the experts.
 /// \param level  as ChooseSnapshot
 /// \error as Save
-/// Local; all ranks choose the same.
+/// Local; all ranks select the same.
 Result<Chosen> Choose(const Job& job, const Subject& subject, const SelectionState* level,
                       Base* base);
 
-/// save_write.cc: lists the blobs and says who writes which.
+/// save_write.cc: lists the blobs and assigns each to a rank.
 /// \error as AssignBlobs
 /// Local; all ranks list the same.
 Result<Blobs> ListBlobs(const Job& job, const Subject& subject, const Base& base,
                         const Chosen& chosen);
 
-/// Makes a folder for the blobs under way, with a folder for each rank in it.
+/// Creates a folder for blobs in progress, with one folder per rank in it.
 /// \pre the store is locked
 /// \error kIo
 /// Collective.
 Result<std::string> OpenIncoming(comm::Comm& comm, const Store& store);
 
-/// Reads every blob again that this rank has written.
-/// \error kIo  one of them has not the content that was written
+/// Reads back every blob that this rank has written.
+/// \error kIo  the content of a blob differs from the written content
 /// Local.
 Status ReadBack(const Store& store, const plan::Target& target, const std::vector<BlobJob>& jobs,
                 const std::vector<BlobResult>& results);
 
-/// Removes the folder of the blobs under way and releases the lock. All is saved: failures are
-/// warnings. Root.
+/// Removes the folder of blobs in progress and releases the lock. The
+/// checkpoint is already saved, so failures are only warnings. Root.
 void CleanUp(const std::string& incoming, const Store& store, os::Lock* lock, Sink& sink);
 
-/// Writes the blobs, and the manifest last. Of a save that fails no blobs without a name are left.
+/// Writes the blobs, then the manifest. A failed save leaves no unnamed blobs.
 /// \error as Save
 /// Collective.
 Result<Written> Write(const Job& job, const Subject& subject, const Chosen& chosen,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which experts a save takes.
+// Selects the experts of a save.
 
 #include <algorithm>
 #include <set>
@@ -17,14 +17,14 @@ bool Has(const std::vector<std::uint32_t>& experts, std::uint32_t expert) {
   return std::find(experts.begin(), experts.end(), expert) != experts.end();
 }
 
-/// Iterations since the checkpoint that this one continues; 0 if there is none.
+/// Returns the iterations since the checkpoint that this one continues; 0 if there is none.
 std::uint64_t Interval(const Subject& subject, const Base& base) {
   const Manifest* parent = base.parent();
   return parent == nullptr ? 0 : subject.iteration - parent->iteration;
 }
 
-/// The budget is the run's: what it has spent is not forgotten with a checkpoint that is given up.
-/// So it is that of the newest checkpoint or recovery, not that of the parent.
+/// Returns the run's state of dynamic K: that of the newest checkpoint or recovery,
+/// not of the parent, because losses stay charged if a checkpoint is rolled back.
 Result<std::optional<DynamicK>> DynamicKNow(const Job& job, const Subject& subject,
                                             const Base& base,
                                             const std::optional<RecoveryRecord>& last) {
@@ -64,8 +64,8 @@ Result<std::optional<DynamicK>> DynamicKNow(const Job& job, const Subject& subje
   return stored;
 }
 
-/// Iterations of the versions that an agent's memory has: of snapshots, too, that never came to
-/// storage.
+/// Returns the iterations of versions in an agent's
+/// memory, including snapshots that never reached storage.
 std::set<std::uint64_t> MemoryVersions(const SaveRequest& options) {
   std::set<std::uint64_t> versions;
   if (options.snapshotted == nullptr) return versions;
@@ -75,7 +75,7 @@ std::set<std::uint64_t> MemoryVersions(const SaveRequest& options) {
   return versions;
 }
 
-/// Map, state of both levels, K and tokens: all but the selection.
+/// Determines map, state of both levels, K and tokens: everything but the selection.
 Result<Chosen> TakeState(const Job& job, const Subject& subject, const Base& base) {
   const SaveRequest& options = job.options;
   const LayerExperts& experts = subject.model.experts;
@@ -125,7 +125,7 @@ Result<Chosen> TakeState(const Job& job, const Subject& subject, const Base& bas
   return chosen;
 }
 
-/// The snapshot level of an agent, its tokens counted up to this checkpoint.
+/// Returns the snapshot level of an agent, with tokens counted up to this checkpoint.
 Result<LevelState> OwnLevel(const Job& job, const Subject& subject, SelectionState level) {
   if (job.options.tokens == nullptr) {
     level.counted_to.reset();
@@ -152,7 +152,7 @@ Result<std::uint64_t> BudgetExperts(const Job& job, const ModelBytes& bytes, con
   return budget.experts;
 }
 
-/// What policy gradient-log chooses for.
+/// Makes the input of policy gradient-log.
 Result<ReplayPoint> ReplayPointOf(const Job& job, const Subject& subject, const Base& base,
                                   const ModelBytes& bytes) {
   const Manifest* const parent = base.parent();
@@ -160,13 +160,13 @@ Result<ReplayPoint> ReplayPointOf(const Job& job, const Subject& subject, const 
   const std::uint64_t before = job.options.replay.before.value_or(stored);
   const std::uint64_t now = subject.iteration;
   return ReplayPoint{now,
-                     // Of what was saved before everything that it had is saved again.
+                     // At least 1, for an iteration that is saved again.
                      std::max<std::uint64_t>(now > before ? now - before : 1, 1),
                      job.options.replay.logged_since, job.options.replay.full_every,
                      job.options.budget_bytes.value_or(0), &bytes};
 }
 
-/// Tells what --policy gradient-log takes above what it was given.
+/// Warns if gradients are missing, or if the selection exceeds the budget.
 void TellReplay(const Job& job, const TransferPlan& plan) {
   if (!job.options.replay.logged_since) {
     return job.sink.Warn(
@@ -180,7 +180,7 @@ void TellReplay(const Job& job, const TransferPlan& plan) {
                 " iterations since the checkpoint before");
 }
 
-/// What the policy chooses on both levels.
+/// Selects experts for both levels by the policy.
 Result<TwoLevelSelection> Select(const Job& job, const Subject& subject, const Base& base,
                                  const Chosen& chosen) {
   const SaveRequest& options = job.options;
@@ -231,8 +231,8 @@ Result<TwoLevelSelection> Select(const Job& job, const Subject& subject, const B
   return selection;
 }
 
-/// Whether the newest checkpoint has an expert in the version that is being saved, not only what
-/// the store keeps of it.
+/// Returns true if the newest checkpoint has an expert completely in
+/// the version that is being saved, not only its kept components.
 Result<bool> IsSavedAlready(const Subject& subject, std::uint32_t module, Base* base) {
   SW_TRY_ASSIGN(const HeldModule held, NewestOf(base, subject.model, module));
   for (const Component component : kAllComponents) {
@@ -242,8 +242,8 @@ Result<bool> IsSavedAlready(const Subject& subject, std::uint32_t module, Base* 
   return false;
 }
 
-/// Every expert that the store has of this iteration is saved again: the checkpoint may have other
-/// content than the one that was saved before, and a version names one state of all modules.
+/// Saves every expert again that the store has of this iteration, because the checkpoint may
+/// differ from the one saved before, and a version must identify one state of all modules.
 Result<TwoLevelSelection> WithSavedAlready(const Job& job, const Subject& subject,
                                            TwoLevelSelection selection, Base* base) {
   if (!base->newest || base->newest->head.iteration != subject.iteration) return selection;
@@ -276,7 +276,7 @@ Result<TwoLevelSelection> WithSavedAlready(const Job& job, const Subject& subjec
   return selection;
 }
 
-/// Selects also the experts that the store has lost a blob of: no later restore could give them.
+/// Selects also experts with a missing blob in the store, because no later restore could read it.
 TwoLevelSelection WithLost(const Job& job, const Subject& subject, TwoLevelSelection selection,
                            const Base& base) {
   const Model& model = subject.model;

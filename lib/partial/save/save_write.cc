@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The second half of a save: which blobs, who writes them, and the commit.
+// The second half of a save: lists the blobs, assigns them to ranks, and commits.
 
 #include <cstring>
 #include <deque>
@@ -17,13 +17,13 @@
 namespace shardwright::partial::save {
 namespace {
 
-/// A result on its way to the root.
+/// A result that is sent to the root.
 struct Line {
   std::uint32_t file = 0;
   BlobResult result;
 };
 
-/// The blobs that this rank writes.
+/// Returns the jobs for the blobs that this rank writes.
 Result<std::vector<BlobJob>> MyJobs(const Job& job, const Subject& subject, const Blobs& blobs,
                                     Base* base) {
   std::vector<BlobJob> jobs;
@@ -46,13 +46,13 @@ Result<std::vector<BlobJob>> MyJobs(const Job& job, const Subject& subject, cons
   return jobs;
 }
 
-/// The text of a manifest, and whether what was saved of its iteration before had other content.
+/// Text of a manifest; records if an earlier save of its iteration had other content.
 struct ManifestText {
   std::string text;
   bool differs = false;
 };
 
-/// The new manifest: lines of the newest one as they are, but for the modules that were saved.
+/// Makes the new manifest: copies lines of the newest one, except for saved modules.
 /// \param results  by file of the target
 Result<ManifestText> TextOf(const Manifest& manifest, const Model& model, const Blobs& blobs,
                             const std::vector<BlobResult>& results, Base* base) {
@@ -84,7 +84,7 @@ Result<ManifestText> TextOf(const Manifest& manifest, const Model& model, const 
   return out;
 }
 
-/// The state of both levels after the save.
+/// Returns the state of both levels after the save.
 Result<SelectionState> StateAfter(const Job& job, const Subject& subject, const Chosen& chosen) {
   SelectionState state = chosen.state;
   if (subject.model.experts.empty()) return state;
@@ -122,7 +122,7 @@ Result<Written> Commit(const Job& job, const Subject& subject, const Chosen& cho
   manifest.catalogue = exec::DigestOf(std::as_bytes(std::span(catalogue)));
   SW_TRY_ASSIGN(const ManifestText made, TextOf(manifest, subject.model, blobs, results, base));
   written.text_bytes = catalogue.size() + made.text.size();
-  // Again, for file systems whose locks are each node's own: a save writes for minutes.
+  // Checked again for file systems that lock only per node, because a save takes minutes.
   SW_TRY(base->lock.Check());
   SW_TRY(CheckPast(job, subject, *base->store));
   SW_TRY(base->store->Commit({manifest.sequence, manifest.iteration, false}, made.text, catalogue,
@@ -143,7 +143,7 @@ Result<Written> Commit(const Job& job, const Subject& subject, const Chosen& cho
   return written;
 }
 
-/// The results of all ranks by file of the target; on the root only. Collective.
+/// Gathers the results of all ranks by file of the target, on the root only. Collective.
 Result<std::vector<BlobResult>> GatherResults(comm::Comm& comm, const Blobs& blobs,
                                               const std::vector<BlobResult>& mine) {
   std::vector<Line> lines;
@@ -165,7 +165,7 @@ Result<std::vector<BlobResult>> GatherResults(comm::Comm& comm, const Blobs& blo
   return results;
 }
 
-/// \param incoming  folder of the blobs under way
+/// \param incoming  folder for blobs in progress
 Result<Written> WriteInto(const std::string& incoming, const Job& job, const Subject& subject,
                           const Chosen& chosen, const Blobs& blobs, Base* base) {
   const SaveRequest& options = job.options;
@@ -178,7 +178,7 @@ Result<Written> WriteInto(const std::string& incoming, const Job& job, const Sub
                                                 {job.input.checkpoint.proved, blobs.tensors})));
   if (options.verify == exec::Verify::kReplicas) {
     job.sink.Pass("replicas");
-    // Every rank sees every file, so nothing is sent and no memory is needed for it.
+    // Every rank reads all files itself, so nothing is sent and no memory is needed for it.
     exec::Exchange exchange(job.comm, source, bytes, {});
     SW_TRY(exec::CompareReplicas(job.comm, exchange, options.threads, 0, job.sink));
     job.sink.Pass("write");
@@ -295,7 +295,7 @@ Result<Written> Write(const Job& job, const Subject& subject, const Chosen& chos
   job.sink.Pass("write");
   SW_TRY_ASSIGN(const std::string incoming, OpenIncoming(job.comm, *base->store));
   Result<Written> written = WriteInto(incoming, job, subject, chosen, blobs, base);
-  // Blobs that have no name yet are of no use to a later save.
+  // Blobs without a name are useless to a later save.
   if (!written && job.comm.rank() == 0) (void)os::RemoveTree(incoming, job.options.store);
   return written;
 }

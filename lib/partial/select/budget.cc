@@ -14,7 +14,7 @@ namespace {
 
 __extension__ using Wide = unsigned __int128;
 
-/// Tokens of every layer. \error kBadInput  the tokens of all layers do not fit in 64 bits
+/// Returns the tokens of every layer. \error kBadInput  their total overflows 64 bits
 Result<std::vector<std::uint64_t>> LayerSums(const Counts& popularity) {
   std::vector<std::uint64_t> sums(popularity.size(), 0);
   std::uint64_t total = 0;
@@ -38,7 +38,7 @@ struct Claim {
   Wide remainder = 0;
 };
 
-/// Shares `amount` in proportion to the weights (all 0: equally), largest remainders first.
+/// Divides `amount` in proportion to the weights (all 0: equally), largest remainders first.
 /// \pre claims ascend by layer
 void ShareOut(std::uint64_t amount, std::vector<Claim>* claims) {
   Wide sum = 0;
@@ -59,7 +59,7 @@ void ShareOut(std::uint64_t amount, std::vector<Claim>* claims) {
   for (std::size_t i = 0; i < left; ++i) ++(*claims)[i].share;
 }
 
-/// The copy of an expert that is oldest comes first among equally busy ones.
+/// An expert to select. Of equally busy ones, the one with the oldest copy comes first.
 struct Candidate {
   std::uint64_t tokens = 0;
   std::uint64_t version = 0;
@@ -83,7 +83,7 @@ std::vector<Candidate> CandidatesOf(const Counts& popularity, const Counts& vers
   return candidates;
 }
 
-/// Leaves the `count` first ones, in order.
+/// Keeps the first `count` candidates, in order.
 void KeepFirst(std::size_t count, std::vector<Candidate>* candidates) {
   std::partial_sort(candidates->begin(), candidates->begin() + static_cast<std::ptrdiff_t>(count),
                     candidates->end());
@@ -98,7 +98,7 @@ void Take(const std::vector<Candidate>& candidates, BudgetSelection* budget) {
   }
 }
 
-/// What both choices start from. \error kBadInput, kMismatch, kLimit
+/// Makes the common start of both selections. \error kBadInput, kMismatch, kLimit
 Result<BudgetSelection> EmptySelection(const Counts& popularity, const Counts& version,
                                        std::uint64_t total) {
   SW_TRY(ValidateExperts(ShapeOf(popularity)));

@@ -10,56 +10,56 @@
 
 namespace shardwright::partial {
 
-/// How many experts fit a budget of bytes.
+/// Number of experts that fit into a byte budget.
 struct ExpertBudget {
   std::uint64_t experts = 0;      ///< S_total
-  std::uint64_t stall_bytes = 0;  ///< of the non-expert part, what the budget does not hold
+  std::uint64_t stall_bytes = 0;  ///< bytes of the non-expert part above the budget
 };
 
 /// S_total = floor((budget - nonexpert) / expert), 0 if the non-expert part does not fit.
-/// \param nonexpert_bytes  what a rank must move beside experts; 0 gives the printed formula
+/// \param nonexpert_bytes  non-expert bytes that a rank must move; 0 gives the printed formula
 /// \error kUsage  expert_bytes is 0
 /// Pure. Source: docs/pec-planning.md section 9.1.
 Result<ExpertBudget> BudgetOf(std::uint64_t budget_bytes, std::uint64_t expert_bytes,
                               std::uint64_t nonexpert_bytes);
 
-/// The same for a model: of experts of different sizes the largest counts, and the kept components
-/// of all of them belong to the non-expert part.
-/// \error kUsage  nothing of an expert is selected; kBadInput  overflow
+/// Computes the budget for a model. If expert sizes differ, the largest
+/// counts. The kept components of all experts count as non-expert part.
+/// \error kUsage  no component of an expert is selected; kBadInput  overflow
 /// Pure. Source: docs/pec-planning.md section 9.1.
 Result<ExpertBudget> BudgetOf(std::uint64_t budget_bytes, const ModelBytes& model,
                               const Keep& keep);
 
-/// Experts per layer, S: `total` shared in proportion to the layers' tokens; what rounding leaves
-/// goes to the largest remainders (ties: lower layer). A layer above its expert count is capped and
-/// its excess is shared in the same way over the layers that have room; among layers without tokens
-/// the shares are equal. Integers only.
+/// Divides `total` over the layers in proportion to their tokens and returns the experts
+/// per layer, S. Rounding remainders go to the largest fractions (ties: lower layer). A
+/// layer is capped at its number of experts, and its excess is divided the same way over
+/// the layers below their cap. Layers without tokens get equal shares. Uses integers only.
 /// \param popularity  [layer][expert]: tokens since the expert was last saved
 /// \returns [layer], sum = min(total, number of experts)
 /// \error kBadInput  the tokens of all layers do not fit in 64 bits; as ValidateExperts
 /// Pure. Source: MoEtion Algorithm 1; docs/pec-planning.md section 9.2.
 Result<std::vector<std::uint64_t>> LayerShares(const Counts& popularity, std::uint64_t total);
 
-/// What a budget buys.
+/// Experts that a budget selects.
 struct BudgetSelection {
-  std::uint64_t total = 0;           ///< S_total that was asked for
-  std::vector<std::uint64_t> share;  ///< [layer]: experts taken
+  std::uint64_t total = 0;           ///< S_total as requested
+  std::vector<std::uint64_t> share;  ///< [layer]: number of experts taken
   Selection selected;                ///< most tokens first
-  std::uint64_t saved_tokens = 0;    ///< popularity of what is taken
-  std::uint64_t at_risk_tokens = 0;  ///< popularity of the rest
+  std::uint64_t saved_tokens = 0;    ///< tokens since the last save, of selected experts
+  std::uint64_t at_risk_tokens = 0;  ///< the same for all other experts
 };
 
 /// Policy `budget`: LayerShares, then in each layer the experts with most tokens (ties: older
 /// version, then lower id).
-/// \param version  [layer][expert]: iteration of the copy held
+/// \param version  [layer][expert]: iteration of the saved copy
 /// \error kMismatch  versions of another shape; as LayerShares
 /// Pure. Source: MoEtion Algorithm 1; docs/pec-planning.md section 9.2.
 Result<BudgetSelection> SelectByLayerShares(const Counts& popularity, const Counts& version,
                                             std::uint64_t total);
 
-/// Policy `budget-global`: the `total` experts with most tokens over all layers (ties: older
-/// version, then lower layer, then lower id), which leaves the fewest tokens at risk. Within a
-/// layer the selection is in that order.
+/// Policy `budget-global`: selects the `total` experts with most tokens over all
+/// layers (ties: older version, then lower layer, then lower id), which minimizes
+/// the tokens at risk. The experts of a layer are returned in that order.
 /// \error as SelectByLayerShares
 /// Pure. Source: docs/pec-planning.md section 9.2.
 Result<BudgetSelection> SelectGlobally(const Counts& popularity, const Counts& version,

@@ -26,10 +26,10 @@ Status Check(const ReplayPoint& point, std::uint32_t k) {
   return {};
 }
 
-/// What a budget leaves for experts.
+/// Part of a budget that is left for experts.
 struct ExpertsShare {
-  std::uint64_t bytes = 1;  ///< of an iteration; at least 1, for 0 says that there is no budget
-  std::uint64_t over_bytes = 0;  ///< of the interval, by which the non-expert part is larger
+  std::uint64_t bytes = 1;       ///< per iteration; at least 1, because 0 means no budget
+  std::uint64_t over_bytes = 0;  ///< per interval, by which the non-expert part exceeds the budget
 };
 
 Result<ExpertsShare> BudgetOfExperts(const ReplayPoint& point) {
@@ -43,7 +43,7 @@ Result<ExpertsShare> BudgetOfExperts(const ReplayPoint& point) {
   return ExpertsShare{std::max<std::uint64_t>((all - nonexpert) / point.interval, 1), 0};
 }
 
-/// Moves the longest chains of each layer from gradients to states, until it has k.
+/// Moves the longest chains of each layer from gradients to states, until it has k states.
 Status FillToK(const ExpertMap& map, const std::vector<std::uint64_t>& cursor,
                const Counts& version, std::uint32_t k, const ReplayPoint& point,
                TransferPlan* plan) {
@@ -52,7 +52,7 @@ Status FillToK(const ExpertMap& map, const std::vector<std::uint64_t>& cursor,
     std::vector<std::uint32_t>& gradients = plan->gradients[m];
     if (full.size() >= k) continue;
     const std::vector<std::uint32_t>& ring = map.ring[m];
-    std::vector<std::tuple<std::uint64_t, std::size_t, std::uint32_t>> order;  // version, place
+    std::vector<std::tuple<std::uint64_t, std::size_t, std::uint32_t>> order;  // version, position
     for (std::size_t i = 0; i < ring.size(); ++i) {
       const std::uint32_t e = ring[(cursor[m] + i) % ring.size()];
       if (std::binary_search(gradients.begin(), gradients.end(), e)) {
@@ -98,7 +98,7 @@ Result<TransferPlan> SelectReplay(const ExpertMap& map, const std::vector<std::u
   const LayerExperts experts = map.experts();
   SW_TRY(ValidateShape(version, experts, "versions"));
   const std::uint64_t before = point.iteration - point.interval;
-  // Iterations of transfers count from 1, those of versions from 0.
+  // Transfers count iterations from 1, versions from 0.
   GradientChains chains = GradientChains::Make(experts);
   for (std::size_t m = 0; m < experts.size(); ++m) {
     for (std::uint32_t e = 0; e < experts[m]; ++e) {

@@ -17,7 +17,7 @@ void Raise(DynamicK* state) {
   state->spent = 0;
 }
 
-/// Doublings from k to at least `experts`.
+/// Returns the number of doublings from k to at least `experts`.
 std::uint32_t LevelsFrom(std::uint32_t k, std::uint32_t experts) {
   std::uint32_t levels = 0;
   for (std::uint64_t reached = k; reached < experts; reached *= 2) ++levels;
@@ -98,7 +98,7 @@ std::optional<std::vector<KLevel>> LevelsAhead(const DynamicK& state, const Faul
   for (DynamicK level = state; level.k < level.experts; Raise(&level)) {
     const double each = cost(level.k);
     const double whole = std::floor((level.share() - level.spent) / each);
-    // The fault that exceeds the share is the level's last one, unless it is foreseen.
+    // The fault that exceeds the share is the level's last one, unless `predict` avoids it.
     const double faults = std::max(0.0, whole) + (level.predict ? 0 : 1);
     if (!(faults < 0x1p53)) return std::nullopt;
     levels.push_back({level.k, each, static_cast<std::uint64_t>(faults)});

@@ -13,7 +13,7 @@ namespace shardwright::partial {
 
 namespace {
 
-/// An expert whose gradients are enough.
+/// A selected expert with sufficient gradients.
 struct Logged {
   std::uint64_t steps = 0;  // since its full copy
   std::size_t layer = 0;
@@ -22,15 +22,15 @@ struct Logged {
   std::uint64_t full_bytes = 0;
 };
 
-/// Which of them get a full copy out of what the budget leaves: longest chain first, ties by layer
-/// and number.
+/// Selects the experts that get a full copy from the rest of
+/// the budget: longest chain first, ties by layer and expert.
 std::set<std::pair<std::size_t, std::uint32_t>> SpendRest(std::vector<Logged> logged,
                                                           std::uint64_t rest) {
   std::stable_sort(logged.begin(), logged.end(),
                    [](const Logged& a, const Logged& b) { return a.steps > b.steps; });
   std::set<std::pair<std::size_t, std::uint32_t>> full;
   for (const Logged& one : logged) {
-    // Gradients that take more than the state free bytes.
+    // A state smaller than the gradients does not reduce the budget.
     const std::uint64_t more =
         one.full_bytes > one.gradient_bytes ? one.full_bytes - one.gradient_bytes : 0;
     if (more > rest) continue;
@@ -49,7 +49,7 @@ Status CheckOptions(std::uint64_t iteration, const GradientOptions& options) {
   return Fail(Errc::kUsage, "algorithm 3 has no budget of bytes");
 }
 
-/// Whether a rule has gradients of an interval where both they and the state are possible.
+/// Returns true if a rule prefers gradients where gradients and state are both possible.
 bool TakesGradients(GradientRule rule, std::uint64_t interval, std::uint64_t gradients,
                     std::uint64_t state) {
   switch (rule) {

@@ -8,7 +8,7 @@
 namespace shardwright::partial {
 namespace {
 
-/// Proves that a save fits the state that it is to be entered into.
+/// Checks that a save fits the state that will record it.
 Status ValidateSave(const LevelState& state, const PendingSave& save) {
   SW_TRY(Validate(save.selected, ShapeOf(state.tokens)));
   SW_TRY(ValidateShape(save.covered, ShapeOf(save.selected), "tokens of the save"));

@@ -14,13 +14,13 @@ namespace {
 
 __extension__ using Wide = unsigned __int128;
 
-/// Tokens of after+1 .. resume that `charged` lacks; afterwards it has them, and nothing above
-/// `resume`.
+/// Returns the tokens of after+1 .. resume that `charged` lacks,
+/// and adds them to it. Removes everything above `resume` from it.
 std::uint64_t ChargeExpert(const TokenHistory& history, std::size_t layer, std::size_t expert,
                            std::uint64_t version, std::uint64_t resume,
                            std::vector<IterationRange>* charged) {
   std::uint64_t lost = history.Between(layer, expert, version, resume);
-  std::uint64_t after = version;  // where the range that this fault charges begins
+  std::uint64_t after = version;  // begin of the range that this fault charges
   std::vector<IterationRange> kept;
   for (const IterationRange& range : *charged) {
     const std::uint64_t last = std::min(range.last, resume);
@@ -76,7 +76,7 @@ Result<FaultLoss> LossLedger::Charge(const TokenHistory& history, const Counts& 
       const std::uint64_t lost =
           ChargeExpert(history, m, e, version[m][e], resume, &next.charged[m][e]);
       loss.lost[m][e] = lost;
-      loss.layer[m] += lost;  // no more than the layer's tokens, whose sum fits
+      loss.layer[m] += lost;  // at most the layer's tokens, which fit
     }
     SW_TRY_ASSIGN(next.layer_lost[m], CheckedAdd(layer_lost[m], loss.layer[m]));
   }

@@ -15,7 +15,7 @@
 namespace shardwright::partial {
 namespace {
 
-/// The experts of a layer, round after round one of each rank.
+/// Returns the experts of a layer in rounds of one per rank.
 std::vector<std::uint32_t> RingOf(std::span<const std::uint32_t> rank, std::uint32_t ep) {
   std::vector<std::uint32_t> seen(ep, 0);
   std::vector<std::tuple<std::uint32_t, std::uint32_t, std::uint32_t>> order;  // round, rank, id
@@ -28,8 +28,8 @@ std::vector<std::uint32_t> RingOf(std::span<const std::uint32_t> rank, std::uint
   return ring;
 }
 
-/// Takes `count` of the experts group[i] = (rank, order), ascending: always one of the rank with
-/// fewest so far, and of ranks with equally few the one that is first in order.
+/// Takes `count` of the experts group[i] = (rank, order), ascending: always
+/// from the rank with fewest so far, ties in favor of the first in order.
 void TakeEvenly(std::span<const std::pair<std::uint32_t, std::uint32_t>> group, std::size_t count,
                 std::vector<std::uint64_t>* rank_count, std::vector<std::uint32_t>* orders) {
   using Head = std::tuple<std::uint64_t, std::uint32_t, std::size_t>;  // count, order, index
@@ -143,7 +143,7 @@ Selection SelectLoadAware(const LevelState& state, std::uint32_t k,
     const std::size_t experts = state.tokens[m].size();
     const std::size_t count = std::min<std::size_t>(k, experts);
     const std::uint64_t age_limit = max_age.value_or(4 * CeilDiv(experts, count));
-    // What is overdue comes first, oldest save first; all others are equal in that.
+    // Overdue experts come first, oldest save first. Other experts have equal keys.
     const auto key = [&](std::uint32_t e) {
       const bool overdue = state.age(m, e) > age_limit;
       return std::tuple(!overdue, overdue ? state.saved_at[m][e] : 0, ~state.unsaved(m, e),

@@ -58,7 +58,7 @@ Result<CheckpointSize> SizeOfCheckpoint(const ModelBytes& model, const Selection
   SW_TRY_ASSIGN(const std::uint64_t expert, TotalBytes(size.expert));
   SW_TRY_ASSIGN(const std::uint64_t experts, TotalBytes(all_experts));
   SW_TRY_ASSIGN(size.full_bytes, CheckedAdd(nonexpert, experts));
-  size.bytes = nonexpert + expert;  // no more than full_bytes
+  size.bytes = nonexpert + expert;  // at most full_bytes, so it fits
   return size;
 }
 

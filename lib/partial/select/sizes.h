@@ -10,70 +10,70 @@
 
 namespace shardwright::partial {
 
-/// Bytes of the components of a state.
+/// Sizes of the components of a module or checkpoint, in bytes.
 struct ComponentBytes {
   std::uint64_t weights = 0;
   std::uint64_t master = 0;   ///< full-precision copy of the weights
-  std::uint64_t moments = 0;  ///< all else of the optimizer
+  std::uint64_t moments = 0;  ///< all other optimizer state
 
   bool operator==(const ComponentBytes&) const = default;
 };
 
-/// Components that are saved of every expert at every checkpoint, selected or not.
+/// Components that every checkpoint saves for all experts, selected or not.
 struct Keep {
   bool weights = false;
   bool master = false;
   bool moments = false;
 };
 
-/// What a checkpoint has of an expert: all of it, or only what `keep` names.
+/// Returns the part of an expert that a checkpoint saves: all, or only the kept components.
 ComponentBytes SavedBytes(const ComponentBytes& bytes, bool selected, const Keep& keep);
 
-/// Bytes of what `keep` names.
+/// Returns the bytes of the kept components.
 std::uint64_t KeptBytes(const ComponentBytes& bytes, const Keep& keep);
 
-/// Bytes of all components. \error kBadInput  overflow
+/// Returns the sum of all components. \error kBadInput  overflow
 Result<std::uint64_t> TotalBytes(const ComponentBytes& bytes);
 
-/// Adds to each component. \error kBadInput  overflow
+/// Adds `more` to `sum` by component. \error kBadInput  overflow
 Status AddTo(ComponentBytes* sum, const ComponentBytes& more);
 
-/// Component bytes of `params` parameters.
+/// Returns the component sizes of `params` parameters.
 /// \param per_param  bytes per parameter
 /// \error kBadInput  overflow
 /// Pure.
 Result<ComponentBytes> BytesOfParams(std::uint64_t params, const ComponentBytes& per_param);
 
-/// Real sizes of a model's modules.
+/// Actual sizes of a model's modules.
 struct ModelBytes {
-  std::vector<ComponentBytes> nonexpert;  ///< by non-expert module; shared experts belong here
+  std::vector<ComponentBytes> nonexpert;  ///< by non-expert module, including shared experts
   PerExpert<ComponentBytes> expert;       ///< [layer][expert]
 };
 
-/// What a checkpoint holds.
+/// Size of a checkpoint.
 struct CheckpointSize {
   ComponentBytes nonexpert;
-  ComponentBytes expert;              ///< selected and kept
+  ComponentBytes expert;              ///< selected experts, and kept components
   std::uint64_t bytes = 0;            ///< of the checkpoint
-  std::uint64_t full_bytes = 0;       ///< of the full one (eq 5)
-  std::vector<std::string> warnings;  ///< K above N: which layer
+  std::uint64_t full_bytes = 0;       ///< of the full checkpoint (eq 5)
+  std::vector<std::string> warnings;  ///< layers with K above N
 
   double ratio() const {
     return full_bytes == 0 ? 1 : static_cast<double>(bytes) / static_cast<double>(full_bytes);
   }
 };
 
-/// Bytes of a checkpoint with the given experts: the sum of real module sizes, so exact. With all
-/// experts it equals the full checkpoint whatever is kept.
+/// Computes the bytes of a checkpoint with the given experts from actual module sizes, so
+/// the result is exact. With all experts it equals the full checkpoint for any `keep`.
 /// \error kMismatch, kBadInput  a selection that does not fit; kBadInput  overflow
 /// Pure. Source: MoC-System eq 5, 6; docs/pec-planning.md section 1.
 Result<CheckpointSize> SizeOfCheckpoint(const ModelBytes& model, const Selection& selection,
                                         const Keep& keep);
 
-/// The same for any K experts of every layer, all of a layer being equal in size. K = 0: only what
-/// every checkpoint has. K above N of a layer counts as N, with a warning.
-/// \error kUsage  a layer with experts of different sizes: names it (its size depends on the
-///        choice); kBadInput  overflow
+/// Computes the size for any K experts of every layer, if those of a layer are equal in size. K =
+/// 0 counts only non-expert modules and kept components. K above N counts as N, with a warning.
+/// \error kUsage  a layer with experts of different sizes (named),
+///        because its size depends on the selection; kBadInput  overflow
 /// Pure. Source: as above.
 Result<CheckpointSize> SizeForK(const ModelBytes& model, std::uint32_t k, const Keep& keep);
 

@@ -9,7 +9,7 @@
 
 namespace shardwright::partial {
 
-// A row of sums holds, layer after layer, the experts of the layer and then the layer itself.
+// A row of sums has, for each layer, the cells of its experts and then one for the layer.
 TokenHistory::TokenHistory(LayerExperts experts) : experts_(std::move(experts)) {
   layer_first_.push_back(0);
   for (std::uint32_t n : experts_) layer_first_.push_back(layer_first_.back() + n + 1);
@@ -42,7 +42,7 @@ Status TokenHistory::Add(std::uint64_t iteration, const Counts& tokens) {
     for (std::size_t e = 0; e < tokens[m].size(); ++e) {
       std::uint64_t& sum = row[layer_first_[m] + e];
       SW_TRY_ASSIGN(layer, CheckedAdd(layer, tokens[m][e]));
-      sum += tokens[m][e];  // no more than the layer's
+      sum += tokens[m][e];  // at most the layer's sum, so it fits
     }
   }
   sums_.insert(sums_.end(), row.begin(), row.end());

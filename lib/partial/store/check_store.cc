@@ -19,11 +19,11 @@
 namespace shardwright::partial {
 namespace {
 
-/// A blob to look at, once however often it is referred to.
+/// A blob to verify once, for all checkpoints that refer to it.
 struct Task {
-  DamagedBlob blob;  ///< `path`, `may_be_intact` and `line` only if it is damaged
+  DamagedBlob blob;  ///< `path`, `may_be_intact` and `line` are set only if it is damaged
   std::vector<std::uint64_t> payloads;
-  std::vector<std::size_t> users;  ///< checkpoints that refer to it, ascending
+  std::vector<std::size_t> users;  ///< indexes of checkpoints that refer to it, ascending
 };
 
 using Tasks = std::map<std::pair<exec::Digest, bool>, Task>;
@@ -37,7 +37,7 @@ void Add(DamagedBlob blob, const BlobPlace& place, std::vector<std::uint64_t> pa
   if (task.users.empty() || task.users.back() != user) task.users.push_back(user);
 }
 
-/// Lists the blobs of one checkpoint. \param user  its place among the checkpoints
+/// Lists the blobs of one checkpoint. \param user  index of the checkpoint
 Status AddCheckpoint(const Store& store, const StoredCheckpoint& checkpoint, std::size_t user,
                      const checkpoints::Patterns& patterns, Tasks* tasks) {
   SW_TRY_ASSIGN(const Manifest manifest, store.ReadManifest(checkpoint));
@@ -93,9 +93,9 @@ std::vector<std::string> Split(std::string_view text) {
   return lines;
 }
 
-/// A check: its passes in order, and what they hand to each other. Garbage may be collected
-/// meanwhile. A collection removes a manifest before anything that only it refers to, so that what
-/// is missing is damage if the manifest of a checkpoint that needs it is still there afterwards.
+/// Runs a check: its passes in order, with their shared state. Garbage may be collected
+/// meanwhile. A collection removes a manifest before anything that only it refers to.
+/// So a missing file is damage if a manifest that refers to it still exists afterwards.
 class Checking {
  public:
   Checking(comm::Comm& comm, const checkpoints::Patterns& patterns, unsigned threads, Sink& sink)
@@ -116,7 +116,7 @@ class Checking {
   }
 
  private:
-  /// Collective. The root lists for all: between two looks a save or a collection may end.
+  /// Collective. The root lists for all ranks, because a save or a collection may end meanwhile.
   Status List(const std::string& path) {
     const auto open = [&]() -> Status {
       SW_TRY_ASSIGN(Store opened, Store::Open(path));
@@ -146,14 +146,14 @@ class Checking {
       const Status added = AddCheckpoint(*store_, checkpoints_[i], i, patterns_, &tasks_);
       if (!added) texts_[i] = added.error().message;
     }
-    // By digest, not by number: ranks may have read other checkpoints before a collection.
+    // By digest, not by index: ranks may have read other checkpoints before a collection.
     for (auto& [key, task] : tasks_) {
       const int rank = key.first[0] % comm_.size();
       if (rank == comm_.rank()) mine_.push_back(&task);
     }
   }
 
-  /// Token records outlive their checkpoints, as long as a later one counts on from them.
+  /// Reads token records, which outlive their checkpoint if a later record continues them.
   void ReadTokens() {
     const auto sequences = store_->ListTokens();
     if (!sequences) {
@@ -174,7 +174,7 @@ class Checking {
     }
   }
 
-  /// What is wrong with token records that are still there.
+  /// Returns the damage of token records that still exist.
   std::vector<std::string> DamagedTokens() const {
     std::vector<std::string> lines;
     for (const auto& [sequence, error] : tokens_) {
@@ -199,14 +199,14 @@ class Checking {
 
   void NoteDamage(const Error& error, DamagedBlob* blob) const {
     blob->path = store_->BlobPath(blob->ref);
-    // A file that cannot be opened may be intact; a bad medium has lost the content.
+    // A file that cannot be opened may be intact; EIO means that the content is lost.
     blob->may_be_intact = error.code != Errc::kBadInput && error.sys != EIO;
     blob->line = error.message + " (" + blob->module +
                  (blob->component.empty() ? "" : " " + blob->component) + " of iteration " +
                  std::to_string(blob->iteration) + ")";
   }
 
-  /// Collective: the checkpoints that were collected since they were listed.
+  /// Finds the checkpoints that were collected since they were listed. Collective.
   Status FindGone() {
     const auto look = [&]() -> Result<std::string> {
       std::string gone;
@@ -271,11 +271,11 @@ class Checking {
   Sink& sink_;
   std::optional<Store> store_;
   std::vector<StoredCheckpoint> checkpoints_;  // the same on every rank
-  std::vector<std::string> texts_;  // by checkpoint: what is wrong with its texts; empty: nothing
-  std::vector<std::pair<std::uint64_t, std::string>> tokens_;  // sequence, what is wrong with it
+  std::vector<std::string> texts_;             // by checkpoint: damage of its texts; empty: none
+  std::vector<std::pair<std::uint64_t, std::string>> tokens_;  // sequence, damage
   std::vector<bool> gone_;                                     // by checkpoint
   Tasks tasks_;
-  std::vector<Task*> mine_;  // of this rank
+  std::vector<Task*> mine_;  // for this rank
 };
 
 }  // namespace

@@ -22,8 +22,8 @@ void ForBlobs(const Manifest& manifest, Visit&& visit) {
   if (manifest.passed) visit(*manifest.passed, "client state");
 }
 
-/// Splits the checkpoints by the rules.
-/// \param restored  checkpoint of a restore that is not confirmed yet: it stays
+/// Splits the checkpoints into kept and removed ones.
+/// \param restored  checkpoint of an unconfirmed restore, which is kept
 /// \returns the newest one that is not abandoned, if any
 std::optional<StoredCheckpoint> Sort(const std::vector<StoredCheckpoint>& checkpoints,
                                      const Retention& retention,
@@ -43,7 +43,7 @@ std::optional<StoredCheckpoint> Sort(const std::vector<StoredCheckpoint>& checkp
   return newest;
 }
 
-/// A newest checkpoint that lacks something must not be the only one left.
+/// Checks that the newest checkpoint is complete, because it may become the only one.
 Status CheckWhole(const Store& store, const Manifest& manifest) {
   SW_TRY(store.ReadCatalogue(manifest));
   Status whole;

@@ -12,33 +12,33 @@
 
 namespace shardwright::partial {
 
-/// Which checkpoints stay when garbage is collected. The newest one always does, since it holds the
-/// last version of everything; abandoned ones go.
+/// Rules for the checkpoints that a garbage collection keeps. The newest one always stays,
+/// because it refers to the last version of every module. Abandoned ones are removed.
 struct Retention {
-  std::uint64_t keep_last = 1;  ///< newest checkpoints
-  /// Also those whose iteration is a multiple of this; absent: none.
+  std::uint64_t keep_last = 1;  ///< number of newest checkpoints to keep
+  /// Also keep checkpoints at multiples of this iteration number; absent: none.
   std::optional<std::uint64_t> keep_every;
 };
 
-/// What a collection removed, or would remove.
+/// Result of a collection; with dry_run, what it would remove.
 struct Collected {
   std::vector<StoredCheckpoint> kept;
   std::vector<StoredCheckpoint> removed;
   std::uint64_t blobs_kept = 0;
   std::uint64_t blobs_removed = 0;
   std::uint64_t bytes_removed = 0;  ///< of blob files
-  /// The oldest iteration that a kept checkpoint has anything of: no chain of gradients begins
-  /// before it (partial/gradient_log/log_collect.h).
+  /// The oldest version of any module in a kept checkpoint. No gradient
+  /// chain starts before it (partial/gradient_log/log_collect.h).
   std::uint64_t oldest_version = 0;
 };
 
-/// Removes the checkpoints that no rule keeps, and every blob that none of the others refers to. A
-/// store whose newest checkpoint is not whole loses nothing: an older version may be the last
-/// usable one.
+/// Removes the checkpoints that no rule keeps, and every blob that no
+/// remaining checkpoint refers to. Removes nothing if the newest checkpoint
+/// is incomplete, because an older version may be the last usable one.
 /// \param take_over  as os::Lock::Take
-/// \error kMismatch  blobs of the newest checkpoint are missing or have another size: the first is
-///        named, nothing was removed; kBusy  another process writes; kNotFound, kBadInput, kIo;
-///        kStopped  the next collection removes the rest
+/// \error kMismatch  blobs of the newest checkpoint are missing or have another size
+///        (names the first); nothing was removed; kBusy  another process writes;
+///        kNotFound, kBadInput, kIo; kStopped  the next collection removes the rest
 /// Local.
 Result<Collected> CollectGarbage(const std::string& path, const Retention& retention, bool dry_run,
                                  const StopCheck& stop = {}, bool take_over = false);

@@ -41,7 +41,7 @@ Result<std::optional<DynamicK>> NewestDynamicK(const Store& store,
   std::optional<Error> error;
   for (auto one = all.rbegin(); one != all.rend(); ++one) {
     if (one->abandoned) continue;
-    // A recovery abandons all that is newer than what it restores: what is left came after it.
+    // A recovery abandons everything newer than its checkpoint, so the others came later.
     if (last && one->sequence <= last->manifest) break;
     const Result<ManifestLines> manifest = store.ReadManifestLines(*one);
     if (manifest) return manifest->head.state.dynamic_k;

@@ -13,35 +13,35 @@
 
 namespace shardwright::partial {
 
-/// What K has come to in a run.
+/// State of dynamic K in a run, with its forecast.
 struct DynamicKReport {
   DynamicK state;
-  /// What a fault is expected to cost now; absent before a second checkpoint tells the interval.
+  /// Expected cost of a fault now; absent until a second checkpoint defines the interval.
   std::optional<double> fault_plt;
-  /// Faults that the budget still covers; absent without `fault_plt`, and above 2^53.
+  /// Number of faults that the budget still covers; absent without `fault_plt`, or above 2^53.
   std::optional<std::uint64_t> faults_covered;
 };
 
-/// \param interval  iterations between checkpoints, 0: not known
-/// \param iteration  of the newest checkpoint: the length of a run that has not said its own
+/// \param interval  iterations between checkpoints; 0: unknown
+/// \param iteration  of the newest checkpoint, the length of runs that do not specify one
 /// Pure. Source: docs/pec-planning.md section 8.2.
 DynamicKReport ReportOf(const DynamicK& state, const LayerExperts& experts, std::uint64_t interval,
                         std::uint64_t iteration);
 
-/// Iteration of the newest checkpoint that is not abandoned; 0: there is none.
+/// Returns the iteration of the newest checkpoint that is not abandoned; 0: there is none.
 /// Pure.
 std::uint64_t NewestIteration(const std::vector<StoredCheckpoint>& all);
 
-/// Iterations from the checkpoint before `iteration` to it; 0: there is none. Abandoned ones do not
-/// count.
+/// Returns the iterations between the previous checkpoint and
+/// `iteration`; 0: there is none. Ignores abandoned checkpoints.
 /// Pure.
 std::uint64_t IntervalBefore(const std::vector<StoredCheckpoint>& all, std::uint64_t iteration);
 
-/// The state of dynamic K that a store has now: that of its last recovery or of the newest
-/// checkpoint that is not abandoned, whichever was written later. Manifests that cannot be read are
-/// passed over: K changes at recoveries only, but for what foresight tells again.
+/// Returns the current state of dynamic K of a store: that of its last recovery or of the newest
+/// checkpoint that is not abandoned, whichever was written later. Skips unreadable manifests,
+/// because K only changes at recoveries, apart from changes that `predict` computes again.
 /// \param all  Store::List
-/// \error kBadInput  only manifests that cannot be read
+/// \error kBadInput  no manifest can be read
 /// Local.
 Result<std::optional<DynamicK>> NewestDynamicK(const Store& store,
                                                const std::vector<StoredCheckpoint>& all,

@@ -14,8 +14,8 @@
 namespace shardwright::partial {
 namespace {
 
-using OrderedJson = nlohmann::ordered_json;  // of texts that are written
-using json::Json;                            // of texts that are read
+using OrderedJson = nlohmann::ordered_json;  // for writing texts
+using json::Json;                            // for reading texts
 
 constexpr std::string_view kStoreKind = "pec-store";
 constexpr std::string_view kBegunKind = "pec-begun";
@@ -23,7 +23,7 @@ constexpr std::string_view kManifestKind = "pec-manifest";
 constexpr std::string_view kTokensKind = "pec-tokens";
 constexpr std::string_view kRecoveryKind = "pec-recovery";
 
-// How the modules of a manifest follow its other fields.
+// Separates the modules of a manifest from its other fields.
 constexpr std::string_view kModulesBegin = "\n\"modules\":[\n";
 constexpr std::string_view kModulesNext = ",\n";
 constexpr std::string_view kModulesEnd = "\n]}\n";
@@ -78,8 +78,8 @@ OrderedJson LedgerJson(const LossLedger& ledger) {
           {"charged", std::move(charged)}};
 }
 
-/// Reads fields of one text. The first thing that is wrong is remembered; what is read after it is
-/// worth nothing.
+/// Reads fields of one text. Keeps the first error;
+/// values that are read after an error are meaningless.
 class Fields {
  public:
   Fields(std::string_view text, std::string where, std::string_view kind)
@@ -89,7 +89,7 @@ class Fields {
     CheckHead(kind);
   }
 
-  /// A part of a text, whose digest is not looked at.
+  /// Reads a part of a text, without a digest.
   Fields(std::string_view text, std::string where) : where_(std::move(where)) {
     Parse(text);
     if (!root_.is_object()) Wrong("not a JSON object");
@@ -226,7 +226,7 @@ class Fields {
     return level;
   }
 
-  /// A module's components; an empty module after an error.
+  /// Returns a module's components; an empty module after an error.
   HeldModule Module(const Json& module, const std::string& name) {
     HeldModule held;
     for (const Component component : kAllComponents) {
@@ -306,7 +306,7 @@ class Fields {
   std::string where_;
   Json root_;
   Error error_;
-  Status sum_;  // what a field says that is wrong is told first
+  Status sum_;  // reported after errors of fields
 };
 
 }  // namespace
@@ -333,7 +333,7 @@ std::string ToText(const StoreHead& head) {
 }
 
 std::string ModuleLine(const std::string& name, const HeldModule& module) {
-  // By hand: a save of many small modules spends much of its time here.
+  // Without the JSON library, because this dominates saves of many small modules.
   std::string line = "{\"module\":" + OrderedJson(name).dump();
   for (const Component component : kAllComponents) {
     const auto& held = module[static_cast<std::size_t>(component)];
@@ -360,7 +360,7 @@ std::string ToText(const Manifest& manifest, std::span<const std::string_view> l
   out["catalogue"] = exec::Hex(manifest.catalogue);
   out["passed"] = manifest.passed ? BlobJson(*manifest.passed) : OrderedJson(nullptr);
   out["state"] = StateJson(manifest.state);
-  // One line a module: a manifest of thousands of them is still read with a pager.
+  // One line per module keeps large manifests readable in a pager.
   std::string text = out.dump();
   text.back() = ',';
   text += kModulesBegin;
@@ -434,7 +434,7 @@ Result<StoreHead> ParseHead(std::string_view text, const std::string& where) {
 
 namespace {
 
-/// All but the modules.
+/// Reads all fields but the modules.
 Manifest ReadHead(Fields* in) {
   Manifest manifest;
   const Json& root = in->root();
@@ -473,7 +473,7 @@ Result<Manifest> ParseManifest(std::string_view text, const std::string& where) 
 Result<ManifestLines> SplitManifest(std::string text, const std::string& where) {
   const std::size_t begin = text.find(kModulesBegin);
   if (begin == std::string::npos || begin == 0 || !text.ends_with(kModulesEnd)) {
-    // In another form, but perhaps a manifest.
+    // Formatted differently, but possibly still a manifest.
     SW_TRY_ASSIGN(const Manifest manifest, ParseManifest(text, where));
     std::string again = ToText(manifest);
     if (manifest.modules.empty()) return Fail(Errc::kBadInput, where + ": no modules");

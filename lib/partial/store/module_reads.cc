@@ -11,8 +11,8 @@
 namespace shardwright::partial {
 namespace {
 
-/// A member is verified although a save needs a part of it only, if the rest is at most one part in
-/// this many: reading a whole partition for one expert would cost more than the save.
+/// A member of which a save needs only a part is verified if the rest is at most one part
+/// in this many. Reading a whole partition for one expert would cost more than the save.
 constexpr std::uint64_t kRestShare = 8;
 
 }  // namespace

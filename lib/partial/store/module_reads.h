@@ -14,35 +14,35 @@
 #include "support/base/result.h"
 #include "support/comm/comm.h"
 
-// How modules are read out of a checkpoint of any layout: as files of a plan's target, each a blob.
+// Reads modules from a checkpoint in any layout: each blob is a file of the plan's target.
 
 namespace shardwright::partial {
 
-/// Adds the blob of a module's component to a target, and to `tensors` the source tensors that its
-/// tensors are (plan::KnownSource).
-/// \returns its file
+/// Adds the blob of a module's component to a target, and appends the
+/// source tensor of each of its tensors to `tensors` (plan::KnownSource).
+/// \returns the index of its file in the target
 /// Pure.
 std::uint32_t AddModuleFile(const layout::ShardMap& source, const Module& module,
                             Component component, plan::TargetBuilder* builder,
                             std::vector<std::uint32_t>* tensors);
 
-/// Adds the blob of the members that are passed through (PassedMembers).
+/// Adds the blob of the members that are copied without interpretation (PassedMembers).
 /// \pre not empty
-/// \returns its file
+/// \returns the index of its file in the target
 /// Pure.
 std::uint32_t AddPassedFile(const layout::ShardMap& source,
                             const std::vector<std::uint32_t>& members,
                             plan::TargetBuilder* builder);
 
-/// Bytes of the tensors of a blob, in order: the payloads that its digest is over.
+/// Returns the sizes of a blob's tensors, in order: the payloads that its digest covers.
 std::vector<std::uint64_t> PayloadsOf(const plan::OutputFile& file);
 
-/// Compares the members that a plan has read with their checksums, unless much of one was not
-/// needed.
-/// \param sums  of all ranks
-/// \returns what all ranks have done
+/// Compares the checksums of the members that a plan has
+/// read. Skips members of which a large part was not needed.
+/// \param sums  checksums from all ranks
+/// \returns the total of all ranks
 /// \error as exec::VerifyMembers
-/// Collective; every rank looks at its share.
+/// Collective; every rank verifies its share.
 Result<exec::MembersVerified> VerifyModules(comm::Comm& comm, const plan::Plan& plan,
                                             const exec::SourceSums& sums, exec::ByteSource& source,
                                             unsigned threads);

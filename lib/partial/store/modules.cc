@@ -31,7 +31,7 @@ std::vector<std::string_view> Words(std::string_view name) {
   }
 }
 
-/// The module of a parameter that is no expert's.
+/// Returns the module name of a parameter that belongs to no expert.
 std::string NonExpertModule(std::string_view name) {
   const std::vector<std::string_view> words = Words(name);
   if (words.size() == 1) return std::string(name);
@@ -46,7 +46,7 @@ std::string NonExpertModule(std::string_view name) {
       name.substr(0, static_cast<std::size_t>(last.data() - name.data()) + last.size()));
 }
 
-/// Modules under construction, in the order that Model has.
+/// Sort key of a module under construction, in the order of Model.
 struct Key {
   bool expert = false;
   std::uint32_t layer = 0;
@@ -60,7 +60,7 @@ std::string TensorLine(const LogicalTensor& tensor) {
          ToString(tensor.shape);
 }
 
-/// What the fingerprint is over, sorted so that no order of reading shows.
+/// Returns the input of the fingerprint, sorted to be independent of the order of reading.
 std::map<std::string, std::string> Describe(const checkpoints::Checkpoint& checkpoint) {
   std::map<std::string, std::string> lines;
   for (const LogicalTensor& tensor : checkpoint.map.tensors) {
@@ -86,7 +86,7 @@ Status LayOut(const checkpoints::Checkpoint& checkpoint, const std::vector<std::
   return {};
 }
 
-/// Turns the layer numbers of files into ordinals and demands experts 0 .. N-1 of each.
+/// Replaces the layer numbers of files by ordinals, and checks for experts 0 .. N-1 in each.
 Status NumberExperts(Model* model) {
   for (std::uint32_t i = model->nonexpert_count; i < model->modules.size(); ++i) {
     Module& module = model->modules[i];

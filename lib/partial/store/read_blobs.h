@@ -21,20 +21,20 @@ namespace shardwright::partial {
 /// Fills `out` from a blob that is not in the store. Thread-safe.
 using ReadRemote = std::function<Status(std::uint64_t offset, std::span<std::byte> out)>;
 
-/// A file that a map's members lie in.
+/// A file that contains members of a map.
 struct BlobSource {
   std::string path;
   os::Identity identity;
   bool zstd = false;
-  ReadRemote remote;  ///< empty: a file of the store
+  ReadRemote remote;  ///< empty: a file in the store
 };
 
-/// Reads members out of the blobs of a store, compressed or not, and members from `first_other` on
-/// out of another source. Thread-safe.
+/// Reads members from the blobs of a store, compressed or not, and
+/// members from `first_other` on from another source. Thread-safe.
 class StoreBytes final : public exec::ByteSource {
  public:
-  /// \pre `map` and `other` outlive it; files are by index of the map, as far as they are the
-  ///      store's; `other` (may be null) counts its members from 0
+  /// \pre `map` and `other` outlive it; files are indexed as in the map, as far as
+  ///      they are the store's; `other` (may be null) counts its members from 0
   StoreBytes(const layout::ShardMap& map, const std::vector<BlobSource>& files,
              std::uint32_t first_other, exec::ByteSource* other);
 
@@ -53,20 +53,20 @@ class StoreBytes final : public exec::ByteSource {
   exec::ByteSource* other_;
 };
 
-/// Opens a blob as far as its size tells: a plain file has the blob's bytes, a compressed one says
-/// that it does.
-/// \error kBadInput  it is absent or of another size: names both sides
+/// Opens a blob and checks its size: the length of a plain file,
+/// or the uncompressed length that a compressed file states.
+/// \error kBadInput  missing or wrong size: names both sizes
 /// Local.
 Result<BlobSource> FindBlob(const std::string& path, const BlobRef& ref);
 
-/// Reads a blob and compares its digest.
-/// \param payloads  bytes of the tensors in it, in order: they begin units of their own
-/// \error kBadInput  absent, another size, another digest: names both sides
+/// Reads a blob and verifies its digest.
+/// \param payloads  sizes of its tensors in order; each starts a new unit of the digest
+/// \error kBadInput  missing, wrong size or wrong digest: names both values
 /// Local.
 Status VerifyBlob(const std::string& path, const BlobRef& ref,
                   std::span<const std::uint64_t> payloads);
 
-/// The same for a blob that is a member of a source. \param path  names it in messages
+/// Verifies a blob that is a member of a source. \param path  name for messages
 Status VerifyBlob(exec::ByteSource& source, std::uint32_t member, const std::string& path,
                   const BlobRef& ref, std::span<const std::uint64_t> payloads);
 

@@ -9,7 +9,7 @@
 namespace shardwright::partial {
 namespace {
 
-/// A record of the trace as a table. Every layer of a trace has the same number of experts.
+/// Converts a record of the trace. All layers of a trace have the same number of experts.
 Result<Counts> TableOf(const token_counts::TokenTrace& trace,
                        const token_counts::TokenTrace::Record& record, const LayerExperts& experts,
                        const std::string& where) {
@@ -22,7 +22,7 @@ Result<Counts> TableOf(const token_counts::TokenTrace& trace,
   return table;
 }
 
-/// Demands every iteration of (after, last].
+/// Checks that every iteration of (after, last] exists.
 Status CheckGaps(const token_counts::TokenTrace& trace, const std::string& where,
                  std::uint64_t after, std::uint64_t last) {
   std::uint64_t next = after + 1;
@@ -65,12 +65,12 @@ std::uint64_t Oldest(const Counts& version) {
   return oldest;
 }
 
-/// Counters as if tokens had been counted from the start of the trace.
+/// Sets counters as if tokens had been counted from the start of the trace.
 Result<TokenRecord> CountAnew(const token_counts::TokenTrace& trace, const std::string& where,
                               std::uint64_t iteration, const LayerExperts& experts,
                               SelectionState* state) {
   const std::uint64_t first = trace.records.empty() ? 1 : trace.records.front().iteration;
-  // Before the first checkpoint nothing is old yet: the trace may begin where it likes.
+  // Before the first checkpoint no version is old, so the trace may begin anywhere.
   const bool fresh = state->persist.checkpoints == 0;
   const std::uint64_t oldest =
       std::min(Oldest(state->persist.version), Oldest(state->snapshot.version));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How a checkpoint becomes part of a store; a kill between two steps leaves the state before it.
+// Adds a checkpoint to a store. A kill between two steps leaves the state before it:
 //
 //   1 blobs       written and synced in incoming-<run>/ (partial/store/write_blobs.cc)
 //   2 names       renamed to their digests; their folders synced
@@ -7,8 +7,8 @@
 //   4 manifest    written and synced under a temporary name, renamed; its folder synced
 //   5 cleaning    incoming-<run>/ removed
 //
-// What step 2 and 3 leave without a manifest is garbage that the next collection removes. A save
-// that fails after step 3, and is not killed, removes its texts itself.
+// Files of step 2 and 3 without a manifest are garbage that the next collection removes.
+// A save that fails after step 3 without being killed removes its texts itself.
 
 #include "partial/store/store.h"
 
@@ -49,7 +49,7 @@ std::optional<std::uint64_t> Number(std::string_view text) {
   return value;
 }
 
-/// The number in "<number><suffix>"; nothing for other names, which are temporary or strangers.
+/// Returns the number in "<number><suffix>"; nullopt for temporary and unknown names.
 std::optional<std::uint64_t> NumberIn(std::string_view name, std::string_view suffix) {
   if (!name.ends_with(suffix)) return std::nullopt;
   return Number(name.substr(0, name.size() - suffix.size()));
@@ -120,17 +120,17 @@ Result<Store> Store::OpenOrCreate(const std::string& path, const StoreHead& head
   if (there) {
     SW_TRY_ASSIGN(const bool store, IsStore(path));
     if (store) return Open(path);
-    SW_TRY(ExpectOwnNames(path));  // a store whose making was killed has folders but no head yet
+    SW_TRY(ExpectOwnNames(path));  // a killed creation leaves folders but no head
   }
   SW_TRY_ASSIGN(const os::ParentName split, os::SplitOutput(path));
   for (const char* folder : kFolders) {
     SW_TRY(os::MakeDirs(path + "/" + folder));
   }
-  // The head says that all folders are there, also after a power failure.
+  // The head implies that all folders exist, also after a power failure.
   SW_TRY(os::SyncDir(path));
   StoreHead named = head;
   SW_TRY_ASSIGN(named.id, os::MakeRunId());
-  // Of processes that make the store at the same time, the first one names it.
+  // If several processes create the store at the same time, the first one names it.
   const std::string made = path + "/" + kHeadName + "." + named.id;
   SW_TRY(os::ReplaceFile(made, ToText(named)));
   if (const Status renamed = os::RenameNew(made, path + "/" + kHeadName); !renamed) {
@@ -151,7 +151,7 @@ Result<os::Lock> Store::LockForWriting(const std::string& note, bool take_over) 
     const bool begun = entry.type == os::EntryType::kDir && entry.name.starts_with(kIncoming);
     const bool head = entry.name.starts_with(kHeadName) && entry.name != kHeadName;
     if (!begun && !head) continue;
-    // What stays is no obstacle: its owner, or the next writer, removes it.
+    // A leftover does no harm: its owner, or the next writer, removes it.
     static_cast<void>(folder.RemoveTree(entry.name).has_value());
   }
   return lock;
@@ -253,8 +253,8 @@ Result<std::vector<StoredCheckpoint>> Store::List() const {
 }
 
 bool Store::IsGone(const StoredCheckpoint& checkpoint) const {
-  // Opened, not only asked for: a network file system may remember a name that is gone. What it
-  // remembers wrongly of one that is there is forgotten with the first answer.
+  // Opens the file, because a network file system may cache a name that
+  // is gone. It drops such an entry after the first failed access.
   for (int i = 0;; ++i) {
     const auto file = os::File::OpenRead(ManifestPath(checkpoint));
     const bool stale = !file && file.error().sys == ESTALE;
@@ -270,7 +270,7 @@ Result<std::uint64_t> Store::NextSequence() const {
       last = std::max(last, checkpoint->sequence);
   }
   SW_TRY_ASSIGN(const std::set<std::uint64_t> abandoned, Abandoned());
-  // A number that a recovery calls abandoned must never name a new checkpoint.
+  // A number that a recovery lists as abandoned must never name a new checkpoint.
   if (!abandoned.empty()) last = std::max(last, *abandoned.rbegin());
   for (const auto& [folder, suffix] : {std::pair("catalogues", ".swc"), {"tokens", ".json"}}) {
     SW_TRY_ASSIGN(const std::vector<os::Entry> entries, os::ListDir(path_ + "/" + folder));
@@ -285,7 +285,7 @@ Result<std::string> Store::ReadManifestText(const StoredCheckpoint& checkpoint) 
   return os::ReadWholeText(ManifestPath(checkpoint), kManifestBytes);
 }
 
-/// A manifest must be the one that its name says, of this store's model.
+/// Checks that a manifest matches its file name and this store's model.
 Status Store::CheckManifest(const StoredCheckpoint& checkpoint, const Manifest& manifest,
                             std::size_t modules) const {
   if (manifest.sequence == checkpoint.sequence && manifest.iteration == checkpoint.iteration &&
@@ -387,8 +387,8 @@ Status Store::Commit(const StoredCheckpoint& checkpoint, const std::string& mani
                      const std::string& catalogue, const std::optional<TokenRecord>& tokens) const {
   Status put = PutTexts(checkpoint, manifest, catalogue, tokens);
   if (put) return put;
-  // Catalogues without a manifest tell of manifests that are lost (CheckNoTraces). A manifest that
-  // is there although its folder could not be synced needs what it names.
+  // A catalogue without a manifest would look like a lost manifest (CheckNoTraces). If
+  // the manifest exists although its folder could not be synced, it needs its texts.
   const auto there = os::Exists(ManifestPath(checkpoint));
   if (there && !*there) {
     (void)os::RemoveFile(TokensPath(checkpoint.sequence));
@@ -473,7 +473,7 @@ Status Store::Remove(const std::vector<StoredCheckpoint>& checkpoints,
   for (const StoredCheckpoint& checkpoint : checkpoints) {
     SW_TRY(os::RemoveFile(ManifestPath(checkpoint)));
   }
-  // No manifest may be on the device whose blobs are gone.
+  // The removed manifests must be durable before their blobs are removed.
   SW_TRY(os::SyncDir(path_ + "/manifests"));
   for (const BlobFile& blob : blobs) {
     SW_TRY(CheckStop(stop));

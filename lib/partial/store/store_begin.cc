@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The first start of a run: a store that is not there yet is told from one that cannot be seen.
+// First start of a run: distinguishes a new store from one that is not visible.
 
 #include <algorithm>
 #include <utility>
@@ -12,14 +12,14 @@
 namespace shardwright::partial {
 namespace {
 
-/// Texts in a folder of a store.
-/// \error kNotFound  it cannot be listed; kBadInput  there are none, but other names
+/// Counts the texts in a folder of a store.
+/// \error kNotFound  it cannot be listed; kBadInput  it has other names but no texts
 Result<std::size_t> CountTexts(const std::string& folder, std::string_view suffix) {
   SW_TRY_ASSIGN(const std::vector<os::Entry> entries, os::ListDir(folder));
   std::size_t count = 0;
   std::string stranger;
   for (const os::Entry& entry : entries) {
-    // What a killed run leaves, and what a file system hides.
+    // Leftovers of a killed run, and names hidden by a file system.
     if (entry.name.ends_with(".tmp") || entry.name.starts_with('.')) continue;
     if (entry.name.ends_with(suffix)) {
       ++count;
@@ -32,8 +32,8 @@ Result<std::size_t> CountTexts(const std::string& folder, std::string_view suffi
               folder + ": holds \"" + stranger + "\" and no *" + std::string(suffix));
 }
 
-/// Other texts of a store that has no manifest: what a killed first save leaves is no more than one
-/// catalogue.
+/// Checks that a store without manifests has no other
+/// texts. A killed first save leaves at most one catalogue.
 Status CheckNoTraces(const std::string& path) {
   SW_TRY_ASSIGN(const std::size_t recoveries, CountTexts(path + "/recoveries", ".json"));
   SW_TRY_ASSIGN(const std::size_t catalogues, CountTexts(path + "/catalogues", ".swc"));
@@ -47,9 +47,9 @@ Status CheckNoTraces(const std::string& path) {
 
 constexpr std::string_view kBeginSuffix = ".begin-";
 
-/// Removes folders that killed calls of Begin have left, as far as that goes. Calls that are under
-/// way fail without theirs, as they would anyway.
-/// \pre the store is there
+/// Removes folders of killed calls of Begin as far as possible.
+/// Concurrent calls fail without theirs, as they would in any case.
+/// \pre the store exists
 void RemoveLeftBehind(const os::ParentName& store) {
   const auto siblings = os::ListDir(store.parent);
   if (!siblings) return;
@@ -71,7 +71,7 @@ Status Store::Begin(const std::string& path) {
   SW_TRY_ASSIGN(const os::ParentName split, os::SplitOutput(path));
   SW_TRY_ASSIGN(const bool taken, os::Exists(split.Path()));
   if (taken) return Fail(Errc::kBusy, path + ": exists");
-  // Made beside its name, so that a kill does not leave a folder without a mark.
+  // Created next to its final name, so that a kill leaves no folder without a mark.
   SW_TRY_ASSIGN(const std::string run_id, os::MakeRunId());
   const std::string made = split.Path() + std::string(kBeginSuffix) + run_id;
   const auto make = [&]() -> Status {
@@ -82,7 +82,7 @@ Status Store::Begin(const std::string& path) {
   Status begun = make();
   if (!begun) {
     (void)os::RemoveTree(made, split.parent);
-    // Another call that was first removes what is left beside the store.
+    // A concurrent call that was first removes leftovers next to the store.
     const auto there = os::Exists(split.Path());
     if (there && *there) return Fail(Errc::kBusy, path + ": exists");
     return begun;
@@ -100,7 +100,7 @@ Status Store::Prepare(const std::string& path) {
   SW_TRY_ASSIGN(const Store open, Open(path));
   Result<os::Lock> lock = open.LockForWriting("a look whether it can be written to");
   if (lock) return lock->Release();
-  // Whoever holds it can write.
+  // A locked store is writable by the owner of the lock.
   return lock.error().code == Errc::kBusy ? Status() : tl::unexpected<Error>(lock.error());
 }
 
@@ -131,7 +131,7 @@ Result<bool> Store::HasNoCheckpoint(const std::string& path) {
     SW_TRY_ASSIGN(const std::string text, os::ReadWholeText(name, limits::kJsonBytes));
     SW_TRY(ParseBegun(text, name));
   } else {
-    // A store whose making was killed has folders but no head yet.
+    // A killed creation leaves folders but no head.
     const bool ours = std::all_of(entries.begin(), entries.end(),
                                   [](const os::Entry& entry) { return IsOwnName(entry.name); });
     if (!ours || !has("manifests")) {

@@ -11,7 +11,7 @@
 namespace shardwright::partial {
 namespace {
 
-/// The log may be written to while it is read.
+/// Maximum number of reads of a log that is written to at the same time.
 constexpr int kReads = 5;
 constexpr std::chrono::milliseconds kWait(100);
 
@@ -27,7 +27,7 @@ Result<std::shared_ptr<const token_counts::TokenTrace>> TokenLog::After(std::uin
   if (read_ && read_->after <= iteration) return read_;
   for (int i = 1;; ++i) {
     Result<token_counts::TokenTrace> trace = token_counts::ReadLoads(path_, iteration);
-    // The line may be whole a moment later.
+    // The line may be complete a moment later.
     const bool waits = i < kReads && (trace ? trace->torn : trace.error().code == Errc::kBadInput);
     if (trace && !waits) {
       read_ = std::make_shared<const token_counts::TokenTrace>(*std::move(trace));

@@ -11,19 +11,19 @@
 
 namespace shardwright::partial {
 
-/// The tokens per expert of a run, which a save counts: a file that the trainer appends to while it
-/// is read. What was read once is kept. One thread at a time.
+/// Tokens per expert of a run, which saves count, in a file that the trainer appends
+/// to during reading. Caches the part that was read. For one thread at a time.
 class TokenLog {
  public:
-  /// \param path  of a file or folder as token_counts::ReadLoads takes it
-  /// \error kNotFound  there is none, or it cannot be read
+  /// \param path  a file or folder as accepted by token_counts::ReadLoads
+  /// \error kNotFound  it does not exist or cannot be read
   /// Local.
   static Result<std::shared_ptr<TokenLog>> Open(std::string path);
 
   const std::string& path() const { return path_; }
 
-  /// Returns the tokens of all iterations above one. If the last line is torn, waits a moment for
-  /// the rest, then ignores the line with a warning.
+  /// Returns the tokens of all iterations above `iteration`. If the last line is
+  /// incomplete, waits a moment for the rest, then ignores the line with a warning.
   /// \error as token_counts::ReadLoads
   /// Local.
   Result<std::shared_ptr<const token_counts::TokenTrace>> After(std::uint64_t iteration);

@@ -11,8 +11,8 @@
 namespace shardwright::partial {
 namespace {
 
-/// The restart that takes the place of `last`: at the newest checkpoint that no earlier restart has
-/// abandoned.
+/// Returns the restart that replaces `last`: at the newest
+/// checkpoint that no earlier restart has abandoned.
 Result<RecoveryRecord> WithoutEffect(const Store& store, const RecoveryRecord& last,
                                      const std::vector<StoredCheckpoint>& checkpoints) {
   RecoveryRecord out;

@@ -21,11 +21,11 @@
 namespace shardwright::partial {
 namespace {
 
-/// Above this number of files the file system is synced as a whole, as exec::Run does.
+/// Above this number of files, syncs the whole file system, as exec::Run does.
 constexpr std::size_t kFilesSyncedOneByOne = 64;
 
-/// Takes units of blobs: writes them, or only keeps their sums where a blob has begun like the one
-/// that is known. Whoever puts the last unit of a blob finishes it.
+/// Receives units of blobs and writes them, or only keeps their checksums if the blob
+/// begins like the known one. The thread that puts the last unit of a blob finishes it.
 class Writer final : private exec::UnitSink {
  public:
   Writer(const Store& store, const plan::Plan& plan, exec::ByteSource& source,
@@ -64,13 +64,13 @@ class Writer final : private exec::UnitSink {
   }
 
  private:
-  /// A blob under way.
+  /// State of a blob in progress.
   struct State {
     std::vector<exec::UnitSum> sums;         // by unit
     std::atomic<std::uint64_t> missing = 0;  // units that were not put yet
-    bool only_sums = false;  // begins like the known one, or a repair: nothing is written so far
-    bool again = false;      // but it went on differently, or is gone: to be read and written
-    bool created = false;    // its file; the lock of the pool guards it
+    bool only_sums = false;                  // begins like the known one, or a repair: not written
+    bool again = false;                      // differs later, or is missing: read and write it
+    bool created = false;                    // its file exists; guarded by the lock of the pool
   };
 
   Status WriteAll() {
@@ -82,7 +82,7 @@ class Writer final : private exec::UnitSink {
     exec::UnitLoopOptions noting = loop_options;
     if (options_.note_sums) noting.sums = sums_;
     exec::UnitLoop loop(plan_, source_, arena_, sink_, std::move(noting));
-    // The first unit of every blob says whether the rest is read, and whether it is written.
+    // The first unit of a blob decides if the rest is read, and if it is written.
     std::vector<std::uint64_t> heads;
     for (const BlobJob& job : jobs_) heads.push_back(plan_.first_unit(job.file, 0));
     SW_TRY(loop.ForUnits(heads, *this));
@@ -103,7 +103,7 @@ class Writer final : private exec::UnitSink {
       const std::uint64_t first = plan_.first_unit(jobs_[job].file, 0);
       for (std::uint64_t i = 0; i < state.sums.size(); ++i) again.push_back(first + i);
     }
-    // What it is made of was noted before.
+    // The checksums of its source were recorded before.
     exec::UnitLoop once_more(plan_, source_, arena_, sink_, std::move(loop_options));
     return once_more.ForUnits(again, *this);
   }
@@ -119,7 +119,7 @@ class Writer final : private exec::UnitSink {
 
   bool IsRepair(std::uint32_t job) const { return !jobs_[job].repairs.empty(); }
 
-  /// True if a blob has the size and the first unit of one of `blobs`.
+  /// Returns true if a blob has the size and the first unit of one of `blobs`.
   bool BeginsLike(std::uint32_t job, std::span<const BlobRef> blobs) const {
     const std::uint64_t bytes = plan_.target().files[jobs_[job].file].bytes;
     const exec::Digest& head = states_[job].sums.front().digest;
@@ -127,14 +127,14 @@ class Writer final : private exec::UnitSink {
         blobs, [&](const BlobRef& blob) { return blob.bytes == bytes && blob.head == head; });
   }
 
-  /// The blob that a repair has the content of; null: none.
+  /// Returns the damaged blob with the same content; null: none.
   const BlobRef* RepairedBy(std::uint32_t job) const {
     const std::vector<BlobRef>& repairs = jobs_[job].repairs;
     const auto found = std::ranges::find(repairs, results_[job].ref.digest, &BlobRef::digest);
     return found == repairs.end() ? nullptr : &*found;
   }
 
-  /// Of several repairs with the same content, only the first is written.
+  /// Claims a repair: of several with the same content, only the first one is written.
   void ClaimRepair(std::uint32_t job) {
     const BlobRef& blob = *RepairedBy(job);
     if (claimed_.insert({blob.digest, blob.zstd}).second) return;
@@ -167,7 +167,7 @@ class Writer final : private exec::UnitSink {
   Status Finish(std::uint32_t job) {
     State& state = states_[job];
     if (!state.again) {
-      // Passed members have no shares: their checksum is that of the whole payload.
+      // Passed members have no parts: their checksum covers the whole payload.
       SW_TRY(exec::SumPayloads(plan_, jobs_[job].file, state.sums, options_.note_sums));
     }
     BlobResult& result = results_[job];
@@ -186,7 +186,7 @@ class Writer final : private exec::UnitSink {
     return MakeDurable(job, options_.zstd);
   }
 
-  /// Makes a blob that was written durable, in its form.
+  /// Makes a written blob durable, in its form.
   Status MakeDurable(std::uint32_t job, bool zstd) {
     if (zstd) return Compress(job);
     if (file_system_) return {};
@@ -194,11 +194,11 @@ class Writer final : private exec::UnitSink {
     return out->Sync();
   }
 
-  /// The file in the store is damaged, whatever its size is: it is replaced.
+  /// Replaces the damaged file in the store, regardless of its size.
   Status FinishRepair(std::uint32_t job) {
     BlobResult& result = results_[job];
     const BlobRef* const blob = RepairedBy(job);
-    if (blob == nullptr) {  // The source has changed since it was hashed.
+    if (blob == nullptr) {  // the source has changed since it was hashed
       result.restored = false;
       return os::RemoveFile(Incoming(job));
     }
@@ -206,7 +206,7 @@ class Writer final : private exec::UnitSink {
     return MakeDurable(job, blob->zstd);
   }
 
-  /// A blob that began like the known one, or a repair, was read to its end.
+  /// Finishes a blob that began like the known one, or a repair, after reading its end.
   void FinishUnwritten(std::uint32_t job) {
     BlobResult& result = results_[job];
     if (IsRepair(job)) {
@@ -214,7 +214,7 @@ class Writer final : private exec::UnitSink {
       return;
     }
     result.unchanged = result.ref.digest == jobs_[job].known->digest;
-    // The manifest names it, but a purge of old files may have removed it since.
+    // The manifest refers to it, but a purge of old files may have removed it since.
     if (const auto found = store_.Find(result.ref.digest, result.ref.bytes)) {
       result.ref.zstd = found->zstd;
       return;
@@ -251,7 +251,7 @@ class Writer final : private exec::UnitSink {
       if (folders.insert(folder).second) SW_TRY(os::MakeDirs(folder));
       SW_TRY(os::Rename(Incoming(job) + (ref.zstd ? ".zst" : ""), name));
     }
-    // One call for names in many folders: each folder by itself waits for the device.
+    // One call for names in many folders: a sync per folder waits for the device each time.
     if (file_system_) return file_system_->SyncFileSystem();
     for (const std::string& folder : folders) SW_TRY(os::SyncDir(folder));
     return folders.empty() ? Status() : os::SyncDir(store_.path() + "/blobs");

@@ -8,19 +8,19 @@ namespace shardwright::placement::internal {
 namespace {
 
 constexpr std::uint64_t kFirstRound = 4000;
-constexpr std::size_t kRoundsWithoutGain = 16;  // nine tenths of all steps or more
-constexpr std::uint64_t kRecompute = 1 << 14;   // steps between exact sums of the loads
-constexpr std::uint32_t kProbes = 32;           // devices looked at for one that is overloaded
+constexpr std::size_t kRoundsWithoutGain = 16;  // at least nine tenths of all steps
+constexpr std::uint64_t kRecompute = 1 << 14;   // steps between exact computations of loads
+constexpr std::uint32_t kProbes = 32;           // devices tested to find an overloaded one
 
 // Each round aims between the lower bound (0) and the best peak so far (1). An aim at the bound
-// sees all devices and finds other replica counts; an aim at the peak sees the busiest devices only
-// and packs. Temperatures are shares of the mean load.
+// considers all devices and finds other replica counts. An aim at the peak considers the busiest
+// devices only and packs. Temperatures are fractions of the mean load.
 constexpr std::array kFocus{0.0, 0.3, 0.6, 0.9};
 constexpr std::array kHeat{0.03, 0.03, 0.06, 0.03, 0.2};
-constexpr double kCooled = 0.1;  // what remains of the temperature at the end of a round
+constexpr double kCooled = 0.1;  // factor of the temperature at the end of a round
 
-// Returns about e^x for x >= 0, with the same bits on every processor: those of the C library's
-// function differ, and with them plans would.
+// Returns about e^x for x >= 0, with the same bits on every processor. The C library's results
+// differ between processors, and so would the plans.
 double Exponential(double x) {
   double power = 1 + x / 64;
   for (int i = 0; i < 6; ++i) power *= power;
@@ -93,12 +93,12 @@ SearchEnd LayerAnneal::Run(const AnnealBudget& budget) {
   if (ground_.size() < 2) return SearchEnd::kBudget;
   std::uint64_t left = budget.steps;
   std::uint64_t length = kFirstRound;
-  std::size_t gained = 0;  // round
+  std::size_t gained = 0;  // last round with a gain
   for (std::size_t round = 0;; ++round) {
     if (round > 0 && round % kFocus.size() == 0) length *= 2;
     const std::uint64_t steps = budget.expired ? length : std::min(length, left);
-    // Every second round continues where the one before it ended, to leave the best plan's
-    // surroundings.
+    // Every second round continues from the end of the previous one, to explore slots farther
+    // from the best plan.
     if (round % 2 == 0) Restart(std::vector<std::int32_t>(best_slots_));
     const double before = best_;
     Round(steps, kFocus[round % kFocus.size()], kHeat[round % kHeat.size()], budget.expired);
@@ -114,7 +114,7 @@ SearchEnd LayerAnneal::Run(const AnnealBudget& budget) {
 
 void LayerAnneal::Round(std::uint64_t steps, double focus, double heat,
                         const std::function<bool()>& expired) {
-  constexpr std::uint64_t kCheck = 256;  // steps with one temperature and one look at the clock
+  constexpr std::uint64_t kCheck = 256;  // steps between updates of temperature and clock
   focus_ = focus;
   aim_ = bound_ + (best_ - bound_) * focus_;
   for (std::uint64_t step = 0; step < steps; step += kCheck) {
@@ -137,7 +137,7 @@ void LayerAnneal::Step(double temperature) {
   }
 }
 
-// A device with more load than aimed at, if a few probes find one.
+// Returns a device with a load above the aim, or a random one if a few probes find none.
 std::uint32_t LayerAnneal::Overloaded() {
   const auto rows = static_cast<std::uint32_t>(load_.size());
   std::uint32_t row = Below(rows);
@@ -189,8 +189,8 @@ void LayerAnneal::TrySwap(std::uint32_t a, double temperature) {
   Commit();
 }
 
-// Either an expert of the busy device gets one more replica elsewhere, or the busy device gives up
-// one of its replicas for another expert.
+// Adds a replica of an expert of the busy device to another device, or replaces a replica of
+// the busy device by one of another expert.
 void LayerAnneal::TryReplace(std::uint32_t a, double temperature) {
   std::uint32_t device = a;
   std::uint32_t z = 0;
@@ -238,7 +238,7 @@ bool LayerAnneal::MayLeave(std::uint32_t e, std::uint32_t from, std::uint32_t to
   return units > ground_.copies_min;
 }
 
-// Takes a replica from one device and gives it to another; ground_.size() stands for none.
+// Moves a replica from one device to another. ground_.size() means no device.
 void LayerAnneal::Move(std::uint32_t e, std::uint32_t from, std::uint32_t to) {
   std::vector<std::uint32_t>& holders = holders_[e];
   const auto unit = [&](std::uint32_t d) -> std::uint32_t& {
@@ -271,7 +271,7 @@ void LayerAnneal::Commit() {
 
 void LayerAnneal::NoteBest() {
   Reload();
-  if (over_ > 0) return;  // it was rounding
+  if (over_ > 0) return;  // the gain was a rounding error
   best_ = *std::max_element(load_.begin(), load_.end());
   best_slots_ = slots_;
   aim_ = bound_ + (best_ - bound_) * focus_;

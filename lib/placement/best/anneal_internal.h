@@ -17,42 +17,42 @@ struct AnnealBudget {
   std::function<bool()> expired{};  ///< true once the time for this layer is used up
 };
 
-/// Searches the placement of one layer by simulated annealing, changing replica counts and packing
-/// together. A step swaps two replicas of different devices, or replaces a replica by one of
-/// another expert. An expert is never twice on a device and never loses its last replica. With
-/// copies_min > 1 it keeps the failure units that it needs. Keeps the best slots, so the search can
-/// stop at any step.
+/// Searches the placement of one layer by simulated annealing, and changes replica counts and
+/// packing together. A step swaps two replicas of different devices, or replaces a replica by
+/// one of another expert. No device gets an expert twice and no expert loses its last replica.
+/// With copies_min > 1 every expert keeps the failure units that it needs. Stores the best
+/// slots, so the search can stop at any step.
 class LayerAnneal {
  public:
-  static constexpr double kNear = 1.001;  ///< a plan this close to the bound is good enough
+  static constexpr double kNear = 1.001;  ///< a peak this close to the bound is good enough
 
-  /// \param windows  shares of every window that counts
-  /// \param bound  lower bound of the largest load of all placements
+  /// \param windows  token shares of every window that counts
+  /// \param bound  lower bound of the largest load over all placements
   LayerAnneal(const SearchGround& ground, const WindowShares& windows, double bound,
               std::uint64_t seed);
 
-  /// Keeps placements within a number of moves from here on.
-  /// \param held  [device][expert]: 1 where a replica costs no move
-  /// \pre the best slots so far need no more moves
+  /// Limits the moves of all placements from now on.
+  /// \param held  [device][expert]: 1 for a replica in the current placement, which costs no move
+  /// \pre the best slots so far need at most `most` moves
   void LimitMoves(std::span<const std::uint8_t> held, std::uint64_t most);
 
-  /// Starts from slots by live device, as LayerSearch::slots has them.
-  /// \pre no device holds an expert twice; every expert has a replica and its copies_min units
+  /// Starts from slots by live device, in the order of LayerSearch::slots.
+  /// \pre no device has an expert twice; every expert has a replica and its copies_min units
   void Start(std::span<const std::int32_t> slots);
 
-  /// Searches until the bound is met, the budget is used up, or nothing better was found for most
-  /// of the steps.
+  /// Searches until the bound is reached, the budget is used up, or most of the steps so far
+  /// found nothing better. Returns the reason.
   SearchEnd Run(const AnnealBudget& budget);
 
-  /// The best slots found, and their largest load.
+  /// Returns the best slots found; peak() is their largest load.
   const std::vector<std::int32_t>& slots() const { return best_slots_; }
   double peak() const { return best_; }
-  /// Steps that Run took.
+  /// Returns the number of steps that Run took.
   std::uint64_t steps() const { return steps_; }
 
  private:
   struct Change {
-    std::uint32_t row = 0;  ///< of load_
+    std::uint32_t row = 0;  ///< index into load_
     double load = 0;
   };
 
@@ -69,7 +69,7 @@ class LayerAnneal {
   std::uint32_t Below(std::uint64_t n) { return static_cast<std::uint32_t>(random_.Below(n)); }
   double Excess(double load) const { return load > aim_ ? (load - aim_) / mean_ : 0; }
   double Tokens(std::uint32_t w, std::uint32_t e) const { return windows_.tokens(w)[e]; }
-  /// Tokens of one replica in a window.
+  /// Returns the tokens of one replica in a window.
   double Share(std::uint32_t w, std::uint32_t e) const {
     return Tokens(w, e) / static_cast<double>(holders_[e].size());
   }
@@ -77,12 +77,12 @@ class LayerAnneal {
   bool Holds(std::uint32_t d, std::uint32_t e) const {
     return holds_[std::size_t{d} * experts_ + e] != 0;
   }
-  /// Moves that a replica costs: nothing if it is there now.
+  /// Returns the moves that a replica costs: 0 if the device has it in the current placement.
   std::int64_t MoveCost(std::uint32_t e, std::uint32_t d) const {
     return held_.empty() || held_[std::size_t{d} * experts_ + e] != 0 ? 0 : 1;
   }
   bool Affords(std::int64_t more) const { return more <= 0 || moves_ + more <= most_moves_; }
-  /// Adds to the change that is proposed. \param more  tokens of a device in a window
+  /// Adds to the proposed change. \param more  tokens to add to a device in a window
   void Propose(std::uint32_t w, std::uint32_t d, double more);
   double WorseOfChanges();
   bool MayLeave(std::uint32_t e, std::uint32_t from, std::uint32_t to) const;
@@ -95,7 +95,7 @@ class LayerAnneal {
   double bound_;
   double mean_;
   Random random_;
-  std::vector<std::size_t> first_;  // slot of a device
+  std::vector<std::size_t> first_;  // first slot of each device
   std::vector<std::int32_t> slots_;
   std::vector<std::uint8_t> holds_;                  // [device][expert]
   std::vector<std::vector<std::uint32_t>> holders_;  // devices of every expert
@@ -106,8 +106,8 @@ class LayerAnneal {
   std::vector<double> load_;     // [window][device]
   std::vector<Change> changes_;  // of the current step
   std::uint64_t steps_ = 0;
-  std::uint32_t over_ = 0;  // loads that are not below the best peak
-  double aim_ = 0;          // a load above it has a cost
+  std::uint32_t over_ = 0;  // loads at or above the best peak
+  double aim_ = 0;          // loads above it have a cost
   double focus_ = 0;
   double best_ = 0;
   std::vector<std::int32_t> best_slots_;

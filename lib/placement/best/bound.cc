@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // Lagrangian bound of the configuration program.
 //
-// Is there a placement whose largest load is at most T? Replicas are sorted into classes by their
-// load: class k has loads from k to k + 1 parts of T / kParts. With a price p(k) for a replica of
-// class k, of any sign, every such placement satisfies
+// The bound tests if a placement can have a largest load of at most T. Replicas are sorted into
+// classes by load. Class k has loads from k to k + 1 parts of T / kParts. With a price p(k) for
+// a replica of class k, of any sign, every such placement satisfies
 //
 //   sum over experts e of (t(e) + n(e) p(class of t(e) / n(e)))
 //     = sum over devices of (load + prices of its replicas)
 //     <= sum over devices of the most that any device could have,
 //
-// where a device has at most as many replicas as slots, classes that add up to kParts at most, and
-// a load of at most T. If the least left side is above the right side, no placement exists. Prices
-// climb along the subgradient of the difference: the number of replicas of a class that experts
-// want minus the number that devices take.
+// A device has at most as many replicas as slots, classes that add up to at most kParts, and a
+// load of at most T. If the least left side is above the right side, no placement exists. The
+// search changes prices along the subgradient of the difference: the number of replicas of a
+// class that experts want minus the number that devices take.
 
 #include "placement/best/bound_internal.h"
 
@@ -29,11 +29,11 @@ namespace {
 constexpr std::size_t kParts = 48;
 constexpr int kPriceSteps = 120;
 constexpr int kHalvings = 7;
-// Replica counts of all experts that are tried in each step. With more of them there are so many
-// slots that the mean is as good a bound.
+// Limit of the replica counts of all experts that each step tries. With more counts there are
+// so many slots that the mean is an equally good bound.
 constexpr std::size_t kCountsMax = 1 << 16;
-constexpr double kProof = 1e-9;      // of all loads: more than rounding
-constexpr double kRounding = 1e-12;  // of a load
+constexpr double kProof = 1e-9;      // share of all loads: above rounding errors
+constexpr double kRounding = 1e-12;  // share of a load
 
 class Prices {
  public:
@@ -51,7 +51,7 @@ class Prices {
     most_ = all - std::min<std::uint64_t>(all, tokens.size()) + 1;
   }
 
-  /// Returns whether prices prove that no placement has so low a peak.
+  /// Returns true if prices prove that no placement has a peak this low.
   bool Prove() {
     const double scale = peak_ * devices_;
     for (int step = 0; step < kPriceSteps; ++step) {
@@ -68,7 +68,7 @@ class Prices {
   }
 
  private:
-  // The cheapest replica count of every expert; infinite if none keeps replicas below the peak.
+  // Returns the cost of the cheapest counts of all experts; infinite if none stays below the peak.
   double Wanted() {
     double sum = 0;
     for (const double all : tokens_) {
@@ -77,7 +77,7 @@ class Prices {
       std::size_t best_class = 0;
       const double parts = all * kParts / peak_;
       for (std::uint64_t n = 1; n <= most_; ++n) {
-        // Rounding may not put a replica into a higher class than its load.
+        // Prevents rounding from moving a replica into a higher class than its load.
         const double part = parts / static_cast<double>(n) * (1 - kRounding);
         if (part > kParts) continue;
         const auto k = static_cast<std::size_t>(part);
@@ -94,15 +94,15 @@ class Prices {
     return sum;
   }
 
-  // The most that devices take, by the number of their slots.
+  // Returns the most that all devices can take. Devices with equal slots are computed once.
   double Taken() {
     double sum = 0;
     for (const auto& [slots, count] : devices_of_) sum += count * Fullest(slots, count);
     return sum;
   }
 
-  // The greatest load and prices of a device: best_[c][k] is the greatest price of c replicas whose
-  // classes add up to k.
+  // Returns the greatest load plus prices of a device. best_[c][k] is the greatest price of c
+  // replicas with classes that add up to k.
   double Fullest(std::uint32_t slots, std::uint32_t count) {
     constexpr double kNone = -std::numeric_limits<double>::infinity();
     best_.assign((slots + std::size_t{1}) * (kParts + 1), kNone);
@@ -138,13 +138,13 @@ class Prices {
 
   std::span<const double> tokens_;
   std::uint32_t devices_;
-  std::uint64_t most_ = 0;  // replicas of an expert when all others have one
+  std::uint64_t most_ = 0;  // replicas of an expert if all others have one
   double peak_;
   std::vector<double> price_;
   std::vector<double> slope_;                          // replicas wanted minus taken, by class
   std::map<std::uint32_t, std::uint32_t> devices_of_;  // by number of slots
   std::vector<double> best_;
-  std::vector<std::size_t> last_;  // class that was added last
+  std::vector<std::size_t> last_;  // last added class
 };
 
 }  // namespace
@@ -154,7 +154,7 @@ double ProvenBound(std::span<const double> tokens, const SearchGround& ground, d
   const std::size_t slots =
       std::accumulate(ground.slots.begin(), ground.slots.end(), std::size_t{0});
   const std::size_t counts = tokens.size() * (slots - std::min(slots, tokens.size()) + 1);
-  // The program knows devices of one speed.
+  // The linear program supports only devices of equal speed.
   if (counts > kCountsMax || ground.slowest() < ground.fastest()) return low;
   for (int i = 0; i < kHalvings && low < high && !Stopped(ground.stop); ++i) {
     const double middle = low + (high - low) / 2;

@@ -14,11 +14,11 @@
 namespace shardwright::placement::internal {
 namespace {
 
-/// A node that holds experts, as a cluster of its own.
+/// A node that can store experts, as a separate cluster.
 struct NodePart {
   std::uint32_t node = 0;
   Cluster cluster;
-  double speed = 0;  ///< of all its GPUs
+  double speed = 0;  ///< total speed of its GPUs
 };
 
 std::vector<NodePart> NodeParts(const Cluster& cluster) {
@@ -39,14 +39,14 @@ std::vector<NodePart> NodeParts(const Cluster& cluster) {
   return parts;
 }
 
-/// The groups of each node.
+/// Assignment of expert groups to nodes.
 struct Deal {
   std::vector<double> tokens;                      ///< by group
   std::vector<std::vector<std::uint32_t>> groups;  ///< by node
-  std::vector<double> load;                        ///< by node: tokens over speed
+  std::vector<double> load;                        ///< by node: tokens divided by speed
 };
 
-/// Swaps a group of the busiest node with one of another node while that helps.
+/// Swaps a group of the busiest node with one of another node while that lowers the peak.
 void Even(const std::vector<NodePart>& nodes, Deal* deal) {
   struct Swap {
     double peak = 0;
@@ -82,8 +82,8 @@ void Even(const std::vector<NodePart>& nodes, Deal* deal) {
   }
 }
 
-/// The experts of each node, ascending: hottest groups first, each to the least loaded node that
-/// has room, then swaps.
+/// Returns the experts of each node, ascending. Deals the hottest groups first, each to the least
+/// loaded node with room, then improves the result by swaps.
 std::vector<std::vector<std::uint32_t>> ExpertsOfNodes(std::span<const std::uint64_t> tokens,
                                                        std::uint32_t groups,
                                                        const std::vector<NodePart>& nodes) {
@@ -123,7 +123,7 @@ std::vector<std::vector<std::uint32_t>> ExpertsOfNodes(std::span<const std::uint
   return experts;
 }
 
-/// One layer with some of its experts.
+/// Returns the token counts of one layer, for some of its experts.
 TokenCounts Part(const TokenCounts& loads, std::uint32_t layer,
                  const std::vector<std::uint32_t>& experts) {
   const auto pick = [&](std::span<const std::uint64_t> counts) {
@@ -159,7 +159,7 @@ void PlanNode(const TokenCounts& part, const std::vector<std::uint32_t>& experts
       [&](std::int32_t e) {
         return e == kNoExpert ? e : static_cast<std::int32_t>(experts[static_cast<std::size_t>(e)]);
       });
-  // The node that was searched least says what ended the search of the layer.
+  // The layer reports the search end of the node with the least complete search.
   if (notes->search_end == SearchEnd::kNone || own.search_end == SearchEnd::kBudget ||
       notes->search_end == SearchEnd::kBound) {
     notes->search_end = own.search_end;

@@ -16,7 +16,7 @@
 namespace shardwright::placement::internal {
 namespace {
 
-constexpr double kSame = 1 + 1e-12;  // loads that differ by rounding only
+constexpr double kSame = 1 + 1e-12;  // factor for loads that are equal up to rounding
 
 }  // namespace
 
@@ -104,7 +104,7 @@ LayerChoice LayerPlan::ChoiceOf(std::vector<std::int32_t> slots) const {
   return choice;
 }
 
-// Descends from EPLB's plan, then anneals where that is not near the bound.
+// Descends from EPLB's plan, then anneals if the peak is not near the bound.
 std::vector<std::int32_t> LayerPlan::MostEven(const Placement& eplb, LayerNotes* notes) const {
   LayerSearch search(ground_, tokens(), current_, layer_);
   if (!StartFresh(eplb, &search)) return SlotsOf(eplb);
@@ -121,16 +121,16 @@ std::vector<std::int32_t> LayerPlan::MostEven(const Placement& eplb, LayerNotes*
   return Annealed(start, bound, notes);
 }
 
-// A search that finds nothing better for long is stuck, so that others begin again with other
-// random numbers, as long as there is effort left and one of the last ones was better.
+// Anneals in trials with different random numbers, since a search without a gain for long is stuck.
+// Continues while effort remains and one of the last trials had a gain.
 std::vector<std::int32_t> LayerPlan::Annealed(const std::vector<std::int32_t>& start, double bound,
                                               LayerNotes* notes) const {
   constexpr std::uint64_t kTrials = 16;
-  constexpr std::uint64_t kSeeds = 1'000'003;  // between trials: more than layers
+  constexpr std::uint64_t kSeeds = 1'000'003;  // between trials: above the number of layers
   AnnealBudget budget = Budget(current_ == nullptr ? 1 : 0.5);
   std::vector<std::int32_t> best = start;
   double peak = shares_.Peak(ground_, start);
-  std::uint64_t gained = 0;  // trial
+  std::uint64_t gained = 0;  // last trial with a gain
   for (std::uint64_t trial = 0; trial - gained < kTrials; ++trial) {
     LayerAnneal anneal(ground_, shares_, bound, options_.seed + one_.layer_id[0] + trial * kSeeds);
     anneal.Start(start);
@@ -146,8 +146,8 @@ std::vector<std::int32_t> LayerPlan::Annealed(const std::vector<std::int32_t>& s
   return best;
 }
 
-// The slots, or those of another strategy that are more even, so that none of them ends up better.
-// With thousands of slots the descent beats them all, and trying them takes longer than it.
+// Returns the given slots, or more even ones of another strategy, so that no other strategy has
+// better balance. With thousands of slots the descent is always better, and the others take longer.
 std::vector<std::int32_t> LayerPlan::BetterOfOthers(const std::vector<std::int32_t>& slots,
                                                     double bound) const {
   constexpr std::uint64_t kSlotsMax = 1024;
@@ -169,16 +169,16 @@ std::vector<std::int32_t> LayerPlan::BetterOfOthers(const std::vector<std::int32
   return best;
 }
 
-// Few moves first: what lies there, made more even by descents and by searches with a limit of
-// moves; then the most even placement, however many moves it takes.
+// Returns choices by ascending moves: the current placement, improved by descents and by searches
+// with a limit of moves, and finally the most even placement with any number of moves.
 std::vector<LayerChoice> LayerPlan::Choices(const std::vector<std::int32_t>& even) const {
   std::vector<LayerChoice> choices;
   LayerSearch stay(ground_, tokens(), current_, layer_);
   const bool stays = stay.StartFromCurrent();
   if (stays) choices.push_back(ChoiceOf(stay.slots()));
   choices.push_back(ChoiceOf(even));
-  // Other names of the devices may need fewer moves, but copies on several units may not change
-  // theirs.
+  // Renaming the devices may save moves. With copies on several units it could break the rule
+  // for units, so it is skipped.
   if (ground_.copies_min == 1 && !Stopped(stop_)) {
     choices.push_back(ChoiceOf(SlotsOf(RelabelDevices(LayersOf(*current_, layer_, layer_ + 1),
                                                       PlacementOf(even), cluster_, stop_))));
@@ -193,7 +193,7 @@ std::vector<LayerChoice> LayerPlan::Choices(const std::vector<std::int32_t>& eve
   return choices;
 }
 
-// From what lies there towards several targets between its peak and the goal.
+// Descends from the current placement to several targets between its peak and the goal.
 void LayerPlan::AddDescents(double goal, std::vector<LayerChoice>* choices) const {
   const double peak = choices->front().imbalance / Imbalance(1);
   for (const double part : {0.6, 0.35, 0.2, 0.1, 0.05, 0.02, 0.001, 0.0}) {
@@ -207,8 +207,8 @@ void LayerPlan::AddDescents(double goal, std::vector<LayerChoice>* choices) cons
   }
 }
 
-// Anneals with at most 1, 2, 4, ... more moves than are needed anyway, each from the best slots
-// with fewer moves.
+// Anneals with at most 1, 2, 4, ... moves above the minimum, each time from the most even
+// slots within that limit.
 void LayerPlan::AddLimited(double goal, std::vector<LayerChoice>* choices) const {
   const std::uint64_t least = choices->front().moves;
   const std::uint64_t most = choices->back().moves;
@@ -240,7 +240,7 @@ AnnealBudget LayerPlan::Budget(double share) const {
   AnnealBudget budget;
   const std::uint64_t steps =
       options_.best_effort * std::clamp(units_.slot_count() * kStepsOfSlot, kStepsMin, kStepsMax);
-  // A step looks at all replicas of two experts.
+  // A step considers all replicas of two experts.
   const double replicas = static_cast<double>(units_.slot_count()) / one_.experts;
   const double affordable = std::min(1.0, kReplicas / replicas);
   budget.steps = static_cast<std::uint64_t>(static_cast<double>(steps) * share * affordable);
@@ -251,7 +251,7 @@ AnnealBudget LayerPlan::Budget(double share) const {
   return budget;
 }
 
-// The published plan where the cluster allows one, else the same for any slots.
+// Returns EPLB's published plan if all devices have equal slots, otherwise an equivalent plan.
 Placement LayerPlan::Eplb() const {
   Placement placement = EmptyPlacement(one_, cluster_);
   const auto slots = ground_.slots;
@@ -272,8 +272,8 @@ Placement LayerPlan::Eplb() const {
   return placement;
 }
 
-// From EPLB's plan, renamed after the current one; with copies on several units, where that plan
-// cannot be completed, from a ring of the units.
+// Starts from EPLB's plan, renamed to match the current one. With copies on several units, if
+// that plan cannot be completed, starts from a ring of the units.
 bool LayerPlan::StartFresh(const Placement& eplb, LayerSearch* search) const {
   Placement start = eplb;
   if (current_ != nullptr && ground_.copies_min > 1) {
@@ -289,7 +289,7 @@ bool LayerPlan::StartFresh(const Placement& eplb, LayerSearch* search) const {
   return search->StartFrom(ring, 0);
 }
 
-// No plan has a smaller largest load than the mean, or than the hottest replica of the best deal.
+// Returns a lower bound: the mean, or the hottest replica under the best replica counts.
 double LayerPlan::Bound() const {
   const double mean = shares_.total() / ground_.size();
   double bound = mean;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // lib/placement/best: the strategy best.
 // A LayerPlan plans one layer: a descent from EPLB's plan (search_internal.h), a lower bound from
-// dual prices (bound_internal.h), and simulated annealing (anneal_internal.h) until the bound is
-// near or the effort is used up. With an old plan it offers several choices, from few moves to the
-// best balance; moves_internal.h chooses among those of all layers.
+// dual prices (bound_internal.h), and simulated annealing (anneal_internal.h) until the peak is
+// near the bound or the effort is used up. With an old plan it returns several choices, from few
+// moves to the best balance. moves_internal.h chooses among those of all layers.
 
 #pragma once
 
@@ -18,28 +18,28 @@
 
 namespace shardwright::placement::internal {
 
-/// One layer of the strategy best: what it starts from, what it must beat, and what comes out.
+/// Plans one layer for the strategy best: start, bound and result.
 class LayerPlan {
  public:
-  /// All arguments must outlive the object. \param current  nullptr: nothing is on the devices
+  /// All arguments must outlive the object. \param current  nullptr: the devices are empty
   LayerPlan(const TokenCounts& loads, std::uint32_t layer, const Cluster& cluster,
             const Units& units, const SearchGround& ground, const Placement* current,
             const Options& options);
 
-  /// Plans the layer and notes what ended the search. Without a current placement the result is one
-  /// choice, as even as possible. With one, the choices ascend in moves and each is more even than
-  /// those before it.
-  /// \param even  imbalance that was found without regard to moves; the same for the same loads
+  /// Plans the layer and notes the reason for the end of the search. Without a current placement
+  /// it returns one choice, as even as possible. With one, the choices ascend in moves, and
+  /// each is more even than those before it.
+  /// \param even  receives the imbalance found without a limit of moves; depends on counts only
   /// Local.
   std::vector<LayerChoice> Run(LayerNotes* notes, double* even) const;
 
-  /// Returns slots of the live devices as a placement of this layer, and the inverse.
+  /// Converts slots of the live devices to a placement of this layer, and back.
   Placement PlacementOf(std::span<const std::int32_t> slots) const;
   std::vector<std::int32_t> SlotsOf(const Placement& placement) const;
 
  private:
   std::span<const std::uint64_t> tokens() const { return one_.layer(0); }
-  /// Returns the largest load over its mean.
+  /// Returns the ratio of a largest load to the mean load.
   double Imbalance(double peak) const;
   LayerChoice ChoiceOf(std::vector<std::int32_t> slots) const;
 
@@ -65,12 +65,12 @@ class LayerPlan {
   const Placement* current_;
   const Options& options_;
   WindowShares shares_;
-  std::vector<std::uint8_t> held_;  // [live device][expert]: there now
-  std::uint64_t steps_;             // of a descent
+  std::vector<std::uint8_t> held_;  // [live device][expert]: in the current placement
+  std::uint64_t steps_;             // steps of a descent
   const StopCheck& stop_;
 };
 
-/// Keeps the choices that no other one beats in moves and balance, by ascending moves.
+/// Keeps the choices that no other choice beats in moves and balance, in ascending moves.
 /// Local.
 void KeepBestChoices(std::vector<LayerChoice>* choices);
 

@@ -7,18 +7,18 @@
 namespace shardwright::placement::internal {
 namespace {
 
-/// A change of one layer from a choice to a more even one.
+/// A change of one layer from one choice to a more even one.
 struct Step {
   std::size_t layer = 0;
   std::size_t to = 0;
-  std::uint64_t moves = 0;  ///< more than before
-  double gain = 0;          ///< less imbalance
+  std::uint64_t moves = 0;  ///< additional moves
+  double gain = 0;          ///< decrease of the imbalance
 
   double rate() const { return gain / static_cast<double>(moves); }
 };
 
-/// Steps along the lower hull of each layer's choices, best rate first. The rates of one layer
-/// fall, so its steps keep their order.
+/// Returns the steps along the lower hull of each layer's choices, best rate first. The rates
+/// of one layer decrease, so its steps keep their order.
 std::vector<Step> Steps(const Choices& choices) {
   std::vector<Step> steps;
   for (std::size_t layer = 0; layer < choices.size(); ++layer) {
@@ -45,7 +45,7 @@ std::uint64_t LeastMoves(const Choices& choices) {
   return least;
 }
 
-/// Spends what is left of a budget where it helps most.
+/// Spends the rest of a budget on the steps with the largest gain.
 void SpendRest(const Choices& choices, std::uint64_t left, std::vector<std::size_t>* chosen) {
   while (true) {
     Step best;
@@ -119,7 +119,7 @@ std::vector<MovesPoint> CurveOf(const Choices& choices, const std::vector<bool>&
     add(moves);
   }
   if (curve.size() <= points) return curve;
-  // Evenly spread over the moves, with both ends.
+  // Selects points that are spread evenly over the moves, including both ends.
   std::vector<MovesPoint> shown;
   const std::uint64_t first = curve.front().moves;
   const std::uint64_t span = curve.back().moves - first;

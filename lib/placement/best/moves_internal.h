@@ -10,23 +10,23 @@
 
 namespace shardwright::placement::internal {
 
-/// The choices of every layer, as LayerPlan::Run returns them.
+/// Choices of every layer, as returned by LayerPlan::Run.
 using Choices = std::vector<std::vector<LayerChoice>>;
 
-/// Returns the index of the choice with the fewest moves whose imbalance is at most `target`, else
-/// of the most even one.
+/// Returns the index of the choice with the fewest moves among those with an imbalance of at most
+/// `target`. If there are none, returns the index of the most even choice.
 /// Local.
 std::size_t FewestMoves(std::span<const LayerChoice> choices, double target);
 
-/// Chooses for each layer so that all layers together need at most `most` moves and the mean
-/// imbalance is small.
-/// \error kInfeasible  names the least number of moves
+/// Chooses one placement per layer so that all layers together need at most `most` moves and
+/// the mean imbalance is small.
+/// \error kInfeasible  even the fewest moves exceed `most`: names them
 /// Local.
 Result<std::vector<std::size_t>> WithinMoves(const Choices& choices, std::uint64_t most);
 
-/// Returns the least mean imbalance for a number of moves, from the fewest moves to the most, in at
-/// most `points` points and both ends.
-/// \param counted  by layer: whether it counts for the mean
+/// Returns the least mean imbalance by number of moves, from the fewest moves to the most, in
+/// at most `points` points plus both ends.
+/// \param counted  by layer: true if it counts for the mean
 /// Local.
 std::vector<MovesPoint> CurveOf(const Choices& choices, const std::vector<bool>& counted,
                                 std::size_t points);

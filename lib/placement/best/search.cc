@@ -9,7 +9,7 @@
 namespace shardwright::placement::internal {
 namespace {
 
-// Swaps are looked for on so many of the least loaded devices: all, on clusters that are not huge.
+// Number of least loaded devices to search for swaps. All devices, except on huge clusters.
 constexpr std::uint32_t kPartners = 128;
 
 }  // namespace
@@ -176,8 +176,8 @@ bool LayerSearch::Complete() {
   return true;
 }
 
-// One more replica on a unit that has none: an empty slot of the lightest device, else the slot of
-// the replica that is missed least.
+// Adds a replica on a unit without the expert, in an empty slot of the least loaded device, or
+// in the slot of the replica that costs least to remove.
 bool LayerSearch::GiveUnit(std::uint32_t e) {
   std::uint32_t best = ground_.size();
   std::size_t best_slot = 0;
@@ -220,7 +220,7 @@ bool LayerSearch::FindVictim(std::uint32_t expert, double limit, bool new_unit,
       if (slots[i] == kNoExpert) continue;
       const auto e = static_cast<std::uint32_t>(slots[i]);
       if (e == expert || count_[e] < 2 || !MayLeave(e, d, ground_.size())) continue;
-      // What the expert's other replicas will carry, a little less where the slot is foreign.
+      // Tokens of each remaining replica. Ties go to the less loaded device.
       const double after = static_cast<double>(tokens_[e]) / (count_[e] - 1);
       if (after > best || (found && after == best && load_[d] >= best_load)) continue;
       if (after >= limit) continue;
@@ -244,7 +244,7 @@ bool LayerSearch::MayLeave(std::uint32_t e, std::uint32_t from, std::uint32_t to
   return units >= ground_.copies_min;
 }
 
-// Gives empty slots to the hottest experts, lightest device first.
+// Gives empty slots to the hottest experts, device by device.
 void LayerSearch::FillEmpty() {
   for (std::uint32_t d = 0; d < ground_.size() && !Stopped(ground_.stop); ++d) {
     for (std::size_t i = 0; i < ground_.slots[d]; ++i) {
@@ -303,8 +303,8 @@ LayerSearch::Swap LayerSearch::BestSwap(std::uint32_t top, double target) const 
   std::uint32_t looked = 0;
   for (const auto& [load, other] : by_load_) {
     if (other == top || looked++ == kPartners) break;
-    // The peak of two devices is not below the load that both have when they share their tokens.
-    // Where moves cost the same everywhere, nothing but a lower peak is better.
+    // The peak of two devices is at least the load that both have if they share their tokens.
+    // If all moves cost the same, only a lower peak is better.
     const double both = load_[top] * ground_.speed[top] + load * ground_.speed[other];
     const double least = both / (ground_.speed[top] + ground_.speed[other]);
     if (current_ == nullptr && best.found && least >= best.peak) continue;
@@ -313,7 +313,7 @@ LayerSearch::Swap LayerSearch::BestSwap(std::uint32_t top, double target) const 
   return best;
 }
 
-// Replicas of `top` for lighter ones of `other`, empty slots included.
+// Considers swaps of replicas of `top` with lighter ones of `other`, or with empty slots.
 void LayerSearch::Consider(std::uint32_t top, std::uint32_t other, double target,
                            Swap* best) const {
   const auto mine = on(top);
@@ -358,8 +358,8 @@ void LayerSearch::Apply(std::uint32_t top, const Swap& swap) {
   Reload(swap.other);
 }
 
-// No swap helps: the hottest replica of the device gets a further copy in place of a replica that
-// is missed less.
+// Adds a copy of the hottest replica of the device, in place of the replica that costs least
+// to remove. Called when no swap helps.
 bool LayerSearch::Replicate(std::uint32_t top) {
   std::vector<std::uint32_t> hottest;
   for (const std::int32_t e : on(top)) {
@@ -388,7 +388,7 @@ void LayerSearch::TakeBack(double target) {
       if (on(a)[i] == kNoExpert) continue;
       const auto x = static_cast<std::uint32_t>(on(a)[i]);
       if (Held(a, x)) continue;
-      // A foreign replica goes home, or makes room for one whose home this is.
+      // Moves a replica back to a device that has it now, or swaps one in that device `a` has now.
       Swap best;
       for (std::uint32_t b = 0; b < ground_.size(); ++b) {
         if (b == a || Holds(b, x)) continue;

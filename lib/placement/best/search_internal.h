@@ -13,14 +13,14 @@
 
 namespace shardwright::placement::internal {
 
-inline constexpr double kLess = 1 - 1e-12;  ///< a gain that is more than rounding
+inline constexpr double kLess = 1 - 1e-12;  ///< factor for a gain above rounding errors
 
-/// What all layers of a search share: live devices, their nodes, racks, failure units and slots.
+/// Data that the searches of all layers share: live devices with nodes, racks, units and slots.
 struct SearchGround {
   SearchGround(const Cluster& cluster, FailureUnit failure_unit, std::uint32_t copies);
 
-  std::vector<std::uint32_t> device;  ///< in the cluster
-  std::vector<std::uint32_t> node;    ///< by live device: numbered through
+  std::vector<std::uint32_t> device;  ///< number in the cluster
+  std::vector<std::uint32_t> node;    ///< by live device: numbered from 0
   std::vector<std::uint32_t> rack;
   std::vector<std::uint32_t> unit;
   std::vector<std::uint32_t> slots;
@@ -28,16 +28,16 @@ struct SearchGround {
   std::uint32_t nodes = 0;
   std::uint32_t racks = 0;
   std::uint32_t units = 0;
-  std::uint32_t copies_min = 1;  ///< units per expert
-  StopCheck stop = {};           ///< of every search
+  std::uint32_t copies_min = 1;  ///< least number of units per expert
+  StopCheck stop = {};           ///< stops every search
 
   std::uint32_t size() const { return static_cast<std::uint32_t>(device.size()); }
   double fastest() const { return *std::max_element(speed.begin(), speed.end()); }
   double slowest() const { return *std::min_element(speed.begin(), speed.end()); }
 };
 
-/// The tokens of one layer's experts in every window of the loads that has any, scaled so that all
-/// windows have the same total: the largest load over all of them is what balance is.
+/// The tokens of one layer's experts in every window with tokens, scaled so that all windows have
+/// the same total. The largest load over all windows is the measure of balance.
 class WindowShares {
  public:
   WindowShares(const TokenCounts& loads, std::uint32_t layer);
@@ -54,32 +54,32 @@ class WindowShares {
  private:
   std::size_t experts_;
   std::uint32_t count_ = 0;
-  double total_ = 0;  ///< of the first window
+  double total_ = 0;  ///< total of the first window
   std::vector<double> tokens_;
 };
 
-/// One layer under local search: which expert every slot of the live devices holds. No expert is
-/// twice on a device; once complete, every expert keeps copies_min units.
+/// Local search on one layer. Stores the expert of every slot of the live devices. A device never
+/// has an expert twice, and after completion every expert keeps copies_min units.
 class LayerSearch {
  public:
-  /// \param current  what lies there now, nullptr if nothing: what is held now costs no move
+  /// \param current  the current placement, nullptr if none; its replicas cost no move
   LayerSearch(const SearchGround& ground, std::span<const std::uint64_t> tokens,
               const Placement* current, std::uint32_t layer);
 
-  /// Starts from what lies there now; false if the experts cannot be completed from there.
+  /// Starts from the current placement. Returns false if that cannot be completed.
   bool StartFromCurrent();
-  /// Starts from given slots (a placement of one layer over the cluster's devices).
+  /// Starts from the slots of a placement of one layer over the cluster's devices.
   bool StartFrom(const Placement& placement, std::uint32_t layer);
 
-  /// Swaps replicas of the busiest device, and gives hot experts the slots of cold ones, until no
-  /// device has a larger load than `target`, nothing helps, or `steps` are used up.
+  /// Swaps replicas of the busiest device, and gives slots of cold experts to hot ones, until no
+  /// device has a larger load than `target`, no change helps, or `steps` are used up.
   void Balance(double target, std::uint64_t steps);
 
-  /// Takes back moves that are not needed to stay at or below `target`.
+  /// Reverts moves that are not needed to stay at or below `target`.
   void TakeBack(double target);
 
   double peak() const { return by_load_.empty() ? 0 : by_load_.rbegin()->first; }
-  /// Replicas that must be fetched.
+  /// Returns the number of replicas that devices must receive.
   std::uint64_t moves() const;
   /// Returns the experts in the slots of the live devices, device after device.
   const std::vector<std::int32_t>& slots() const { return slots_; }
@@ -115,10 +115,10 @@ class LayerSearch {
   void SetShare(std::uint32_t e);
   void Reload(std::uint32_t d);
   void ReloadHolders(std::uint32_t e);
-  /// Puts an expert in a slot or empties it; counts, units and bits follow, loads do not.
+  /// Sets or empties a slot. Updates counts, units and bits, but not loads.
   void Put(std::uint32_t d, std::size_t slot, std::int32_t expert);
   bool MayLeave(std::uint32_t e, std::uint32_t from, std::uint32_t to) const;
-  /// What it costs that a device receives an expert: nothing if it is there now.
+  /// Returns the cost of a replica on a device: 0 if the device has it in the current placement.
   std::int64_t MoveCost(std::uint32_t e, std::uint32_t d) const;
 
   void ReadSlots(const Placement& placement, std::uint32_t layer);
@@ -130,8 +130,8 @@ class LayerSearch {
   void Consider(std::uint32_t top, std::uint32_t other, double target, Swap* best) const;
   void Apply(std::uint32_t top, const Swap& swap);
   bool Replicate(std::uint32_t top);
-  /// The replica whose loss hurts least, on a device that lacks `expert`; tokens per remaining
-  /// replica must stay below `limit`.
+  /// Finds the replica that costs least to remove, on a device that lacks `expert`. The tokens
+  /// per remaining replica must stay below `limit`.
   bool FindVictim(std::uint32_t expert, double limit, bool new_unit, std::uint32_t* device,
                   std::size_t* slot) const;
 
@@ -140,15 +140,15 @@ class LayerSearch {
   const Placement* current_;
   std::uint32_t layer_;
   std::size_t words_;
-  std::vector<std::size_t> first_;  // slot of a device
+  std::vector<std::size_t> first_;  // first slot of each device
   std::vector<std::int32_t> slots_;
-  std::vector<std::uint64_t> holds_;      // [device] bits of experts
-  std::vector<std::uint64_t> held_;       // the same, now
-  std::vector<std::uint64_t> node_held_;  // [node], now
+  std::vector<std::uint64_t> holds_;      // [device]: bits of experts
+  std::vector<std::uint64_t> held_;       // the same for the current placement
+  std::vector<std::uint64_t> node_held_;  // [node], in the current placement
   std::vector<std::uint64_t> rack_held_;
-  std::vector<std::uint32_t> count_;       // replicas
+  std::vector<std::uint32_t> count_;       // replicas by expert
   std::vector<std::uint32_t> unit_count_;  // [expert][unit], only if copies_min > 1
-  std::vector<std::uint32_t> units_of_;    // distinct units of an expert
+  std::vector<std::uint32_t> units_of_;    // by expert: number of distinct units
   std::vector<double> share_;              // tokens per replica
   std::vector<double> load_;
   std::set<std::pair<double, std::uint32_t>> by_load_;

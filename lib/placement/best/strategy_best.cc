@@ -15,7 +15,7 @@
 namespace shardwright::placement::internal {
 namespace {
 
-// Fewer moves are worth a balance this close to the best one found.
+// Prefers fewer moves among plans with a balance this close to the best one.
 constexpr double kWorthStaying = 1.01;
 constexpr std::size_t kCurvePoints = 32;
 
@@ -34,7 +34,7 @@ void Take(const LayerChoice& choice, const SearchGround& ground, std::uint32_t l
   }
 }
 
-/// Warns of the layers that do not reach the balance that was asked for.
+/// Warns about layers that do not reach the requested balance.
 void WarnOfTarget(const TokenCounts& loads, const Options& options, StrategyResult* result) {
   std::vector<std::uint64_t> missed;
   double worst = 1;
@@ -50,7 +50,7 @@ void WarnOfTarget(const TokenCounts& loads, const Options& options, StrategyResu
                              Fixed(worst, 3) + "; more slots per gpu would lower it");
 }
 
-/// Renames nodes and their devices after the current placement.
+/// Renames nodes and their devices to match the current placement.
 Result<StrategyResult> FinishGrouped(StrategyResult draft, const Cluster& cluster,
                                      const Placement& current, const Options& options) {
   if (options.moves_max || options.target_imbalance > 0) {

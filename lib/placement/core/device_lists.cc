@@ -30,7 +30,7 @@ Placement DeviceLists::ToPlacement(std::uint32_t experts) const {
 
 std::vector<std::uint32_t> ContiguousOwners(std::uint32_t experts, std::uint32_t devices) {
   const std::uint32_t base = experts / devices;
-  const std::uint32_t more = experts % devices;  // devices with one expert more
+  const std::uint32_t more = experts % devices;  // devices with one additional expert
   std::vector<std::uint32_t> owner;
   owner.reserve(experts);
   for (std::uint32_t d = 0; d < devices; ++d) {

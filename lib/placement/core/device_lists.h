@@ -8,23 +8,23 @@
 
 namespace shardwright::placement {
 
-/// Which experts each device holds, listed layer by layer while nobody knows yet how many slots a
-/// device needs. A strategy adds them one by one and makes a placement of them in the end.
+/// Lists the experts of each device, layer by layer. A strategy that does not know yet how many
+/// slots a device needs adds experts one by one and turns the lists into a placement at the end.
 class DeviceLists {
  public:
-  /// Empty lists. \param devices  how many there are in the cluster, numbered as in it
+  /// Makes empty lists. \param devices  number of devices in the cluster, numbered as there
   DeviceLists(std::uint32_t layers, std::uint32_t devices)
       : devices_(devices), lists_(std::size_t{layers} * devices), layers_(layers) {}
 
-  /// Puts an expert at the end of a list. An expert that is added twice is there twice.
+  /// Appends an expert to a list. An expert that is added twice appears twice.
   /// \pre layer and device are below the numbers given to the constructor
   void Add(std::uint32_t layer, std::uint32_t device, std::uint32_t expert) {
     lists_[std::size_t{layer} * devices_ + device].push_back(static_cast<std::int32_t>(expert));
   }
 
-  /// A placement with as many slots on a device as its fullest layer needs. Experts fill the first
-  /// slots in the order in which they were added; the rest is kNoExpert.
-  /// \param experts  of each layer of the model
+  /// Returns a placement in which a device has as many slots as its longest layer list. Experts
+  /// fill the first slots in the order in which they were added, and the other slots are kNoExpert.
+  /// \param experts  number of experts in each layer of the model
   /// Local, pure.
   Placement ToPlacement(std::uint32_t experts) const;
 
@@ -34,9 +34,9 @@ class DeviceLists {
   std::uint32_t layers_;
 };
 
-/// The owner of each expert, a number below `devices`, where experts are cut into runs, one for
-/// each device: as even as possible, longer ones first. With fewer experts than devices the last
-/// devices own nothing.
+/// Returns the owner of each expert, a number below `devices`. Each device owns one run of
+/// consecutive experts. Run lengths differ by at most one, and the first devices get the longer
+/// runs. With fewer experts than devices the last devices own nothing.
 /// \pre devices > 0
 /// Local, pure.
 std::vector<std::uint32_t> ContiguousOwners(std::uint32_t experts, std::uint32_t devices);

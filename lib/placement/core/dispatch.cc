@@ -26,7 +26,7 @@ Result<std::uint64_t> Sum(std::span<const std::uint64_t> tokens) {
   return sum;
 }
 
-// One expert: what every rank keeps, what it has over, what it can still take.
+// Tokens of one expert by rank: kept, over capacity, and free capacity for tokens of other ranks.
 struct Shares {
   std::vector<std::uint64_t> kept, over, room;
 };
@@ -35,7 +35,7 @@ Shares SharesOf(std::span<const std::uint32_t> replicas, std::span<const std::ui
                 std::uint64_t total, std::uint64_t replica_count) {
   Shares shares;
   const std::uint64_t each = total / replica_count;
-  std::uint64_t more = total % replica_count;  // replicas that take one more
+  std::uint64_t more = total % replica_count;  // replicas that take one more token
   for (std::size_t j = 0; j < replicas.size(); ++j) {
     const std::uint64_t extra = std::min<std::uint64_t>(more, replicas[j]);
     more -= extra;
@@ -64,11 +64,11 @@ void PourInProportion(std::uint32_t expert, const Shares& shares, std::vector<Se
   const auto room = std::accumulate(shares.room.begin(), shares.room.end(), std::uint64_t{0});
   const auto ranks = static_cast<std::uint32_t>(shares.room.size());
   for (std::uint32_t from = 0; from < ranks; ++from) {
-    const std::uint64_t over = shares.over[from];  // has no room itself if it is not zero
+    const std::uint64_t over = shares.over[from];  // if not 0, the rank itself has no room
     if (over == 0) continue;
-    SW_CHECK(room > 0);  // what is too much for some fits elsewhere
+    SW_CHECK(room > 0);  // the total capacity equals the total tokens
     std::vector<std::uint64_t> part(ranks);
-    std::vector<std::pair<std::uint64_t, std::uint32_t>> remainder;  // largest first, lowest rank
+    std::vector<std::pair<std::uint64_t, std::uint32_t>> remainder;  // largest first, then by rank
     std::uint64_t left = over;
     for (std::uint32_t to = 0; to < ranks; ++to) {
       const Wide product = Wide{over} * shares.room[to];
@@ -114,7 +114,7 @@ std::vector<std::uint64_t> DispatchTable::ReceivedBy(std::uint32_t rank) const {
 
 Result<std::vector<std::int64_t>> DispatchTable::RowsOf(
     std::uint32_t rank, std::span<const std::int64_t> chosen) const {
-  // Of each expert the runs of rows that are still free, in the order in which tokens take them.
+  // Free runs of rows of each expert, in the order in which its tokens take them.
   struct Run {
     std::int64_t next = 0;
     std::uint64_t left = 0;
@@ -137,7 +137,7 @@ Result<std::vector<std::int64_t>> DispatchTable::RowsOf(
     }
     ++found[e];
     while (at[e] < runs[e].size() && runs[e][at[e]].left == 0) ++at[e];
-    if (at[e] == runs[e].size()) continue;  // told below, with the count
+    if (at[e] == runs[e].size()) continue;  // reported below with the count
     Run& run = runs[e][at[e]];
     rows[i] = run.next++;
     --run.left;

@@ -9,10 +9,10 @@
 
 namespace shardwright::placement {
 
-/// How tokens that a rank's own replicas cannot take are spread over the others.
+/// Method that distributes the tokens that exceed the capacity of a rank's own replicas.
 enum class Split : std::uint8_t {
-  kExact,         ///< ranks in order fill the room of ranks in order: no capacity is exceeded
-  kProportional,  ///< by room, floors and largest remainders: over capacity by at most the sources
+  kExact,         ///< fills free capacity in rank order; no rank exceeds its capacity
+  kProportional,  ///< in proportion to free capacity; excess of at most one token per source
 };
 
 /// Tokens of one layer that one rank sends to another (or keeps) for one expert.
@@ -24,49 +24,49 @@ struct Send {
   bool operator==(const Send&) const = default;
 };
 
-/// Who sends what: every token once, to a rank that holds its expert.
+/// Tokens that each rank sends. Every token goes once to a rank with a replica of its expert.
 struct DispatchTable {
   std::uint32_t experts = 0;
   std::uint32_t ranks = 0;
   std::vector<Send> sends;  ///< ascending (expert, from, to), tokens > 0
 
-  /// A rank's send buffer: by receiver, then expert, each entry taking the next tokens of its
-  /// expert in input order.
+  /// Returns the send buffer of a rank, ordered by receiver and then by expert. Each entry takes
+  /// the next tokens of its expert in input order.
   std::vector<Send> BufferOf(std::uint32_t rank) const;
-  /// Tokens of each expert that a rank receives from each rank: [from][expert].
+  /// Returns the tokens of each expert that `rank` receives from each rank, as [from][expert].
   std::vector<std::uint64_t> ReceivedBy(std::uint32_t rank) const;
 
-  /// The row of the send buffer of `rank` that each of its tokens takes, kNoRow for one without an
-  /// expert: BufferOf, token by token.
-  /// \param chosen  by token in input order: its expert, or negative for none. A token that goes to
-  ///        several experts is there several times
-  /// \error kMismatch  other tokens than the table was made for: names the expert and both counts
+  /// Returns the row in the send buffer of `rank` for each of its tokens, in the order of BufferOf.
+  /// The row is kNoRow for a token without an expert.
+  /// \param chosen  expert of each token in input order, negative for none. A token that goes
+  ///        to several experts appears several times
+  /// \error kMismatch  the counts differ from those of the table: names the expert and both counts
   Result<std::vector<std::int64_t>> RowsOf(std::uint32_t rank,
                                            std::span<const std::int64_t> chosen) const;
-  /// The row, by expert and then by sender, of each row that `rank` receives, senders in order and
-  /// each with its part of its send buffer. The inverse puts results back in the order of arrival.
+  /// Returns the position, by expert and then sender, of each row that `rank` receives. Rows arrive
+  /// by sender and then expert. The inverse permutation restores the order of arrival.
   std::vector<std::int64_t> ArrangementOf(std::uint32_t rank) const;
 };
 
-/// What a token without an expert has in place of a row.
+/// Marks a token without an expert in the result of DispatchTable::RowsOf.
 inline constexpr std::int64_t kNoRow = -1;
 
-/// Equal shares for all replicas, own replicas first. Every rank computes the same table.
-/// \param replicas  [expert][rank]
-/// \param tokens    [expert][rank]: tokens that the rank has for the expert
+/// Gives all replicas equal shares, own replicas first. Every rank computes the same table.
+/// \param replicas  [expert][rank]: number of replicas
+/// \param tokens    [expert][rank]: tokens of the rank for the expert
 /// \pre both have experts * ranks entries
-/// \error kInfeasible  an expert with tokens and without a replica; kBadInput  sums that overflow
-/// Local, pure. Source: Lazarus, algorithm 1, on integers: a replica takes floor(t / r), the first
-/// t mod r replicas by rank one more.
+/// \error kInfeasible  an expert has tokens but no replica; kBadInput  a token total overflows
+/// Local, pure. Source: Lazarus, algorithm 1, with integers. A replica takes floor(t / r) tokens,
+/// and the first t mod r replicas by rank take one more.
 Result<DispatchTable> DispatchByCapacity(std::span<const std::uint32_t> replicas,
                                          std::span<const std::uint64_t> tokens,
                                          std::uint32_t experts, std::uint32_t ranks, Split split);
 
-/// The nearest holders share evenly: the rank itself, else those of its node, else all; remainders
-/// one each from holder (from + expert) mod holders on. No dispatch has fewer tokens between nodes.
-/// \param holders  by expert, ascending ranks
-/// \param node     of every rank
-/// \error kInfeasible  an expert with tokens that nobody holds
+/// Shares tokens evenly among the nearest replicas: own rank, then own node, then all. Remainders
+/// go one each from index (from + expert) mod count on. Sends the fewest tokens between nodes.
+/// \param holders  by expert: ranks with a replica, ascending
+/// \param node     by rank: its node
+/// \error kInfeasible  an expert has tokens but no replica
 /// Local, pure. Source: Hecate, section 4.4.
 Result<DispatchTable> DispatchByTopology(const std::vector<std::vector<std::uint32_t>>& holders,
                                          std::span<const std::uint64_t> tokens,

@@ -9,8 +9,8 @@ namespace shardwright::placement::internal {
 
 __extension__ using Wide = __int128;
 
-/// Spreads experts' tokens over the devices that hold them. Exact: loads are fractions p / q, all
-/// quantities are multiplied by q.
+/// Spreads the tokens of experts over the devices that have replicas of them. Loads are exact
+/// fractions p / q, and all quantities are multiplied by q.
 class SpreadFlow {
  public:
   /// \pre as LeastMaxLoad
@@ -18,9 +18,9 @@ class SpreadFlow {
              const std::vector<std::vector<std::uint32_t>>& holders,
              std::vector<std::uint32_t> weights);
 
-  /// The least possible largest load. Starts from the mean; while the tokens do not fit, the cut
-  /// shows experts that have fewer devices than they need, and their own mean is the next load:
-  /// each step is a proof that nothing smaller works, so that the first that fits is the answer.
+  /// Returns the least possible largest load. Starts from the mean load. While the tokens do not
+  /// fit, the minimum cut yields experts with too few devices, and their mean load is the next
+  /// candidate. Each step proves that no smaller load works, so the first that fits is the answer.
   double Solve();
 
  private:
@@ -29,22 +29,22 @@ class SpreadFlow {
     Wide flow = 0;
   };
 
-  // Sends as much as fits under load p / q; true if everything does.
+  // Sends as many tokens as fit under load p / q. Returns true if all fit.
   bool Fill(std::uint64_t p, std::uint64_t q);
-  // Distances from experts that are not done; true if some device with room is in reach.
+  // Sets distances from experts with unsent tokens. True if a device with room is reachable.
   bool Levels();
-  // Sends up to `wanted` of an expert on along shortest paths.
+  // Sends up to `wanted` tokens of an expert along shortest paths. Returns the number sent.
   Wide Push(std::uint32_t expert, Wide wanted);
 
   std::vector<std::uint64_t> tokens_;
-  std::vector<std::uint32_t> weight_;  // of device
-  std::vector<std::size_t> begin_;     // edges of an expert
+  std::vector<std::uint32_t> weight_;  // by device
+  std::vector<std::size_t> begin_;     // first edge of each expert
   std::vector<Edge> edges_;
   std::vector<std::size_t> reverse_begin_;     // by device
-  std::vector<std::uint32_t> reverse_expert_;  // experts of a device
-  std::vector<std::size_t> reverse_edge_;      // their edges
-  std::vector<Wide> left_;                     // of expert: not sent yet
-  std::vector<Wide> room_;                     // of device
+  std::vector<std::uint32_t> reverse_expert_;  // experts of each device
+  std::vector<std::size_t> reverse_edge_;      // edges of those experts
+  std::vector<Wide> left_;                     // by expert: tokens not sent yet
+  std::vector<Wide> room_;                     // by device
   std::vector<std::uint32_t> expert_level_, device_level_;
   std::vector<std::size_t> next_edge_, next_reverse_;
 };

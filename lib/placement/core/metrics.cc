@@ -12,7 +12,7 @@
 namespace shardwright::placement {
 namespace {
 
-// Replicas of every expert on live devices.
+// Counts the replicas of every expert on live devices.
 std::vector<std::uint32_t> LiveCounts(const Placement& placement, const Cluster& cluster,
                                       std::uint32_t layer) {
   std::vector<std::uint32_t> counts(placement.experts, 0);
@@ -26,11 +26,11 @@ std::vector<std::uint32_t> LiveCounts(const Placement& placement, const Cluster&
 }
 
 struct Spread {
-  double even = 0;   // tokens that leave their node, even split over replicas
-  double least = 0;  // the same, near replicas first
+  double even = 0;   // tokens that leave their node with even split over replicas
+  double least = 0;  // the same with near replicas first
 };
 
-// Every live device feeds an equal share of each expert's tokens.
+// Computes tokens between nodes if every live device has an equal share of each expert's tokens.
 Spread InterNode(const Placement& placement, std::span<const std::uint64_t> tokens,
                  const Cluster& cluster, std::uint32_t layer,
                  const std::vector<std::uint32_t>& counts) {
@@ -73,7 +73,7 @@ Spread InterNode(const Placement& placement, std::span<const std::uint64_t> toke
 double NodeImbalance(const std::vector<double>& device_load, const Cluster& cluster,
                      const std::vector<double>& speeds) {
   std::vector<double> load(cluster.node_count(), 0);
-  std::vector<double> devices(cluster.node_count(), 0);  // of mean speed
+  std::vector<double> devices(cluster.node_count(), 0);  // devices of mean speed
   for (std::uint32_t d = 0; d < cluster.device_count(); ++d) {
     load[cluster.devices[d].node] += device_load[d] * speeds[d];
     devices[cluster.devices[d].node] += cluster.holds(d) ? speeds[d] : 0;
@@ -90,7 +90,7 @@ double NodeImbalance(const std::vector<double>& device_load, const Cluster& clus
   return sum > 0 ? peak / (sum / live) : 1;
 }
 
-/// Integers in proportion to the speeds of the live devices; 1 where they are equal.
+/// Returns integers in proportion to the speeds of the live devices, or 1 if all are equal.
 std::vector<std::uint32_t> SpeedWeights(const Cluster& cluster) {
   constexpr double kParts = 1000;
   std::vector<std::uint32_t> weights;
@@ -104,7 +104,7 @@ std::vector<std::uint32_t> SpeedWeights(const Cluster& cluster) {
   return weights;
 }
 
-/// The least possible largest load of a device of mean speed.
+/// Returns the least possible largest load of a device of mean speed.
 double LpBound(const Placement& placement, std::span<const std::uint64_t> all,
                const Cluster& cluster, std::uint32_t layer) {
   std::vector<std::uint64_t> tokens(all.begin(), all.end());
@@ -123,7 +123,7 @@ double LpBound(const Placement& placement, std::span<const std::uint64_t> all,
     if (holders[e].empty()) tokens[e] = 0;
   }
   std::vector<std::uint32_t> weights = SpeedWeights(cluster);
-  double sum = 0;  // of those that hold experts
+  double sum = 0;  // weights of devices that can store experts
   std::uint32_t device = 0;
   for (std::uint32_t d = 0; d < cluster.device_count(); ++d) {
     if (!cluster.alive(d)) continue;
@@ -198,7 +198,7 @@ double FastestHolder(const Cluster& cluster, const std::vector<double>& speeds) 
   return fastest;
 }
 
-/// A layer as one window of the loads has it.
+/// Measures a layer with the token counts of one window.
 LayerMetrics MeasureWindow(const Placement& placement, const TokenCounts& loads, std::size_t window,
                            const Cluster& cluster, std::uint32_t layer,
                            const std::vector<std::uint32_t>& counts) {
@@ -259,7 +259,7 @@ ModelMetrics Measure(const Placement& placement, const TokenCounts& loads, const
     model.layers[l] = Measure(placement, loads, cluster, l);
   });
   double tokens = 0;
-  double layers = 0;  // with tokens; those without say nothing of the balance
+  double layers = 0;  // number of layers with tokens; the others have no balance
   ModelMetrics sum;
   sum.imbalance_mean = sum.bound_mean = sum.lp_bound_mean = sum.node_imbalance_mean = 0;
   for (const LayerMetrics& layer : model.layers) {
@@ -275,7 +275,7 @@ ModelMetrics Measure(const Placement& placement, const TokenCounts& loads, const
     tokens += static_cast<double>(layer.tokens);
   }
   if (layers == 0) return model;
-  // Once and at the end, so that the mean of ones is one.
+  // Divides once at the end, so that a mean of ones is exactly one.
   model.imbalance_mean = sum.imbalance_mean / layers;
   model.bound_mean = sum.bound_mean / layers;
   model.lp_bound_mean = sum.lp_bound_mean / layers;

@@ -9,44 +9,44 @@
 
 namespace shardwright::placement {
 
-/// Returns the load of every device for a layer: the tokens that it computes when an expert's
-/// tokens are split evenly over its replicas, over the device's relative speed. Dead devices have
-/// none. Experts without a live replica lose their tokens.
-/// \pre placement fits loads and cluster
+/// Returns the load of every device for a layer: its tokens divided by the device's relative
+/// speed. An expert's tokens are split evenly over its replicas. Dead devices have load 0. Tokens
+/// of experts without a live replica are not counted.
+/// \pre placement fits `loads` and `cluster`
 /// Local.
 std::vector<double> DeviceLoads(const Placement& placement, const TokenCounts& loads,
                                 const Cluster& cluster, std::uint32_t layer);
 
-/// How good one layer of a placement is. Ratios are to the mean load of live devices, 1 if there
-/// are no tokens.
+/// Measures of one layer of a placement. Ratios are relative to the mean load of live devices,
+/// and 1 if there are no tokens.
 struct LayerMetrics {
   std::uint64_t tokens = 0;
-  std::uint64_t tokens_lost = 0;  ///< of experts without a live replica
+  std::uint64_t tokens_lost = 0;  ///< tokens of experts without a live replica
   double mean_load = 0;           ///< tokens per live device
-  double max_load = 0;            ///< of the busiest device, even split
+  double max_load = 0;            ///< load of the busiest device, even split
   double imbalance = 1;           ///< max / mean over devices
   double node_imbalance = 1;      ///< max / mean over live nodes, load per device of the node
-  /// No placement in as many slots has a lower imbalance with even split: the mean, or the hottest
-  /// replica when replicas are dealt in the best way.
+  /// Lower bound of the imbalance of any placement in the same number of slots with even split:
+  /// the mean, or the hottest replica under the best replica counts.
   double bound = 1;
   /// Least imbalance of this placement if tokens could be split in any way.
   double lp_bound = 1;
-  /// Tokens that leave their node when every live device feeds an even share of every expert's
+  /// Tokens that leave their node if every live device has an even share of every expert's
   /// tokens and replicas share them evenly.
   double inter_node_tokens = 0;
-  /// The same when a token stays on its device or node if the expert is there.
+  /// The same if a token stays on its device or node whenever the expert has a replica there.
   double inter_node_tokens_least = 0;
   std::uint32_t replicas = 0;           ///< slots in use on live devices
-  std::uint32_t device_duplicates = 0;  ///< replicas on a device that has the expert already
+  std::uint32_t device_duplicates = 0;  ///< replicas on a device that already has the expert
 };
 
-/// Measures one layer; with several windows the one in which it is least balanced.
-/// \pre placement fits loads and cluster
+/// Measures one layer. With several windows, measures the window with the largest imbalance.
+/// \pre placement fits `loads` and `cluster`
 /// Local.
 LayerMetrics Measure(const Placement& placement, const TokenCounts& loads, const Cluster& cluster,
                      std::uint32_t layer);
 
-/// Layers together: means over the layers that have tokens, and the worst of the ratios.
+/// Measures of all layers: means over the layers that have tokens, and the worst ratios.
 struct ModelMetrics {
   std::vector<LayerMetrics> layers;
   double imbalance_mean = 1;
@@ -54,18 +54,18 @@ struct ModelMetrics {
   double bound_mean = 1;
   double lp_bound_mean = 1;
   double node_imbalance_mean = 1;
-  double inter_node_share = 0;        ///< of all tokens, even split
-  double inter_node_share_least = 0;  ///< of all tokens, near replicas first
+  double inter_node_share = 0;        ///< share of all tokens, even split
+  double inter_node_share_least = 0;  ///< share of all tokens, near replicas first
 };
 
-/// \pre placement fits loads and cluster
-/// \param stop  ends it early
+/// \pre placement fits `loads` and `cluster`
+/// \param stop  ends the measurement early
 /// Local; layers in parallel on the caller's task arena.
 ModelMetrics Measure(const Placement& placement, const TokenCounts& loads, const Cluster& cluster,
                      const StopCheck& stop = {});
 
-/// Returns the least possible tokens of the hottest replica when the experts have `slots` replicas
-/// in all and each is on a device at most once: a lower bound of the largest load.
+/// Returns the least possible token count of the hottest replica if the experts have `slots`
+/// replicas in total, each on a device at most once. This is a lower bound of the largest load.
 /// \pre slots >= tokens.size() > 0
 /// Local.
 double LeastHottest(std::span<const std::uint64_t> tokens, std::uint64_t slots,
@@ -73,8 +73,8 @@ double LeastHottest(std::span<const std::uint64_t> tokens, std::uint64_t slots,
 
 /// Returns the least possible largest load of devices when expert e's `tokens[e]` may be split in
 /// any way over the devices in `holders[e]` (ascending, distinct, not empty where tokens[e] > 0).
-/// Exact: the densest set of experts, found by flows.
-/// \param weights  by device, above 0: its tokens are divided by this
+/// Exact: finds the densest set of experts by maximum flows.
+/// \param weights  by device, above 0: divisor of its tokens
 /// Local.
 double LeastMaxLoad(std::span<const std::uint64_t> tokens,
                     const std::vector<std::vector<std::uint32_t>>& holders,

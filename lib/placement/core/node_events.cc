@@ -64,7 +64,7 @@ Result<std::vector<NodeEvent>> ParseNodeEvents(std::string_view text, const std:
                                        ": time runs backward: " + std::to_string(event.time_ms) +
                                        " after " + std::to_string(events.back().time_ms));
     }
-    // A node that is removed first was there from the start.
+    // A node that is removed before any addition was present from the start.
     const auto [at, unseen] = present.try_emplace(event.node, !event.add);
     if (at->second == event.add) {
       return Fail(Errc::kBadInput, place + ": node \"" + event.node + "\" " +

@@ -10,7 +10,7 @@
 
 namespace shardwright::placement {
 
-/// A node that came or went.
+/// A node that joins or leaves the cluster.
 struct NodeEvent {
   std::uint64_t time_ms = 0;
   bool add = false;
@@ -18,13 +18,13 @@ struct NodeEvent {
 };
 
 /// Reads lines "milliseconds,add|remove,node" (docs/formats/loads.md, "Node events").
-/// \error kBadInput  names the line: not such a line, time that runs backward, a node that comes
-///        twice or goes without being there; kLimit  more than limits::kMoeEvents
+/// \error kBadInput  names the malformed line; also for times that run backward, a node that joins
+///        twice or leaves while absent; kLimit  more than limits::kMoeEvents
 /// Pure.
 Result<std::vector<NodeEvent>> ParseNodeEvents(std::string_view text, const std::string& where);
 
-/// Same, of a file.
-/// \error kNotFound; as ParseNodeEvents
+/// Reads and parses a file of node events.
+/// \error kNotFound; other errors as ParseNodeEvents
 /// Local.
 Result<std::vector<NodeEvent>> ReadNodeEvents(const std::string& path);
 

@@ -79,7 +79,7 @@ class Reader {
   std::span<const std::byte> rest_;
 };
 
-/// This rank's share of the layers, as bytes; nothing if there are more ranks than layers.
+/// Drafts this rank's share of the layers. Returns no bytes if the share is empty.
 Result<comm::Bytes> DraftShare(comm::Comm& comm, const Strategy& strategy, const TokenCounts& loads,
                                const Cluster& cluster, const Placement* current,
                                const Options& options) {

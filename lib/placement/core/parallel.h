@@ -7,17 +7,17 @@
 
 namespace shardwright::placement {
 
-/// Plans with the layers drafted on all ranks: each drafts a run of layers, rank 0 finishes, all
-/// ranks get the result, which has the same bytes for every number of ranks.
+/// Plans with the layers drafted on all ranks. Each rank drafts a run of layers, rank 0 finishes,
+/// and all ranks get the result, which has the same bytes for every number of ranks.
 /// \pre as Strategy::plan; all ranks pass the same arguments
-/// \error as Strategy::plan, of the first layers that fail
+/// \error as Strategy::plan, for the first layers that fail
 /// Collective.
 Result<StrategyResult> PlanOnRanks(comm::Comm& comm, const Strategy& strategy,
                                    const TokenCounts& loads, const Cluster& cluster,
                                    const Placement* current, const Options& options);
 
-/// A result on its way to other ranks and back.
-/// \error kInternal  if the bytes were not made by Pack
+/// Converts a result to bytes that are sent to other ranks, and back.
+/// \error kInternal  the bytes were not made by Pack
 /// Local.
 comm::Bytes Pack(const StrategyResult& result);
 Result<StrategyResult> UnpackResult(std::span<const std::byte> bytes);

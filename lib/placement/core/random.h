@@ -5,12 +5,12 @@
 
 namespace shardwright::placement {
 
-/// Numbers from a seed, the same on every machine and with every library.
+/// Generates pseudorandom numbers from a seed, the same on every machine and with every library.
 class Random {
  public:
   explicit Random(std::uint64_t seed) : state_(seed) {}
 
-  /// Any 64 bits. Source: splitmix64.
+  /// Returns 64 random bits. Source: splitmix64.
   std::uint64_t Next() {
     std::uint64_t z = (state_ += 0x9e3779b97f4a7c15);
     z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9;
@@ -18,13 +18,13 @@ class Random {
     return z ^ (z >> 31);
   }
 
-  /// Below `bound`, evenly enough: the bias is bound / 2^64. \pre bound > 0
+  /// Returns a number below `bound`. The bias is at most bound / 2^64. \pre bound > 0
   std::uint64_t Below(std::uint64_t bound) {
     __extension__ using Wide = unsigned __int128;
     return static_cast<std::uint64_t>((static_cast<Wide>(Next()) * bound) >> 64);
   }
 
-  /// In [0, 1).
+  /// Returns a number in [0, 1).
   double Unit() { return static_cast<double>(Next() >> 11) * 0x1p-53; }
 
  private:

@@ -73,7 +73,7 @@ Status OnDevice(const Placement& placement, const TokenCounts& loads, const Clus
   return {};
 }
 
-// Distinct live failure units per expert: nodes; copies on one node count once.
+// Verifies the number of distinct live nodes per expert. Copies on one node count once.
 Status Copies(const Placement& placement, const TokenCounts& loads, const Cluster& cluster,
               const Rules& rules, std::uint32_t layer) {
   std::vector<std::uint32_t> count(placement.experts, 0);
@@ -139,7 +139,7 @@ std::vector<double> RelativeSpeeds(const Cluster& cluster) {
   const double live = cluster.live_devices();
   std::vector<double> speeds;
   speeds.reserve(cluster.devices.size());
-  // Multiplied first, so that equal speeds give exactly 1.
+  // Multiplies first, so that equal speeds give exactly 1.
   for (const Device& device : cluster.devices) {
     speeds.push_back(sum > 0 ? device.speed * live / sum : 1);
   }
@@ -286,7 +286,7 @@ Placement LayersOf(const Placement& placement, std::uint32_t first, std::uint32_
 
 namespace {
 
-// Parts may have made room for their own layers only: each device gets the widest of all parts.
+// Joins parts. A part may have slots for its own layers only, so each device gets the widest part.
 Placement Together(const std::vector<const Placement*>& parts) {
   Placement whole;
   whole.experts = parts.front()->experts;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// lib/placement/core: the words of expert placement.
-// Three plain records: TokenCounts (lib/token_counts), a Cluster of GPUs with slots, and a
-// Placement, which says which expert every slot holds. A Strategy is a pure function from these and
-// options to a Placement. metrics.h measures a placement on loads, dispatch.h deals tokens to
-// replicas, parallel.h lets ranks and threads draft layers at once, node_events.h says when
-// machines come and go.
+// lib/placement/core: the data types of expert placement.
+// There are three plain records: TokenCounts (lib/token_counts), a Cluster of GPUs with slots,
+// and a Placement, which assigns an expert to every slot. A Strategy is a pure function from these
+// records and options to a Placement. metrics.h measures a placement on token counts, dispatch.h
+// distributes tokens over replicas, parallel.h drafts layers on several ranks and threads at once,
+// and node_events.h reads the times at which machines join and leave.
 
 #pragma once
 
@@ -22,7 +22,7 @@
 
 namespace shardwright::placement {
 
-/// What an empty slot holds.
+/// Marks an empty slot.
 inline constexpr std::int32_t kNoExpert = -1;
 
 using token_counts::TokenCounts;
@@ -31,73 +31,73 @@ using token_counts::TokenCounts;
 struct Device {
   std::uint32_t node = 0;
   std::uint32_t slots = 0;  ///< expert replicas of one layer that fit; the same for every layer
-  bool alive = true;        ///< a dead GPU has no slots, and nothing is fetched from it
+  bool alive = true;        ///< a dead GPU has no slots, and nothing is copied from it
   double speed = 1;         ///< tokens per time, relative to other GPUs; 0.01 to 100
 };
 
-/// A machine: what fails at once.
+/// A machine, which fails as a unit.
 struct Node {
   std::string name;
   std::uint32_t rack = 0;
-  bool alive = true;  ///< nothing is placed on a dead node and nothing is fetched from it
+  bool alive = true;  ///< nothing is placed on or copied from a dead node
 };
 
-/// Where experts can live. Devices are numbered through, node after node.
+/// Nodes and GPUs that can store experts. Devices are numbered consecutively, node after node.
 struct Cluster {
   std::vector<Node> nodes;
   std::vector<Device> devices;  ///< ascending node
   std::vector<std::string> racks;
-  /// What moves when an expert changes its home: parameters, master weights and moments.
+  /// Bytes copied when an expert moves to another GPU: parameters, master weights and moments.
   std::uint64_t expert_bytes = 0;
-  /// What moves when an expert is copied for an iteration: parameters only.
+  /// Bytes copied when an expert is replicated for one iteration: parameters only.
   std::uint64_t param_bytes = 0;
-  double device_bytes_per_s = 0;  ///< of a GPU to another of its node; 0: unknown
-  double node_bytes_per_s = 0;    ///< of a node to another of its rack; 0: unknown
-  double rack_bytes_per_s = 0;    ///< of a rack to another; 0: unknown
+  double device_bytes_per_s = 0;  ///< from a GPU to another of its node; 0: unknown
+  double node_bytes_per_s = 0;    ///< from a node to another of its rack; 0: unknown
+  double rack_bytes_per_s = 0;    ///< from a rack to another; 0: unknown
 
   std::uint32_t node_count() const { return static_cast<std::uint32_t>(nodes.size()); }
   std::uint32_t device_count() const { return static_cast<std::uint32_t>(devices.size()); }
   bool alive(std::uint32_t device) const {
     return devices[device].alive && nodes[devices[device].node].alive;
   }
-  /// Whether a device can hold experts: alive and with slots.
+  /// Returns true if a device can store experts: it is alive and has slots.
   bool holds(std::uint32_t device) const { return alive(device) && devices[device].slots > 0; }
-  /// Devices of a node: [device_first(n), device_first(n + 1)). \pre node <= node_count()
+  /// Returns a node's first device; its end is device_first(n + 1). \pre node <= node_count()
   std::uint32_t device_first(std::uint32_t node) const;
-  /// Slots of a node, dead or alive.
+  /// Returns the slots of all GPUs of a node, including dead nodes.
   std::uint64_t node_slots(std::uint32_t node) const;
-  /// Slots of all live nodes.
+  /// Returns the slots of all GPUs of live nodes. Dead GPUs have no slots.
   std::uint64_t live_slots() const;
   std::uint32_t live_nodes() const;
-  /// Devices that can hold experts: what the mean load is taken over.
+  /// Returns the number of devices that can store experts. The mean load is taken over these.
   std::uint32_t live_devices() const;
 };
 
-/// Returns the speed of each device over the mean speed of those that can hold experts. A load is
-/// the tokens of a device over this, so that the busiest device is the one that takes longest.
+/// Returns the speed of each device over the mean speed of those that can store experts. The load
+/// of a device is its tokens divided by this, so the busiest device is the one that takes longest.
 /// Local.
 std::vector<double> RelativeSpeeds(const Cluster& cluster);
 
-/// Returns the name of a GPU for messages: node "a" gpu 3.
+/// Returns the name of a GPU for messages, for example: node "a" gpu 3.
 std::string GpuName(const Cluster& cluster, std::uint32_t device);
 
-/// A cluster of `nodes` equal nodes in one rack, all alive.
+/// Makes a cluster of `nodes` equal nodes in one rack, all alive.
 /// Local.
 Cluster UniformCluster(std::uint32_t nodes, std::uint32_t devices_per_node,
                        std::uint32_t slots_per_device);
 
-/// Proves that a cluster is well-formed: devices ascend by node, racks exist, names and counts are
-/// within limits, some live slot exists.
+/// Verifies that a cluster is well-formed: devices ascend by node, racks exist, names and counts
+/// are within limits, and at least one live GPU has a slot.
 /// \error kBadInput  names the node or device; kLimit  too many nodes, devices or slots
 Status Validate(const Cluster& cluster);
 
-/// Both of the above, and that a placement of these loads on this cluster has a sane size.
-/// \error as above; kLimit  too many slots over all layers; kInfeasible  fewer live slots than
-///        experts
+/// Verifies counts and cluster, and that a placement of both together stays within the size limits.
+/// \error as Validate of each; kLimit  too many slots over all layers; kInfeasible  fewer
+///        live slots than experts
 Status Validate(const TokenCounts& loads, const Cluster& cluster);
 
-/// Which expert every slot holds, for all layers. The slots of a device are the same range for
-/// every layer; a slot may be empty (kNoExpert).
+/// Assigns an expert to every slot of all layers. A device has the same range of slots in every
+/// layer. A slot may be empty (kNoExpert).
 struct Placement {
   std::uint32_t layers = 0;
   std::uint32_t experts = 0;
@@ -114,7 +114,7 @@ struct Placement {
   std::span<std::int32_t> layer(std::uint32_t l) {
     return std::span(slot_expert).subspan(std::size_t{l} * slot_count(), slot_count());
   }
-  /// What a device holds for a layer.
+  /// Returns the slots of a device in a layer.
   std::span<const std::int32_t> slots(std::uint32_t l, std::uint32_t device) const {
     return layer(l).subspan(slot_begin[device], slot_begin[device + 1] - slot_begin[device]);
   }
@@ -123,59 +123,59 @@ struct Placement {
   }
 };
 
-/// A placement whose slots are those of the cluster's devices, all empty.
+/// Makes a placement with the slots of the cluster's devices, all empty.
 /// Local.
 Placement EmptyPlacement(const TokenCounts& loads, const Cluster& cluster);
 
-/// What a placement must keep.
+/// Rules that Validate checks a placement against.
 struct Rules {
   bool cluster_slots = true;          ///< no device has more slots than the cluster gives it
-  bool all_experts = true;            ///< every expert of every layer lives somewhere
-  std::uint32_t copies_min = 1;       ///< distinct live failure units per expert
+  bool all_experts = true;            ///< every expert of every layer has a live replica
+  std::uint32_t copies_min = 1;       ///< least number of distinct live nodes per expert
   bool no_device_duplicates = false;  ///< no expert twice on one device
 };
 
-/// Proves that a placement fits the cluster and keeps the rules; nothing lies on dead nodes.
+/// Verifies that a placement fits the cluster, follows the rules and leaves dead nodes empty.
 /// \error kMismatch  another number of layers, experts or devices; kBadInput  an expert id that
-///        does not exist, a device that holds more than fits; kInfeasible  a rule that is not kept
+///        does not exist, too many experts on a device; kInfeasible  a violated rule
 Status Validate(const Placement& placement, const TokenCounts& loads, const Cluster& cluster,
                 const Rules& rules);
 
-/// What fails at once.
+/// Part of a cluster that fails as a whole.
 enum class FailureUnit : std::uint8_t { kNode, kRack };
 
-/// Who goes where when a plan's nodes are named after the nodes of the current placement.
+/// Method that maps the nodes of a plan to the nodes of the current placement.
 enum class NodeMap : std::uint8_t {
-  kJoint,     ///< one assignment for all layers, least transfers
-  kGreedy,    ///< one assignment for all layers, nodes in ascending order take the cheapest
+  kJoint,     ///< one assignment for all layers with the fewest transfers
+  kGreedy,    ///< one assignment for all layers, each node in ascending order takes the cheapest
   kPerLayer,  ///< an assignment for every layer: fewer transfers, worse recovery of the model
   kNone,      ///< plan node i is node i
 };
 
-/// What a plan is to be good at, where a strategy has the choice.
+/// Goal of a plan, for strategies that support several goals.
 enum class Objective : std::uint8_t {
-  kBalance,   ///< least imbalance (recovery: only the asked number of failures)
+  kBalance,   ///< least imbalance (recovery: only the requested number of failures)
   kRecovery,  ///< greatest recovery probability
   kMixed,     ///< least imbalance within Options::recovery_loss of the greatest recovery
 };
 
 enum class EplbPolicy : std::uint8_t { kAuto, kHierarchical, kGlobal };
 
-/// Knobs of the strategies. Each strategy uses what it knows.
+/// Options of the strategies. Each strategy uses the options that apply to it.
 struct Options {
-  /// Every expert lives on at least so many distinct failure units (the fault threshold f): any
-  /// copies_min - 1 failures are survived.
+  /// Least number of distinct failure units with a replica of each expert (the fault threshold
+  /// f). The plan survives any copies_min - 1 failures.
   std::uint32_t copies_min = 1;
-  /// What to do when copies_min does not fit: false refuses, true takes the largest that fits.
+  /// If copies_min does not fit: false fails, true takes the largest number that fits.
   bool copies_may_fall = false;
   FailureUnit failure_unit = FailureUnit::kNode;
-  std::optional<Objective> objective;  ///< absent: what the strategy was made for
-  double recovery_loss = 0.02;  ///< kMixed: absolute loss of mean recovery probability that is fine
+  std::optional<Objective> objective;  ///< absent: the strategy's own goal
+  double recovery_loss = 0.02;  ///< kMixed: accepted absolute loss of mean recovery probability
   NodeMap node_map = NodeMap::kJoint;
   bool distinct = false;  ///< lazarus: no more replicas of an expert than nodes
   std::uint64_t seed = 0;
 
-  EplbPolicy eplb_policy = EplbPolicy::kAuto;  ///< best, eplb: whether groups stay on a node
+  EplbPolicy eplb_policy = EplbPolicy::kAuto;  ///< best, eplb: if groups stay on a node
   std::uint32_t eplb_groups = 1;               ///< expert groups of the model's router
 
   /// best: search effort for each layer as a number of steps, so the same input gives the same
@@ -187,22 +187,22 @@ struct Options {
   /// themselves.
   double (*clock)() = nullptr;
 
-  /// best, with a current placement: replicas that all layers together may move at most.
+  /// best, with a current placement: limit of the replicas that move in all layers together.
   std::optional<std::uint64_t> moves_max;
-  /// best, with a current placement: imbalance that each layer reaches with the fewest moves; 0:
-  /// the least one found.
+  /// best, with a current placement: imbalance that each layer reaches with the fewest moves;
+  /// 0: the least imbalance found.
   double target_imbalance = 0;
 
   struct Hecate {
-    std::optional<std::uint32_t> overlap;  ///< t; absent: from nonmoe_seconds, else what fits
-    std::optional<std::uint32_t> spare;    ///< m; absent: slots beside the owned experts
+    std::optional<std::uint32_t> overlap;  ///< t; absent: from nonmoe_seconds, or as many as fit
+    std::optional<std::uint32_t> spare;    ///< m; absent: slots left by the owned experts
     double nonmoe_seconds = 0;             ///< forward time of the layers between two MoE layers
     bool reshard = true;                   ///< heterogeneous sharding of the owners
   } hecate;
 
-  struct Model {             ///< FasterMoE's and FlexMoE's time model
+  struct Model {             ///< time model of FasterMoE and FlexMoE
     double hidden = 1024;    ///< H
-    double inner_ratio = 4;  ///< a: hidden size of an expert over H
+    double inner_ratio = 4;  ///< a: hidden size of an expert divided by H
     double flops = 1e14;     ///< P, of a device per second
     double network_bytes_per_s = 12.5e9;
     double value_bytes = 2;       ///< b
@@ -221,54 +221,54 @@ enum class SearchEnd : std::uint8_t {
   kNoGain,  ///< most of the steps so far found nothing better
 };
 
-/// What a strategy says of one layer.
+/// Notes of a strategy on one layer of its plan.
 struct LayerNotes {
-  bool cut = false;              ///< lazarus: segments did not fit, no claim of optimality
-  std::uint32_t copies_min = 0;  ///< the threshold that was kept
+  bool cut = false;              ///< lazarus: segments did not fit, optimality not guaranteed
+  std::uint32_t copies_min = 0;  ///< the threshold that the plan meets
   SearchEnd search_end = SearchEnd::kNone;  ///< best
-  double bound = 0;  ///< best: no placement in as many slots has a lower imbalance; 0: not known
+  double bound = 0;  ///< best: lower bound of the imbalance in as many slots; 0: unknown
 };
 
 /// A placement of one layer that a finish may choose, made from a current placement.
 struct LayerChoice {
-  std::uint64_t moves = 0;          ///< replicas that devices do not hold now
+  std::uint64_t moves = 0;          ///< replicas that devices do not have now
   double imbalance = 1;             ///< of the worst window
-  std::vector<std::int32_t> slots;  ///< of the live devices, device after device
+  std::vector<std::int32_t> slots;  ///< slots of the live devices, device after device
 };
 
-/// Balance that so many moves of all layers together buy.
+/// Balance reached with a number of moves in all layers together.
 struct MovesPoint {
   std::uint64_t moves = 0;
   double imbalance_mean = 1;
   double imbalance_max = 1;
 };
 
-/// What a strategy made.
+/// Output of a strategy.
 struct StrategyResult {
-  /// What computes: every replica that tokens may be sent to.
+  /// Every replica that tokens may be sent to.
   Placement placement;
-  /// hecate, fastermoe: where state lives, once per expert. Other replicas in `placement` are made
-  /// for an iteration and dropped; they may exceed the cluster's slots.
+  /// hecate, fastermoe: placement of the state, one replica per expert. Other replicas in
+  /// `placement` exist for one iteration and may exceed the cluster's slots.
   std::optional<Placement> owners;
   std::vector<LayerNotes> notes;  ///< by layer
-  /// best, of a draft with a current placement: by layer, ascending moves.
+  /// best, for a draft with a current placement: by layer, ascending moves.
   std::vector<std::vector<LayerChoice>> choices;
   std::vector<MovesPoint> moves_curve;  ///< best, with a current placement: ascending moves
-  std::vector<std::string> warnings;    ///< for the report; lower case
+  std::vector<std::string> warnings;    ///< for the report; they start in lower case
 };
 
-/// A strategy: a pure function of its arguments; same input, same bytes.
-/// `current` is what lies on the devices now, nullptr if nothing; it has the shape of `loads` and
-/// the devices of `cluster`, some of which may be dead by now.
+/// A strategy: a pure function of its arguments. The same input gives the same bytes.
+/// `current` is the placement on the devices now, or nullptr if they are empty. It has the shape of
+/// `loads` and the devices of `cluster`, some of which may have died since.
 /// \pre Validate(loads), Validate(cluster); current validated with Rules{false, false, 0, false}
-/// \error kInfeasible  no plan exists: says what would; kUsage  options that contradict each other;
-///        kStopped
+/// \error kInfeasible  no plan exists: names a feasible request; kUsage  options that contradict
+///        each other; kStopped
 using PlanFunction = Result<StrategyResult> (*)(const TokenCounts& loads, const Cluster& cluster,
                                                 const Placement* current, const Options& options);
 
-/// One strategy, by name. `plan` = `finish` after `draft`. Drafting some layers alone gives what
-/// drafting all of them gives for those layers, so that layers can be drafted in parallel;
-/// finishing looks at all layers together (owners over all layers, one node order, fewest moves).
+/// One strategy, by name. `plan` is `draft` followed by `finish`. A draft treats each layer
+/// separately, so that layers can be drafted in parallel with the same result. A finish considers
+/// all layers together (owners over all layers, one node order, fewest moves).
 struct Strategy {
   std::string_view name;
   std::string_view summary;  ///< one line for --help
@@ -284,19 +284,19 @@ struct Strategy {
   }
 };
 
-/// All strategies, in the order of a comparison table.
+/// Returns all strategies, in the order of a comparison table.
 std::span<const Strategy> Strategies();
 
-/// The strategy of that name.
-/// \error kUsage  lists the names that exist
+/// Returns the strategy of that name.
+/// \error kUsage  no such strategy: lists the names that exist
 Result<const Strategy*> FindStrategy(std::string_view name);
 
-/// Layers [first, last) of loads, of a placement.
+/// Returns layers [first, last) of token counts or of a placement.
 /// Local.
 TokenCounts LayersOf(const TokenCounts& loads, std::uint32_t first, std::uint32_t last);
 Placement LayersOf(const Placement& placement, std::uint32_t first, std::uint32_t last);
 
-/// Puts results of consecutive layer ranges together again.
+/// Joins results of consecutive layer ranges. Inverse of LayersOf.
 /// \pre at least one part
 /// Local.
 StrategyResult Join(std::vector<StrategyResult> parts);

@@ -15,7 +15,7 @@
 namespace shardwright::placement {
 namespace {
 
-/// Which machine is where, and what lies on it.
+/// Tracks the node of each machine, and which nodes are alive.
 class Machines {
  public:
   Machines(const Cluster& cluster, const std::vector<NodeEvent>& events, bool places)
@@ -31,13 +31,13 @@ class Machines {
     for (const NodeEvent& event : events) {
       if (!seen.insert(event.node).second) continue;
       if (places_ && !event.add) early_.push_back(event.node);
-      // Who is added was not there before.
+      // A machine that is added first was absent before.
       const auto at = at_.find(event.node);
       if (!places_ && event.add && at != at_.end()) cluster_.nodes[at->second].alive = false;
     }
   }
 
-  /// Puts machines that are there from the start into places.
+  /// Assigns nodes to the machines that are present from the start.
   Status Start() {
     for (const std::string& name : early_) SW_TRY(Add(name));
     return {};
@@ -57,7 +57,7 @@ class Machines {
     return {};
   }
 
-  /// \returns the node that is gone
+  /// \returns the node that the machine leaves
   Result<std::uint32_t> Remove(const std::string& name) {
     SW_TRY_ASSIGN(const std::uint32_t node, Find(name));
     cluster_.nodes[node].alive = false;
@@ -80,7 +80,7 @@ class Machines {
   std::vector<std::string> early_;
 };
 
-/// Forgets what lay on a node.
+/// Empties the slots of a node after its state is lost.
 void Clear(Placement* placement, const Cluster& cluster, std::uint32_t node) {
   for (std::uint32_t l = 0; l < placement->layers; ++l) {
     for (std::uint32_t d = cluster.device_first(node); d < cluster.device_first(node + 1); ++d) {
@@ -153,7 +153,7 @@ class Run {
   }
 
  private:
-  /// The next moment at which something is planned; nothing after the last event.
+  /// Returns the next time of a plan, or nothing after the last event.
   std::optional<std::uint64_t> NextTime(std::size_t next) const {
     if (next == events_.size()) return std::nullopt;
     const std::uint64_t event = events_[next].time_ms;
@@ -238,10 +238,10 @@ class Run {
       const bool first = step->copies_min == 0;
       step->copies_min = first ? note.copies_min : std::min(step->copies_min, note.copies_min);
     }
-    // Copies that are made for an iteration hold no state: what survives is the owners'.
+    // Copies for one iteration have no state: survival depends on the owners.
     Placement state = planned->owners ? *std::move(planned->owners) : std::move(planned->placement);
     const Status moved = Move(state, cluster, step);
-    // All ranks stop together, before the next moment.
+    // All ranks stop together, before the next step.
     if (!moved && moved.error().code == Errc::kStopped) return {};
     SW_TRY(moved);
     current_ = std::move(state);
@@ -307,7 +307,7 @@ class Run {
   Machines machines_;
   double iteration_ms_ = 1;
   std::optional<Placement> current_;
-  bool restore_ = false;  // what comes next is read from a checkpoint
+  bool restore_ = false;  // the next plan reads all state from a checkpoint
   std::uint64_t planned_ms_ = 0;
   SimulationResult result_;
 };

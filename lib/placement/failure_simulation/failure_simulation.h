@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// lib/placement/failure_simulation: a run in which machines come and go, played through.
-// For every event the placement of the moment is planned again; what had to move, what was lost and
-// what it cost is added up. So strategies can be compared on the same trace and the same events.
+// lib/placement/failure_simulation: simulates a run in which machines join and leave.
+// Every event causes a new plan. The results add up moved experts, lost experts and times, so
+// that strategies can be compared on the same trace and the same events.
 
 #pragma once
 
@@ -19,56 +19,56 @@
 
 namespace shardwright::placement {
 
-/// How a run is replayed.
+/// Options of a simulation.
 struct SimulationOptions {
   Options plan;
-  token_counts::LoadWindow window;    ///< of every plan; `at` is set by the replay
+  token_counts::LoadWindow window;    ///< window of every plan; the simulation sets `at`
   double iteration_ms = 0;            ///< 0: the trace's iterations fill the time of the events
   std::uint64_t rebalance_every = 0;  ///< iterations between plans without an event; 0: none
-  /// True if the cluster's nodes are places that any machine of the events may take, false if
-  /// they are the machines of those names.
+  /// True if any machine of the events may take any node of the cluster. False if the nodes
+  /// are the machines of the same names.
   bool nodes_are_places = false;
-  std::function<double()> seconds;  ///< a clock, for the time of plans
+  std::function<double()> seconds;  ///< a clock to measure planning time
 };
 
-/// What happened at one moment of a replay.
+/// Result of one step of a simulation.
 struct SimulationStep {
   enum class State : std::uint8_t {
     kStarted,   ///< the first plan
     kMigrated,  ///< replicas were copied between nodes
-    kRestored,  ///< state was lost: everything is read from a checkpoint again
-    kStalled,   ///< no plan exists for the nodes that are left
+    kRestored,  ///< state was lost: all state is read from a checkpoint
+    kStalled,   ///< no plan exists for the remaining nodes
   };
   std::uint64_t time_ms = 0;
   std::uint64_t iteration = 0;
   State state = State::kStalled;
-  bool failure = false;  ///< nodes went away that held state
+  bool failure = false;  ///< nodes that had state left the cluster
   std::uint32_t nodes_added = 0;
   std::uint32_t nodes_removed = 0;
   std::uint32_t nodes_live = 0;
-  std::uint64_t experts_lost = 0;  ///< layer and expert pairs without a live holder
+  std::uint64_t experts_lost = 0;  ///< layer and expert pairs without a live replica
   std::uint64_t transfers = 0;     ///< replicas that are copied
-  std::uint64_t migrated = 0;      ///< those that enter another node
-  std::uint64_t bytes = 0;         ///< of all transfers
+  std::uint64_t migrated = 0;      ///< replicas that enter another node
+  std::uint64_t bytes = 0;         ///< total of all transfers
   std::uint64_t inter_node_bytes = 0;
   std::uint64_t restored_bytes = 0;  ///< read from a checkpoint: every replica of the new plan
   std::uint32_t rounds = 0;
   double migration_seconds = 0;  ///< 0 if the cluster's bandwidths are unknown
-  std::uint32_t copies_min = 0;  ///< the threshold that was kept
-  double imbalance_before = 0;   ///< of the placement before, on these loads; 0 without one
+  std::uint32_t copies_min = 0;  ///< the threshold that the plan meets
+  double imbalance_before = 0;   ///< of the previous placement, with these counts; 0 without one
   double imbalance = 0;          ///< of the new plan
   double plan_seconds = 0;
-  std::string reason;  ///< why there is no plan
+  std::string reason;  ///< reason for a missing plan
 };
 
 struct SimulationResult {
   std::string strategy;
   std::vector<SimulationStep> steps;
 
-  std::uint64_t failures = 0;  ///< moments at which nodes went away that held state
-  std::uint64_t survived = 0;  ///< of those, with every expert still somewhere
+  std::uint64_t failures = 0;  ///< steps at which nodes that had state left the cluster
+  std::uint64_t survived = 0;  ///< failures after which every expert still had a replica
   std::uint64_t restores = 0;  ///< restarts from a checkpoint
-  std::uint64_t stalls = 0;    ///< moments without a plan
+  std::uint64_t stalls = 0;    ///< steps without a plan
   std::uint64_t plans = 0;
   std::uint64_t transfers = 0;
   std::uint64_t migrated = 0;
@@ -83,8 +83,8 @@ struct SimulationResult {
   std::uint64_t stalled_ms = 0;
 };
 
-/// Replays nodes that come and go over a run: at every moment with an event the strategy plans for
-/// the loads of that moment, and what the plan needs is copied from live nodes.
+/// Simulates a run with nodes that join and leave. At every time with an event the strategy plans
+/// for the token counts of that time, and replicas that the plan needs are copied from live nodes.
 /// \error kBadInput  an unknown node, or more nodes at once than the cluster has places; kUsage
 ///        layers that the trace lacks; kStopped
 /// Collective.

@@ -8,7 +8,7 @@
 namespace shardwright::placement {
 namespace {
 
-/// Names of strategies; of most of them, who is not among them.
+/// Returns the names of strategies. For most of all strategies, names the others instead.
 std::string Among(const std::vector<std::string>& names,
                   const std::vector<SimulationResult>& results) {
   if (names.size() == results.size()) return "all";

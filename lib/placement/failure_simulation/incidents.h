@@ -10,19 +10,19 @@
 
 namespace shardwright::placement {
 
-/// A moment at which strategies lost state or had no plan. Borrows from the replays.
+/// A time at which strategies lost state or had no plan. Refers to the simulation results.
 struct TroubledMoment {
-  const SimulationStep* step = nullptr;  ///< of the first one in trouble; all see the same nodes
+  const SimulationStep* step = nullptr;  ///< of the first affected strategy; all have equal nodes
   std::vector<std::string> lost;         ///< strategies
   std::vector<std::string> stalled;      ///< strategies
 };
 
-/// By milliseconds: the moments at which something was lost or no plan existed.
+/// Returns the times, in milliseconds, at which strategies lost state or had no plan.
 /// Pure.
 std::map<std::uint64_t, TroubledMoment> TroubleOf(const std::vector<SimulationResult>& results);
 
-/// One line about a moment: "3 experts lost, restored from a checkpoint"; of several strategies who
-/// was in trouble: "lost: all but best".
+/// Returns one line about a time: "3 experts lost, restored from a checkpoint". With several
+/// strategies it names those affected: "lost: all but best".
 /// Pure.
 std::string TroubleText(const TroubledMoment& moment, const std::vector<SimulationResult>& results);
 

@@ -21,7 +21,7 @@ using json::Json;
 
 namespace {
 
-/// Refuses members that nobody reads: a misspelt one would silently not count.
+/// Fails for unknown members. Otherwise a misspelled one would be ignored silently.
 Status OnlyKnown(const Json& object, std::initializer_list<std::string_view> known,
                  const std::string& where) {
   if (!object.is_object()) {
@@ -41,7 +41,7 @@ Status OnlyKnown(const Json& object, std::initializer_list<std::string_view> kno
   return {};
 }
 
-/// A size: bytes, or a text with a unit.
+/// Reads a size: bytes, or a text with a unit.
 Result<std::uint64_t> SizeOf(const Json& value, const std::string& where) {
   if (value.is_string()) {
     auto bytes = ParseBytes(value.get_ref<const std::string&>());
@@ -51,7 +51,7 @@ Result<std::uint64_t> SizeOf(const Json& value, const std::string& where) {
   return json::WholeOf(value, 0, std::uint64_t{1} << 62, where);
 }
 
-/// A bandwidth: bytes per second, or a text as "12.5GB/s".
+/// Reads a bandwidth: bytes per second, or a text such as "12.5GB/s".
 Result<double> RateOf(const Json& value, const std::string& where) {
   if (value.is_number()) {
     const auto rate = value.get<double>();
@@ -75,7 +75,7 @@ Result<std::string> TextOf(const Json& value, const std::string& where) {
   return value.get<std::string>();
 }
 
-/// Whether a node or a GPU is alive: true unless it says otherwise.
+/// Returns true if a node or a GPU is alive, which is the default.
 Result<bool> AliveOf(const Json& object, const std::string& where) {
   const Json* alive = json::Find(object, "alive");
   if (alive == nullptr) return true;
@@ -84,7 +84,7 @@ Result<bool> AliveOf(const Json& object, const std::string& where) {
               where + ": alive: true or false expected, found " + json::KindOf(*alive));
 }
 
-/// The speed of a GPU relative to others.
+/// Reads the speed of a GPU relative to others.
 Result<double> SpeedOf(const Json& value, const std::string& where) {
   constexpr double kSlowest = 0.01;
   constexpr double kFastest = 100;
@@ -94,7 +94,7 @@ Result<double> SpeedOf(const Json& value, const std::string& where) {
                                    (value.is_number() ? value.dump() : json::KindOf(value)));
 }
 
-/// What a GPU has unless it says otherwise.
+/// Properties of a GPU that does not specify its own.
 struct GpuDefaults {
   std::optional<std::uint64_t> slots;
   std::optional<std::uint64_t> memory_bytes;
@@ -144,7 +144,7 @@ class Builder {
     if (const Json* bytes = json::Find(root, "expert_bytes")) {
       SW_TRY_ASSIGN(cluster_.expert_bytes, SizeOf(*bytes, where_ + ": expert_bytes"));
     }
-    // Mixed precision with Adam keeps 14 bytes of a parameter, 2 of which are the weight.
+    // Mixed precision with Adam stores 14 bytes per parameter, 2 of which are the weight.
     cluster_.param_bytes = cluster_.expert_bytes / 7;
     if (const Json* bytes = json::Find(root, "param_bytes")) {
       SW_TRY_ASSIGN(cluster_.param_bytes, SizeOf(*bytes, where_ + ": param_bytes"));
@@ -235,7 +235,7 @@ class Builder {
     for (std::size_t g = 0; g < gpus.size(); ++g) {
       const Json& gpu = gpus[g];
       std::string at = place + ": gpu " + std::to_string(g);
-      // A bare number is the slots of a GPU.
+      // A number in place of an object specifies the slots of a GPU.
       if (gpu.is_number()) {
         GpuDefaults own;
         own.speed = defaults.speed;

@@ -10,16 +10,16 @@
 
 namespace shardwright::placement {
 
-/// A cluster out of its JSON description (docs/formats/cluster.md).
-/// \param layers  MoE layers of the model: memory of a GPU is shared by all of them
-/// \param where  names the text in messages
-/// \error kBadInput  names the node or GPU; kLimit  counts above limits.h, told before anything is
-///        made
+/// Returns a cluster from its JSON description (docs/formats/cluster.md).
+/// \param layers  MoE layers of the model, which share the memory of a GPU
+/// \param where  name of the text in messages
+/// \error kBadInput  names the node or GPU; kLimit  counts above limits.h, found before any
+///        memory is allocated
 /// Pure.
 Result<Cluster> ParseCluster(std::string_view text, std::uint32_t layers, const std::string& where);
 
-/// Reads and parses a description.
-/// \error kNotFound; as ParseCluster
+/// Reads and parses a cluster file.
+/// \error kNotFound; other errors as ParseCluster
 /// Local.
 Result<Cluster> ReadCluster(const std::string& path, std::uint32_t layers);
 

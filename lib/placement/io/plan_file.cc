@@ -17,7 +17,7 @@
 namespace shardwright::placement {
 namespace {
 
-/// Slots of a list of GPUs or nodes, and how many each has, which all layers have alike.
+/// Reads the slots of a list of GPUs or nodes, which must have equal sizes in all layers.
 Result<std::vector<std::int32_t>> ListedSlots(const Json& devices, const std::string& where,
                                               bool first, std::vector<std::uint32_t>* sizes) {
   if (!devices.is_array()) return Fail(Errc::kBadInput, where + ": a list of gpus expected");
@@ -35,7 +35,7 @@ Result<std::vector<std::int32_t>> ListedSlots(const Json& devices, const std::st
   return slots;
 }
 
-/// A layer out of our record: by GPU where it has them, else by node.
+/// Adds a layer of a plan record, by GPU if the record has GPUs, otherwise by node.
 Status AddRecordLayer(const Json& layer, const std::string& where, PlanFile* plan) {
   const Json* number = json::Find(layer, "layer");
   const Json* devices = json::Find(layer, "devices");
@@ -62,8 +62,8 @@ Status AddRecordLayer(const Json& layer, const std::string& where, PlanFile* pla
   return {};
 }
 
-/// A row of numbers of a migration, each below its limit; the layer's position in place of its
-/// number.
+/// Reads a row of numbers of a migration, each of which must be below its limit. Replaces the
+/// number of the layer by its position in the plan.
 Result<std::vector<std::uint32_t>> MigrationRow(const Json& row, const PlanFile& plan,
                                                 std::span<const std::uint64_t> limits,
                                                 const std::string& where) {
@@ -138,7 +138,7 @@ Result<PlanFile> ParseRecord(const Json& root, const std::string& where) {
                   ParseCluster(cluster->dump(), static_cast<std::uint32_t>(plan.layer_id.size()),
                                where + ": cluster"));
   } else if (const Json* nodes = json::Find(root, "nodes")) {
-    // A record without GPUs: every node is one.
+    // In a record without GPUs every node counts as one GPU.
     SW_TRY_ASSIGN(const std::uint64_t count,
                   json::WholeOf(*nodes, 1, limits::kMoeNodes, where + ": nodes"));
     if (count != plan.device_slots.size()) {
@@ -170,7 +170,7 @@ Result<PlanFile> FromJson(const Json& root, const std::string& where) {
                   "layer_list, record_type and initial_global_assignments");
 }
 
-/// For every device of the cluster: where its slots start in the plan, and how many there are.
+/// Slots of a cluster's device in the plan: first slot and number of slots.
 struct Source {
   std::uint32_t first = 0;
   std::uint32_t count = 0;
@@ -181,7 +181,7 @@ tl::unexpected<Error> Differs(std::string_view what, std::uint64_t plan, std::ui
                                    ", the cluster has " + std::to_string(cluster));
 }
 
-/// GPUs of equal nodes, matched by the names of their nodes.
+/// Matches GPUs of equal nodes by the names of their nodes.
 Result<std::vector<Source>> ByName(const PlanFile& plan, const Cluster& cluster,
                                    const std::vector<Source>& of_plan) {
   std::map<std::string, std::uint32_t> found;
@@ -224,7 +224,7 @@ Result<std::vector<Source>> SourcesOf(const PlanFile& plan, const Cluster& clust
   const std::uint32_t all = cluster.device_count();
   if (plan.device_slots.empty() && live < all && live > 0 && slot_count % live != 0 &&
       slot_count % all == 0) {
-    // Ranks that hold nothing are counted too.
+    // The plan also counts ranks of GPUs without experts.
     std::vector<Source> ranks(all);
     for (std::uint32_t d = 0; d < all; ++d) {
       if (cluster.holds(d)) ranks[d] = {d * (slot_count / all), slot_count / all};
@@ -232,7 +232,7 @@ Result<std::vector<Source>> SourcesOf(const PlanFile& plan, const Cluster& clust
     return ranks;
   }
   if (plan.device_slots.empty()) {
-    // Ranks of other programs are the live GPUs in their order.
+    // Ranks of other programs are the live GPUs in order.
     if (live == 0 || slot_count % live != 0) {
       return Fail(Errc::kBadInput, "plan: " + std::to_string(slot_count) +
                                        " slots do not divide among " + std::to_string(live) +
@@ -252,7 +252,7 @@ Result<std::vector<Source>> SourcesOf(const PlanFile& plan, const Cluster& clust
   return spread;
 }
 
-/// Row of the plan for every layer of the loads.
+/// Returns the row of the plan for every layer of the token counts.
 Result<std::vector<std::size_t>> RowsOf(const PlanFile& plan, const TokenCounts& loads) {
   std::vector<std::size_t> rows;
   const bool by_position = plan.positions && plan.layer_id.size() == loads.layers;
@@ -354,7 +354,7 @@ Result<PlanFile> ReadPlan(const std::string& path) {
 
 Result<Placement> PlacedOn(const PlanFile& plan, const TokenCounts& loads, const Cluster& cluster) {
   if (plan.experts != loads.experts) {
-    // Formats without a count tell only the largest id that they use.
+    // Formats without a count of experts contain only the ids in use, so the count may be too low.
     const bool may_be_fewer = plan.format != "plan" && plan.experts < loads.experts;
     if (!may_be_fewer) {
       return Fail(Errc::kBadInput, "plan: " + std::to_string(plan.experts) +

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // lib/placement/io: the files of expert placement.
-// plan_file.h reads plans of many programs, told apart by their content; plan_text.h writes ours.
-// cluster_text.h reads clusters, and report_page.h makes the page of a comparison. Source:
-// docs/formats/plan.md, docs/formats/cluster.md.
+// plan_file.h reads plans of many programs and detects their format by content. plan_text.h
+// writes plan records. cluster_text.h reads clusters, and report_page.h makes the HTML report of
+// a comparison. Source: docs/formats/plan.md, docs/formats/cluster.md.
 
 #pragma once
 
@@ -18,7 +18,7 @@
 
 namespace shardwright::placement {
 
-/// A plan as it was found in a file, ours or another program's.
+/// A plan from a file, in the format of Shardwright or of another program.
 struct PlanFile {
   std::string format;  ///< "plan", "eplb", "sglang", "vllm", "tensorrt-llm", "vllm-ascend",
                        ///< "slot-map", "expert-map"
@@ -28,42 +28,42 @@ struct PlanFile {
   bool positions = false;
   /// [layer][slot]: the expert, kNoExpert for an empty slot.
   std::vector<std::vector<std::int32_t>> slots;
-  /// Slots of every GPU, where the file tells them; else they are dealt evenly to a cluster's live
-  /// GPUs.
+  /// Slots of every GPU. Empty if the file does not specify them: then they are dealt evenly
+  /// to a cluster's live GPUs.
   std::vector<std::uint32_t> device_slots;
-  std::optional<Cluster> cluster;  ///< where the file tells it
-  /// Our record of a strategy that copies experts for an iteration: where state lies, as `slots`
-  /// and `device_slots`. Empty for all others.
+  std::optional<Cluster> cluster;  ///< set if the file specifies it
+  /// For plan records of a strategy that copies experts for an iteration: slots with the state,
+  /// in the form of `slots` and `device_slots`. Empty for all others.
   std::vector<std::vector<std::int32_t>> owner_slots;
   std::vector<std::uint32_t> owner_device_slots;
-  /// Our record of a plan that was made from an old one: transfers, lost experts and rounds, and
-  /// nothing else of it. Layers are positions in `layer_id`. Whether it leads from anything to this
-  /// plan is not proved: Prove does that.
+  /// For plan records made from an old plan: its transfers, lost experts and rounds only.
+  /// Layers are positions in `layer_id`. The reader does not verify that the migration leads
+  /// to this plan; Prove does that.
   std::optional<Migration> migration;
 };
 
-/// Reads a plan; its format is told by its content (docs/formats/plan.md).
+/// Reads a plan and detects its format by content (docs/formats/plan.md).
 /// \error kNotFound; kBadInput  names layer and slot; kLimit
 /// Local.
 Result<PlanFile> ReadPlan(const std::string& path);
 
-/// Same, of a text.
-/// \param where  names it in messages
+/// Parses a plan from text.
+/// \param where  name of the text in messages
 /// Pure.
 Result<PlanFile> ParsePlan(std::string_view text, const std::string& where);
 
-/// The plan as it lies on `cluster`, for the layers of `loads`. Nodes are found by name where both
-/// sides name them; nodes that the plan lacks are empty, what lay on others is gone.
+/// Returns the plan on `cluster`, for the layers of `loads`. Matches nodes by name if both have
+/// names. Nodes that the plan lacks are empty, and replicas on other nodes are dropped.
 /// \error kBadInput  another shape: layers that the plan lacks, other experts, other GPUs
 /// Pure.
 Result<Placement> PlacedOn(const PlanFile& plan, const TokenCounts& loads, const Cluster& cluster);
 
-/// The part of a plan that stays: its owners where it has them, else all of it.
+/// Returns the part of a plan with state: its owners if it has them, otherwise all of it.
 /// Pure.
 PlanFile StateOf(PlanFile plan);
 
-/// The cluster that a plan itself tells.
-/// \error kUsage  if it tells none
+/// Returns the cluster that the plan's file specifies.
+/// \error kUsage  the file does not specify a cluster
 /// Pure.
 Result<Cluster> ClusterOf(const PlanFile& plan);
 

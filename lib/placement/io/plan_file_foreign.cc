@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Plans that other programs write and read (docs/formats/plan.md).
+// Reads plans of other programs from text (docs/formats/plan.md).
 
 #include <algorithm>
 #include <charconv>
@@ -34,8 +34,8 @@ std::optional<std::uint64_t> Number(std::string_view text) {
   return whole ? std::optional(number) : std::nullopt;
 }
 
-/// Reads the part of YAML that TensorRT-LLM's files use: `key: value` at the top, and below
-/// initial_global_assignments `layer: [a, b]` or `layer:` with a `- a` per line.
+/// Reads the subset of YAML in TensorRT-LLM's files: `key: value` at the top level, and below
+/// initial_global_assignments `layer: [a, b]`, or `layer:` with one `- a` per line.
 class TensorrtReader {
  public:
   TensorrtReader(std::string_view text, const std::string& where) : text_(text), where_(where) {}
@@ -98,7 +98,7 @@ class TensorrtReader {
     return Items(value.substr(1));
   }
 
-  /// Items of a list in brackets, which may go on over lines.
+  /// Reads the items of a list in brackets, which may span several lines.
   Status Items(std::string_view text) {
     while (true) {
       const std::size_t end = text.find_first_of(",]");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Plans in tensors: maps from slots to experts, and vllm-ascend's maps from experts to slots.
+// Reads plans from tensors: maps from slots to experts, and vllm-ascend's from experts to slots.
 
 #include <algorithm>
 #include <cstring>
@@ -14,8 +14,8 @@
 namespace shardwright::placement {
 namespace {
 
-/// Whole numbers of a tensor, row-major.
-/// \error kLimit  too many; as os::File::ReadAt
+/// Returns the integers of a tensor, row-major.
+/// \error kLimit  too many numbers; other errors as os::File::ReadAt
 Result<std::vector<std::int64_t>> NumbersOf(const os::File& file,
                                             const torch_pt::Document& document,
                                             const pickle::Tensor& tensor,
@@ -47,7 +47,7 @@ Result<std::vector<std::int64_t>> NumbersOf(const os::File& file,
   return numbers;
 }
 
-/// [layers, slots] of experts.
+/// Adds the layers of a tensor [layers, slots] of experts.
 Status AddSlots(const std::vector<std::int64_t>& numbers, const Shape& shape,
                 const std::string& where, PlanFile* plan) {
   auto number = numbers.begin();
@@ -65,7 +65,7 @@ Status AddSlots(const std::vector<std::int64_t>& numbers, const Shape& shape,
   return {};
 }
 
-/// [layers, ranks, experts] of slots in the rank, -1 where it lacks the expert.
+/// Adds the layers of a tensor [layers, ranks, experts] of slots, -1 for a missing expert.
 Status AddExpertMaps(const std::vector<std::int64_t>& numbers, const Shape& shape,
                      const std::string& where, PlanFile* plan) {
   if (shape[1] > limits::kMoeDevices || shape[2] > limits::kMoeExperts) {

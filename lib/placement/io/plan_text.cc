@@ -27,7 +27,7 @@ void AppendMember(std::string* out, std::string_view name) {
   *out += "\":";
 }
 
-/// Slots by device, empty ones as -1.
+/// Appends the slots by device, empty ones as -1.
 void AppendDevices(std::string* out, const Placement& placement, std::uint32_t layer) {
   *out += '[';
   for (std::uint32_t d = 0; d < placement.device_count(); ++d) {
@@ -37,7 +37,7 @@ void AppendDevices(std::string* out, const Placement& placement, std::uint32_t l
   *out += ']';
 }
 
-/// Experts by node, empty slots left out.
+/// Appends the experts by node, without empty slots.
 void AppendNodes(std::string* out, const Placement& placement, const Cluster& cluster,
                  std::uint32_t layer) {
   *out += '[';
@@ -117,7 +117,7 @@ void AppendMigration(std::string* out, const Migration& migration, const TokenCo
   *out += "]}";
 }
 
-/// Slots that all nodes have, if they have the same number.
+/// Returns the slots of a node if all nodes have the same number.
 std::optional<std::uint64_t> SlotsPerNode(const Cluster& cluster) {
   const std::uint64_t slots = cluster.node_slots(0);
   for (std::uint32_t n = 1; n < cluster.node_count(); ++n) {
@@ -126,7 +126,7 @@ std::optional<std::uint64_t> SlotsPerNode(const Cluster& cluster) {
   return slots;
 }
 
-/// The threshold that every layer kept: the distinct failure units that hold each expert.
+/// Returns the threshold that every layer meets: distinct failure units per expert.
 std::uint64_t ThresholdOf(const VerifiedPlan& plan) {
   std::uint64_t kept =
       static_cast<std::uint64_t>(std::max<std::int64_t>(plan.model_recovery.certain, -1) + 1);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Plans for other programs (docs/formats/plan.md, "Other programs").
+// Writes plans for other programs (docs/formats/plan.md, "Other programs").
 
 #include <algorithm>
 #include <set>
@@ -12,8 +12,8 @@
 namespace shardwright::placement {
 namespace {
 
-/// A placement as others know it: every rank has the same number of slots, none is empty. The slots
-/// of an idle rank all name expert 0.
+/// A placement in the model of other programs: every rank has the same number of slots, none
+/// empty. All slots of an idle rank contain expert 0.
 struct Flat {
   std::uint32_t ranks = 0;
   std::uint32_t per_rank = 0;
@@ -62,7 +62,7 @@ Result<Flat> Flatten(const Placement& placement, const TokenCounts& loads, const
   return flat;
 }
 
-/// The first expert that a rank holds twice, as a text; empty if there is none.
+/// Returns a text about the first expert that a rank has twice; empty if there is none.
 std::string FirstDuplicate(const Flat& flat, const TokenCounts& loads, const Cluster& cluster) {
   std::vector<bool> idle(flat.ranks, false);
   std::uint32_t next = 0;
@@ -135,7 +135,7 @@ std::string EplbText(const Flat& flat, const Placement& placement, const TokenCo
   return out + "]}\n";
 }
 
-/// SGLang numbers all layers of the model, those without experts too: they get the plain order.
+/// Numbers all layers of the model for SGLang. Layers without experts get the default order.
 std::string SglangText(const Flat& flat, const TokenCounts& loads, PlanNotes* notes) {
   std::vector<std::vector<std::int32_t>> rows(loads.layer_id.back() + 1);
   std::vector<std::int32_t> plain(flat.slot_count());
@@ -158,7 +158,7 @@ std::string SglangText(const Flat& flat, const TokenCounts& loads, PlanNotes* no
   return out + "}\n";
 }
 
-/// vLLM numbers the MoE layers from 0 and reads one record per line.
+/// Numbers the MoE layers from 0 for vLLM, which reads one record per line.
 std::string VllmText(const Flat& flat, const TokenCounts& loads) {
   std::string out = "{\"record_type\":\"eplb_initial_mapping\",\"version\":1";
   out += ",\"num_redundant_experts\":" + std::to_string(flat.slot_count() - loads.experts);
@@ -186,7 +186,7 @@ std::string TensorrtText(const Flat& flat, const TokenCounts& loads) {
   return out;
 }
 
-/// vllm-ascend numbers the MoE layers from 0.
+/// Numbers the MoE layers from 0 for vllm-ascend.
 std::string AscendText(const Flat& flat) {
   std::string out =
       "{\"moe_layer_count\":" + std::to_string(flat.slots.size()) + ",\"layer_list\":[\n";

@@ -17,9 +17,9 @@ using json::Json;
 
 namespace {
 
-/// Slots that a page's maps may hold: more would make a page of tens of megabytes.
+/// Largest number of slots in the report's maps. More would give tens of megabytes of HTML.
 constexpr std::size_t kPageSlots = 1'000'000;
-/// Bars of the rounds; more rounds are drawn as means of neighbours.
+/// Largest number of bars for rounds. With more rounds a bar is the mean of consecutive rounds.
 constexpr std::uint32_t kPageRounds = 300;
 
 Json RecoveryPoints(const RecoveryProbability& recovery) {
@@ -40,7 +40,7 @@ Json Slots(const Placement& placement, const std::vector<std::uint32_t>& shown) 
   return rows;
 }
 
-/// The layers whose maps are in the page: all, or the least balanced ones that fit.
+/// Returns the layers with maps in the report: all, or the least balanced ones that fit.
 std::vector<std::uint32_t> ShownLayers(const ReportPage& page) {
   std::size_t per_layer = page.plan->result.placement.slot_count() + page.loads->experts;
   if (page.before != nullptr) per_layer += page.before->slot_count();
@@ -77,7 +77,7 @@ Json MovesCurve(const std::vector<MovesPoint>& curve) {
   return rows;
 }
 
-/// Transfers per round, by reach; neighbours in one where there are many rounds.
+/// Returns the transfers per round and reach, as means of `step` consecutive rounds.
 Json Rounds(const Migration& migration, std::uint32_t step) {
   std::vector<std::vector<double>> rounds((migration.rounds + step - 1) / step,
                                           std::vector<double>(3, 0));
@@ -111,7 +111,7 @@ Json Row(const PageRow& row, std::size_t failures) {
   return json;
 }
 
-/// By GPU of a node: whether it can hold experts.
+/// Returns for each GPU of a node true if it can store experts.
 Json Holding(const Cluster& cluster, std::uint32_t node) {
   Json holds = Json::array();
   for (std::uint32_t d = cluster.device_first(node); d < cluster.device_first(node + 1); ++d) {

@@ -11,39 +11,39 @@
 
 namespace shardwright::placement {
 
-/// A row of the page's comparison table.
+/// A row of the report's comparison table.
 struct PageRow {
   std::string strategy;
-  const VerifiedPlan* plan = nullptr;  ///< null if there is none
+  const VerifiedPlan* plan = nullptr;  ///< null if there is no plan
   double seconds = 0;
-  std::string reason;  ///< why there is none
+  std::string reason;  ///< reason for a missing plan
 };
 
-/// Mean balance of placements on the loads of one iteration.
+/// Mean balance of placements with the token counts of one iteration.
 struct AgeingPoint {
   std::uint64_t iteration = 0;
   double after = 1;
   std::optional<double> before;
 };
 
-/// What a page shows. Everything is borrowed.
+/// Data of the HTML report. All pointers are borrowed.
 struct ReportPage {
   const TokenCounts* loads = nullptr;
   const Cluster* cluster = nullptr;
   const VerifiedPlan* plan = nullptr;
-  const Placement* before = nullptr;  ///< null if nothing is known of it
+  const Placement* before = nullptr;  ///< null if unknown
   std::string before_name;
   FailureUnit unit = FailureUnit::kNode;
   std::string loads_name;
   std::vector<PageRow> rows;
-  std::vector<AgeingPoint> ageing;  ///< ascending iteration; empty: not known
+  std::vector<AgeingPoint> ageing;  ///< ascending iteration; empty: unknown
 };
 
-/// One self-contained HTML page: heat maps of experts and devices before and after, loads against
-/// the bound, the worst layers, balance on other iterations and for fewer moves, survival by number
-/// of failures, migration rounds, comparison. It needs no network and
-/// follows the reader's choice of light or dark.
-/// \pre loads, cluster and plan are set
+/// Returns one self-contained HTML page: heat maps of experts and devices before and after, loads
+/// and their bound, the worst layers, balance on other iterations and for fewer moves, survival
+/// by number of failures, migration rounds, and the comparison table. It loads nothing from the
+/// network and follows the light or dark setting of the browser.
+/// \pre `loads`, `cluster` and `plan` are set
 /// Pure.
 std::string PageText(const ReportPage& report);
 

@@ -11,7 +11,7 @@ namespace {
 constexpr std::uint32_t kNobody = std::numeric_limits<std::uint32_t>::max();
 constexpr std::int64_t kFar = std::numeric_limits<std::int64_t>::max();
 
-// Shortest augmenting paths with potentials.
+// Solves the assignment by shortest augmenting paths with potentials.
 class Assignment {
  public:
   Assignment(const std::vector<std::int64_t>& cost, std::uint32_t n)
@@ -39,7 +39,7 @@ class Assignment {
     return cost_[std::size_t{r} * n_ + c];
   }
 
-  // Potentials from the cheapest of each row, then of each column; takes what is free at no cost.
+  // Sets potentials to the minimum of each row, then column, and assigns free pairs of cost 0.
   void Start() {
     for (std::uint32_t r = 0; r < n_; ++r) {
       const auto first = cost_.begin() + static_cast<std::ptrdiff_t>(std::size_t{r} * n_);

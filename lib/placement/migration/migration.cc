@@ -11,21 +11,21 @@
 namespace shardwright::placement {
 namespace {
 
-// A device that is to hold an expert which it does not hold now.
+// An expert that devices of a node need but do not have in the current placement.
 struct Need {
   std::uint32_t layer = 0;
   std::uint32_t expert = 0;
   std::uint32_t node = 0;
   std::uint32_t first = 0;  // devices of the node that need it: [first, last) of `devices`
   std::uint32_t last = 0;
-  std::uint32_t owners = 0;  // live nodes that hold it now
+  std::uint32_t owners = 0;  // live nodes that have it now
 };
 
 bool Has(std::span<const std::int32_t> slots, std::uint32_t expert) {
   return std::find(slots.begin(), slots.end(), static_cast<std::int32_t>(expert)) != slots.end();
 }
 
-// Live devices that hold each expert of a layer, ascending.
+// Returns the live devices with a replica of each expert of a layer, ascending.
 std::vector<std::vector<std::uint32_t>> HoldersOf(const Placement& placement,
                                                   const Cluster& cluster, std::uint32_t layer) {
   std::vector<std::vector<std::uint32_t>> holders(placement.experts);
@@ -57,7 +57,7 @@ class Planner {
       holders_.push_back(HoldersOf(current_, cluster_, l));
       FindNeeds(l, migration);
     }
-    // Rare experts first: they have the least choice of senders.
+    // Serves rare experts first, since they have the fewest senders to choose from.
     std::sort(needs_.begin(), needs_.end(), [](const Need& a, const Need& b) {
       return std::tie(a.owners, a.layer, a.expert, a.node) <
              std::tie(b.owners, b.layer, b.expert, b.node);
@@ -115,8 +115,8 @@ class Planner {
     }
   }
 
-  // The first device from the least loaded owner, the node's own if there is one; the node's other
-  // devices from inside the node.
+  // Serves the first device from the least loaded sender, inside the node if there is one, and
+  // the node's other devices from inside the node.
   void Serve(const Need& need, Migration* migration) {
     std::vector<std::uint32_t> inside;
     for (const std::uint32_t d : holders_[need.layer][need.expert]) {
@@ -181,7 +181,7 @@ double BytesPerSecond(const Cluster& cluster, Reach reach) {
   return 0;
 }
 
-// Rounds one after the other, each as long as its slowest transfer; 0 if a bandwidth is unknown.
+// Adds the times of the rounds, each that of its slowest transfer; 0 if a bandwidth is unknown.
 double Seconds(const Migration& migration, const Cluster& cluster) {
   std::vector<double> longest(migration.rounds, 0);
   for (const Transfer& transfer : migration.transfers) {
@@ -196,8 +196,8 @@ double Seconds(const Migration& migration, const Cluster& cluster) {
 }
 
 Status CountBytes(const Cluster& cluster, Migration* migration) {
-  // Transfers are fewer than slots over all layers, which are capped: only the product may
-  // overflow.
+  // There are fewer transfers than slots over all layers, which are limited, so only the
+  // product can overflow.
   SW_TRY(CheckedMul(migration->transfers.size(), cluster.expert_bytes));
   migration->node_in_bytes.assign(cluster.node_count(), 0);
   migration->node_out_bytes.assign(cluster.node_count(), 0);

@@ -19,7 +19,7 @@ std::string DeviceName(const Cluster& cluster, std::uint32_t device) {
   return cluster.nodes[node].name + "/gpu" + std::to_string(device - cluster.device_first(node));
 }
 
-// The device whose bytes a transfer carries in the end: forwarded copies have the first sender's.
+// Returns the original device of each transfer: a forwarded copy has the first sender's bytes.
 std::map<Where, std::uint32_t> Origins(const Migration& migration) {
   std::map<Where, std::uint32_t> sender;
   for (const Transfer& t : migration.transfers) sender[{t.layer, t.expert, t.to}] = t.from;
@@ -43,7 +43,7 @@ std::uint64_t SlotOf(const Placement& placement, std::uint32_t layer, std::uint3
   return static_cast<std::uint64_t>(at - slots.begin());
 }
 
-// Both maps, grown transfer by transfer.
+// Builds both maps, transfer by transfer.
 class Maps {
  public:
   Maps(const Placement& current, const TokenCounts& loads, const Cluster& cluster)

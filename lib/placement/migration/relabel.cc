@@ -9,9 +9,9 @@
 namespace shardwright::placement {
 namespace {
 
-constexpr std::uint32_t kExactDevices = 256;  // above that devices are matched greedily
+constexpr std::uint32_t kExactDevices = 256;  // above this number devices are matched greedily
 
-// Experts that a group of devices holds, of all layers, as bits.
+// Experts on a group of devices, for all layers, stored as bits.
 class Holdings {
  public:
   Holdings(const Placement& placement, std::uint32_t first, std::uint32_t last)
@@ -27,7 +27,7 @@ class Holdings {
     }
   }
 
-  // Experts of layers [first, last) that `this` has and `other` has not.
+  // Counts the experts of layers [first, last) that `this` has and `other` lacks.
   std::int64_t Without(const Holdings& other, std::uint32_t first, std::uint32_t last) const {
     std::int64_t count = 0;
     for (std::size_t w = first * words_; w < last * words_; ++w) {
@@ -41,7 +41,7 @@ class Holdings {
   std::vector<std::uint64_t> bits_;
 };
 
-// Nodes that may change places: alive, equal slots, of one rack if racks must stay together.
+// Groups nodes that may be exchanged: alive, equal slots, and equal racks for unit kRack.
 std::vector<std::vector<std::uint32_t>> Classes(const Placement& plan, const Cluster& cluster,
                                                 FailureUnit unit) {
   std::map<std::vector<std::uint32_t>, std::vector<std::uint32_t>> classes;
@@ -60,7 +60,7 @@ std::vector<std::vector<std::uint32_t>> Classes(const Placement& plan, const Clu
   return result;
 }
 
-// Rows in ascending order take the cheapest free column.
+// Assigns to each row in ascending order the cheapest free column.
 std::vector<std::uint32_t> AssignGreedily(const std::vector<std::int64_t>& cost, std::uint32_t n) {
   std::vector<bool> taken(n, false);
   std::vector<std::uint32_t> column(n);
@@ -77,7 +77,7 @@ std::vector<std::uint32_t> AssignGreedily(const std::vector<std::int64_t>& cost,
   return column;
 }
 
-// physical_of[plan node] for layers [first, last).
+// Returns the physical node by plan node for layers [first, last).
 std::vector<std::uint32_t> MapLayers(const std::vector<Holdings>& now,
                                      const std::vector<Holdings>& next,
                                      const std::vector<std::vector<std::uint32_t>>& classes,
@@ -107,14 +107,14 @@ std::vector<Holdings> HoldingsOfNodes(const Placement& placement, const Cluster&
   return holdings;
 }
 
-// Puts the slots of devices `from` of the plan where devices `to` are, for one layer.
+// Copies the slots of device `from` of the plan to device `to`, for one layer.
 void Rename(const Placement& plan, std::uint32_t layer, std::uint32_t from, std::uint32_t to,
             Placement* renamed) {
   const auto slots = plan.slots(layer, from);
   std::copy(slots.begin(), slots.end(), renamed->slots(layer, to).begin());
 }
 
-// Slots of a device in the order that leaves what stays where it is.
+// Orders the slots of a device so that experts that stay keep their slots.
 void KeepSlotsOf(const Placement& current, std::uint32_t layer, std::uint32_t device,
                  Placement* plan) {
   const auto now = current.slots(layer, device);
@@ -131,11 +131,11 @@ void KeepSlotsOf(const Placement& current, std::uint32_t layer, std::uint32_t de
   }
 }
 
-// Matches devices [first, last) of one layer, those of equal slots, for most kept experts.
+// Matches the given devices, which have equal slots, in one layer so that most experts stay.
 void MatchDevices(const Placement& current, const std::vector<std::uint32_t>& devices,
                   std::uint32_t layer, const StopCheck& stop, Placement* plan) {
   const auto n = static_cast<std::uint32_t>(devices.size());
-  std::vector<std::vector<std::uint32_t>> holders(plan->experts);  // now, by place in `devices`
+  std::vector<std::vector<std::uint32_t>> holders(plan->experts);  // now, by index in `devices`
   for (std::uint32_t r = 0; r < n; ++r) {
     for (const std::int32_t e : current.slots(layer, devices[r])) {
       if (e == kNoExpert) continue;
@@ -201,7 +201,7 @@ void MatchDevices(const Placement& current, const std::vector<std::uint32_t>& de
   }
 }
 
-// Devices that may change places, each group of equal slots: of one node, or of all.
+// Groups devices that may be exchanged: equal slots, of one node or of the whole cluster.
 std::vector<std::vector<std::uint32_t>> DeviceClasses(const Placement& plan, const Cluster& cluster,
                                                       bool across_nodes) {
   std::map<std::pair<std::uint32_t, std::uint32_t>, std::vector<std::uint32_t>> classes;

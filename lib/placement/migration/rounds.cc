@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::uint32_t kNone = std::numeric_limits<std::uint32_t>::max();
 
-// The edge of each color at every sender and receiver.
+// Stores the edge of each color at every sender and receiver.
 class Coloring {
  public:
   Coloring(std::span<const std::pair<std::uint32_t, std::uint32_t>> edges, std::uint32_t nodes,
@@ -52,8 +52,8 @@ class Coloring {
     Receiver(to, a) = edge;
   }
 
-  // Exchanges colors a and b on the path that starts at receiver `to` with color a; it cannot end
-  // at the sender that misses a, as it enters senders by color a.
+  // Exchanges colors a and b on the path that starts at receiver `to` with color a. The path cannot
+  // end at the sender that lacks a, because it enters senders by color a.
   void Flip(std::uint32_t to, std::uint32_t a, std::uint32_t b) {
     path_.clear();
     std::uint32_t node = to;
@@ -85,10 +85,10 @@ class Coloring {
   std::vector<std::uint32_t> path_;
 };
 
-// The round in which a device first has an expert that came from another.
+// First round in which a device has an expert that it received.
 using Arrivals = std::map<std::tuple<std::uint32_t, std::uint32_t, std::uint32_t>, std::uint32_t>;
 
-// Transfers inside nodes: the first round from `ready` on in which both devices are free.
+// Assigns transfers inside nodes to the first round with the expert in which both devices are free.
 void PlaceInside(const Cluster& cluster, const std::vector<std::size_t>& inside, Arrivals* arrivals,
                  Migration* migration) {
   std::vector<std::set<std::uint32_t>> sends(cluster.device_count());
@@ -121,7 +121,7 @@ std::vector<std::uint32_t> ColorEdges(
 void ColorRounds(const Cluster& cluster, const StopCheck& stop, Migration* migration) {
   std::vector<std::pair<std::uint32_t, std::uint32_t>> edges;
   std::vector<std::size_t> outside;
-  std::vector<std::size_t> inside;  // in the order in which they were decided: senders first
+  std::vector<std::size_t> inside;  // in the order of their planning: senders first
   for (std::size_t i = 0; i < migration->transfers.size(); ++i) {
     const Transfer& transfer = migration->transfers[i];
     if (transfer.reach == Reach::kNode) {

@@ -17,12 +17,12 @@ std::vector<std::uint32_t> ColorEdges(
     std::span<const std::pair<std::uint32_t, std::uint32_t>> edges, std::uint32_t nodes,
     const StopCheck& stop = {});
 
-/// Rounds for transfers: those between nodes by coloring, those inside a node in the first round
-/// after their expert arrived in which both devices are free.
+/// Assigns transfers to rounds. Transfers between nodes are assigned by coloring. A transfer inside
+/// a node gets the first round after the arrival of its expert in which both devices are free.
 void ColorRounds(const Cluster& cluster, const StopCheck& stop, Migration* migration);
 
-/// Chooses senders again, round by round: whoever has an expert, also since an earlier round, may
-/// send it on.
+/// Chooses senders again, round by round. A device that has an expert, or received it in an
+/// earlier round, may send it.
 void ForwardInRounds(const Placement& current, const Cluster& cluster, const StopCheck& stop,
                      Migration* migration);
 

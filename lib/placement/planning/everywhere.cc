@@ -12,7 +12,7 @@
 namespace shardwright::placement {
 namespace {
 
-/// The experts that are left, ascending.
+/// Returns the remaining experts, ascending.
 std::vector<std::uint32_t> RestOf(std::uint32_t count, std::span<const std::uint32_t> experts) {
   std::vector<std::uint32_t> rest;
   rest.reserve(count);
@@ -33,7 +33,7 @@ std::vector<std::uint64_t> Picked(const std::vector<std::uint64_t>& tokens,
   return picked;
 }
 
-/// The current placement with empty slots in place of the experts left out.
+/// Returns the current placement with empty slots in place of the omitted experts.
 Placement RestOf(const Placement& current, const std::vector<std::uint32_t>& rest) {
   std::vector<std::int32_t> name(current.experts, kNoExpert);
   for (std::size_t i = 0; i < rest.size(); ++i) name[rest[i]] = static_cast<std::int32_t>(i);
@@ -42,7 +42,7 @@ Placement RestOf(const Placement& current, const std::vector<std::uint32_t>& res
   for (std::int32_t& slot : left.slot_expert) {
     if (slot != kNoExpert) slot = name[static_cast<std::size_t>(slot)];
   }
-  // Full slots first, so that a GPU with fewer slots keeps them.
+  // Moves full slots to the front, so that a GPU with fewer slots keeps them.
   for (std::uint32_t l = 0; l < left.layers; ++l) {
     for (std::uint32_t d = 0; d < left.device_count(); ++d) {
       const auto slots = left.slots(l, d);
@@ -73,8 +73,8 @@ double Sum(std::span<const std::uint64_t> tokens) {
                          [](double sum, std::uint64_t t) { return sum + static_cast<double>(t); });
 }
 
-/// The bound of all experts: every GPU has the same share of those left out. Nothing is known with
-/// GPUs of different speeds or with several windows.
+/// Returns the bound for all experts. Every GPU has the same share of the omitted ones. Returns
+/// 0 (unknown) for GPUs of different speeds or with several windows.
 double BoundOf(double bound, const PlanRest& rest, const TokenCounts& loads,
                const std::vector<double>& speeds, std::uint32_t layer) {
   const bool equal = std::all_of(speeds.begin(), speeds.end(), [](double s) { return s == 1; });

@@ -23,7 +23,7 @@
 namespace shardwright::placement {
 namespace {
 
-/// Runs `body` with so many threads.
+/// Runs `body` with the given number of threads.
 template <class Body>
 auto InArena(unsigned threads, const Body& body) {
   tbb::task_arena arena(exec::ArenaThreads(threads));
@@ -31,8 +31,8 @@ auto InArena(unsigned threads, const Body& body) {
 }
 
 /// Reads one recording without its idle records.
-/// \param counts  whether this rank's reading is reported
-/// \param idle_records  is increased
+/// \param counts  true on the rank that reports its reading
+/// \param idle_records  increased by the number of idle records
 Result<token_counts::TokenTrace> ReadTrace(const std::string& path, bool counts,
                                            std::uint64_t* idle_records, Sink& sink) {
   sink.Pass("read");
@@ -52,8 +52,8 @@ Result<token_counts::TokenTrace> ReadTrace(const std::string& path, bool counts,
   return trace;
 }
 
-/// Reads the recordings of a request, and picks the loads that plans are made for and those that
-/// they are measured on.
+/// Reads the recordings of a request, and picks the token counts for planning and those for
+/// measuring balance.
 Status ReadRecordings(const PlanRequest& request, bool counts, PlanInput* input, Sink& sink) {
   SW_TRY_ASSIGN(token_counts::TokenTrace main,
                 ReadTrace(request.loads, counts, &input->idle_records, sink));
@@ -81,7 +81,7 @@ Status ReadRecordings(const PlanRequest& request, bool counts, PlanInput* input,
   return {};
 }
 
-/// Without rates nothing could be copied in time, and hecate would silently copy nothing.
+/// Fails without rates: no copy would be in time, and hecate would silently copy nothing.
 Status CheckRates(const PlanRequest& request, const Cluster& cluster) {
   if (request.options.hecate.nonmoe_seconds <= 0) return {};
   const bool rates = cluster.device_bytes_per_s > 0 || cluster.node_bytes_per_s > 0;
@@ -89,8 +89,8 @@ Status CheckRates(const PlanRequest& request, const Cluster& cluster) {
   return Fail(Errc::kUsage, "--nonmoe-seconds needs a --cluster with bandwidth and expert_bytes");
 }
 
-/// The limit of moves as a number of replicas.
-/// \error kUsage  bytes without an expert's size, or a limit below one replica
+/// Returns the limit of moves as a number of replicas.
+/// \error kUsage  bytes without the size of an expert, or a limit below one replica
 Result<std::optional<std::uint64_t>> MovesMax(const MovesLimit& limit, const TokenCounts& loads,
                                               const Cluster& cluster) {
   if (!limit.given()) return std::optional<std::uint64_t>();
@@ -134,7 +134,7 @@ Result<PlanInput> ReadLocal(const PlanRequest& request, bool counts, Sink& sink)
   return input;
 }
 
-/// Refuses a replay in which not even the whole cluster could hold what is asked.
+/// Fails for a simulation in which even the whole cluster is too small for the experts.
 Status CheckReplay(const PlanRequest& request, const token_counts::TokenTrace& trace,
                    Cluster cluster) {
   for (Node& node : cluster.nodes) node.alive = true;
@@ -146,7 +146,7 @@ Status CheckReplay(const PlanRequest& request, const token_counts::TokenTrace& t
   return CheckFaults(request.faults, loads, cluster, request.options.failure_unit);
 }
 
-/// Proves that a plan that was read fits what it was read for, and measures it.
+/// Verifies that a plan from a file fits counts and cluster, and measures it.
 Status Measured(const PlanRequest& request, const PlanFile& plan, const std::string& file,
                 EvaluatedPlan* answer, Sink& sink) {
   const PlanInput& input = answer->input;
@@ -158,7 +158,7 @@ Status Measured(const PlanRequest& request, const PlanFile& plan, const std::str
   if (!plan.owner_slots.empty()) {
     SW_TRY_ASSIGN(result.owners, PlacedOn(StateOf(plan), input.loads, input.cluster));
   }
-  // What is copied for an iteration may exceed the slots that hold state.
+  // Copies for one iteration may exceed the slots for state.
   Rules rules;
   rules.cluster_slots = !result.owners.has_value();
   const Status fits = Validate(result.placement, input.loads, input.cluster, rules);
@@ -194,7 +194,7 @@ Result<Cluster> ClusterOf(const ClusterRequest& request, std::uint32_t layers) {
                                 static_cast<std::uint32_t>(request.gpus),
                                 static_cast<std::uint32_t>(request.slots));
   made.expert_bytes = request.expert_bytes;
-  // Mixed precision with Adam keeps 14 bytes of a parameter, 2 of which are the weight.
+  // Mixed precision with Adam stores 14 bytes per parameter, 2 of which are the weight.
   made.param_bytes = request.expert_bytes / 7;
   return made;
 }
@@ -227,7 +227,7 @@ Result<PlanInput> ReadPlanInput(comm::Comm& comm, const PlanRequest& request, Si
 namespace {
 
 /// Plans the experts that are not on every GPU.
-/// \param current  of all experts
+/// \param current  placement of all experts
 Result<StrategyResult> PlanRestOnRanks(comm::Comm& comm, const PlanRequest& request,
                                        const PlanInput& input, const Strategy& strategy,
                                        const Placement* current, Options options) {
@@ -340,7 +340,7 @@ Result<std::string> PlanBytes(PlanFormat format, const PlanRequest& request, con
 
 namespace {
 
-/// Mean over the layers with tokens of the busiest GPU's load over the mean.
+/// Returns the ratio of the busiest GPU's load to the mean, averaged over layers with tokens.
 double MeanImbalance(const Placement& placement, const TokenCounts& loads, const Cluster& cluster) {
   const std::vector<double> speeds = RelativeSpeeds(cluster);
   double sum = 0;
@@ -355,7 +355,7 @@ double MeanImbalance(const Placement& placement, const TokenCounts& loads, const
   return layers > 0 ? sum / layers : 1;
 }
 
-/// The balance of a page's placements on some iterations of the recording.
+/// Returns the balance of the report's placements on some iterations of the recording.
 std::vector<AgeingPoint> AgeingOf(const PlanRequest& request, const PlanInput& input,
                                   const ReportPage& page) {
   constexpr std::size_t kPoints = 24;
@@ -370,7 +370,7 @@ std::vector<AgeingPoint> AgeingOf(const PlanRequest& request, const PlanInput& i
     window.windows = {1};
     window.at = trace.records[i * (records - 1) / (count - 1)].iteration;
     const auto one = token_counts::Pick(trace, window);
-    if (!one) continue;  // it was added up while reading
+    if (!one) continue;  // the reader merged this record
     AgeingPoint& point = points.emplace_back();
     point.iteration = *window.at;
     point.after = MeanImbalance(page.plan->result.placement, *one, input.cluster);
@@ -434,7 +434,7 @@ Result<Replays> ReplayEvents(comm::Comm& comm, const PlanRequest& request,
   options.window = request.window;
   options.iteration_ms = events.iteration_seconds * 1e3;
   options.rebalance_every = events.rebalance_every;
-  // Nodes that are told by a number are places without names of their own.
+  // Nodes that are specified by a number have no names of their own.
   options.nodes_are_places = request.cluster.file.empty();
   options.seconds = ClockSeconds;
   for (const Strategy& strategy : Strategies()) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// lib/placement/planning: what moe-replace plans, compares and measures.
-// A request holds what the user asked for; the functions here read the files that it names, plan,
-// verify and compare; planning_json.h and planning_text.h say what came of it, for programs and for
-// people. Flags are of the command.
+// lib/placement/planning: the operations of moe-replace: plan, compare and measure.
+// A request contains the options of the user. The functions here read the files that it names,
+// plan, verify and compare. planning_json.h and planning_text.h format the results for programs
+// and for people. The command in apps parses the flags.
 
 #pragma once
 
@@ -23,10 +23,10 @@
 
 namespace shardwright::placement {
 
-/// A cluster as the flags tell it: a file, or numbers.
+/// A cluster as specified by the flags: a file or numbers.
 struct ClusterRequest {
   std::string file;
-  std::uint64_t nodes = 0;  ///< 0: no cluster is told, unless by `file`
+  std::uint64_t nodes = 0;  ///< 0: no cluster specified, unless by `file`
   std::uint64_t gpus = 0;   ///< of each node
   std::uint64_t slots = 0;  ///< of each GPU
   std::uint64_t expert_bytes = 0;
@@ -37,144 +37,144 @@ struct ClusterRequest {
 /// Returns the time of a monotonic clock in seconds, for Options::clock.
 double ClockSeconds();
 
-/// The cluster of a request.
+/// Returns the cluster of a request.
 /// \pre request.told()
-/// \error kLimit  more slots than are handled; as placement::ReadCluster
+/// \error kLimit  more slots than the limits allow; other errors as placement::ReadCluster
 /// Local.
 Result<Cluster> ClusterOf(const ClusterRequest& request, std::uint32_t layers);
 
-/// A limit of the replicas that move from the old plan; at most one of the members is set.
+/// A limit of the replicas that move from the old plan. At most one member is set.
 struct MovesLimit {
   std::optional<std::uint64_t> replicas;
   std::optional<std::uint64_t> bytes;
-  std::optional<double> share;  ///< of all slots of all layers
+  std::optional<double> share;  ///< share of all slots of all layers
 
   bool given() const { return replicas || bytes || share; }
 };
 
-/// Another recording of the same model, whose counts are added.
+/// Another recording of the same model. Its counts are added to the first recording.
 struct JoinedLoads {
   std::string path;
-  double weight = 1;  ///< of its counts; those of the first recording have weight 1
+  double weight = 1;  ///< factor of its counts; the first recording has weight 1
 };
 
-/// What is planned from, and how plans are looked at; the fields are the flags of moe-replace.
+/// Input and options of planning. The fields correspond to the flags of moe-replace.
 struct PlanRequest {
   std::string loads;
   std::vector<JoinedLoads> joined;
   token_counts::LoadWindow window;
-  std::optional<std::uint64_t> measured_at;  ///< iteration whose loads balance is measured on
+  std::optional<std::uint64_t> measured_at;  ///< iteration of the counts that measure balance
   ClusterRequest cluster;
-  std::string old_plan;                   ///< file of the plan that the GPUs hold now; empty: none
+  std::string old_plan;                   ///< file of the plan on the GPUs now; empty: none
   MovesLimit max_moves;                   ///< from the old plan
-  std::vector<std::uint32_t> everywhere;  ///< experts that every GPU holds; ascending
+  std::vector<std::uint32_t> everywhere;  ///< experts with a replica on every GPU; ascending
   std::uint64_t faults = 0;               ///< failures that must be survived
   Options options;
-  std::uint64_t failures = 16;  ///< up to which survival is worked out
-  double node_failure = 0;      ///< probability that a node fails; 0: it is not told
-  bool forward = false;         ///< nodes may send on what they received
+  std::uint64_t failures = 16;  ///< largest number of failures in the survival table
+  double node_failure = 0;      ///< probability that a node fails; 0: not specified
+  bool forward = false;         ///< nodes may forward experts that they received
   unsigned threads = 1;
 
   VerifyOptions Judging(const Sink& sink) const;
 };
 
-/// What a plan is made from.
+/// Data that a plan is computed from.
 struct PlanInput {
-  std::vector<token_counts::Recording> recordings;  ///< of the request; at least one
-  std::uint64_t idle_records = 0;                   ///< without a token: left out
+  std::vector<token_counts::Recording> recordings;  ///< recordings of the request; at least one
+  std::uint64_t idle_records = 0;                   ///< records without tokens, which are skipped
   TokenCounts loads;
   Cluster cluster;
   std::optional<Placement> current;        ///< the old plan
   std::optional<std::uint64_t> moves_max;  ///< replicas that may move
-  std::optional<TokenCounts> later;        ///< of `measured_at`
+  std::optional<TokenCounts> later;        ///< token counts at `measured_at`
 
-  /// Numbers of the layers that have no token in `loads`.
+  /// Returns the numbers of the layers that have no token in `loads`.
   std::vector<std::uint64_t> EmptyLayers() const;
 };
 
-/// A plan of one strategy, or why there is none.
+/// A plan of one strategy, or the reason for a missing plan.
 struct PlannedRow {
-  std::string strategy;              ///< or the format, of a plan that was read
-  std::string file;                  ///< of a plan that was read
+  std::string strategy;              ///< strategy, or the format of a plan from a file
+  std::string file;                  ///< path of a plan from a file
   std::optional<VerifiedPlan> plan;  ///< on rank 0
-  double seconds = 0;                ///< of planning alone
+  double seconds = 0;                ///< planning time without reading
   std::optional<ModelMetrics> later;
   std::string reason;
 
-  /// On the loads that balance is measured on.
+  /// Returns the metrics on the token counts for measuring balance.
   const ModelMetrics& balance() const { return later ? *later : plan->metrics; }
 };
 
-/// Reads what the request names, and refuses what no plan can do. Every rank reads.
-/// \error kUsage  a strategy's time without the cluster's rates; kInfeasible  more failures than
-///        any plan survives; kBadInput  an old plan of another shape; as token_counts::ReadLoads,
-///        token_counts::Pick
+/// Reads the files of the request and fails for requests that no plan meets. Every rank reads.
+/// \error kUsage  a strategy's time without the cluster's rates; kInfeasible  more failures
+///        than any plan survives; kBadInput  an old plan of another shape; other errors as
+///        token_counts::ReadLoads, token_counts::Pick
 /// Collective.
 Result<PlanInput> ReadPlanInput(comm::Comm& comm, const PlanRequest& request, Sink& sink);
 
-/// Plans with one strategy and measures the plan; that no plan exists is a reason, no error.
+/// Plans with one strategy and measures the plan. A row without a plan is not an error.
 /// \error as PlanOnRanks and VerifyPlan
 /// Collective.
 Result<PlannedRow> PlanWith(comm::Comm& comm, const PlanRequest& request, const PlanInput& input,
                             const Strategy& strategy, Sink& sink);
 
-/// All strategies, in their order.
+/// Plans with all strategies, in their order.
 /// Collective.
 Result<std::vector<PlannedRow>> PlanWithAll(comm::Comm& comm, const PlanRequest& request,
                                             const PlanInput& input, Sink& sink);
 
-/// A plan that was read, and what it was measured on.
+/// A plan from a file, and the input that it was measured on.
 struct EvaluatedPlan {
   PlanInput input;
   PlannedRow row;
 };
 
-/// Reads loads and a plan of any format, and measures the plan on the loads. The cluster is the
-/// request's, else the plan's own.
-/// \error kUsage  neither tells a cluster; kBadInput  a plan that does not fit loads and cluster
+/// Reads token counts and a plan of any format, and measures the plan on the counts. Uses the
+/// cluster of the request, or otherwise the cluster in the plan's file.
+/// \error kUsage  neither specifies a cluster; kBadInput  the plan does not fit counts or cluster
 /// Local.
 Result<EvaluatedPlan> EvaluatePlan(const PlanRequest& request, const std::string& plan_file,
                                    Sink& sink);
 
-/// Refuses a plan that was read and survives less than asked.
+/// Fails for a plan from a file that survives fewer failures than requested.
 /// \error kMismatch  names the file and both numbers
 /// Pure.
 Status CheckEvaluated(const PlanRequest& request, const PlannedRow& row);
 
-/// The text of a plan for a reader; what the format cannot say is a warning.
-/// \error kUnsupported  the format cannot hold the plan
+/// Returns the text of a plan in a format. Warns about data that the format cannot represent.
+/// \error kUnsupported  the format cannot represent the plan
 /// Local.
 Result<std::string> PlanBytes(PlanFormat format, const PlanRequest& request, const PlanInput& input,
                               const VerifiedPlan& plan, Sink& sink);
 
-/// The page to look at. What was there before is the old plan, or one replica of each expert.
-/// \param chosen  what the page is about; has a plan
-/// \param rows  its table
+/// Returns the HTML report. Its "before" is the old plan, or the plan of the strategy vanilla.
+/// \param chosen  row that the report shows in detail; has a plan
+/// \param rows  rows of the comparison table
 /// Pure.
 std::string PlanPage(const PlanRequest& request, const PlanInput& input, const PlannedRow& chosen,
                      const std::vector<PlannedRow>& rows, Sink& sink);
 
-/// The plan that a comparison's page is about, since strategies come in their order of merit; null
-/// if there is none.
+/// Returns the first row with a plan, which a comparison's HTML report shows in detail; null if
+/// no row has one. Strategies come in order of merit.
 /// Pure.
 const PlannedRow* FirstPlan(const std::vector<PlannedRow>& rows);
 
-/// How node events are played.
+/// Options of a simulation with node events.
 struct EventsRequest {
-  std::string events;            ///< file of nodes that come and go
-  double iteration_seconds = 0;  ///< 0: the run fills the time of the events
+  std::string events;            ///< file of nodes that join and leave
+  double iteration_seconds = 0;  ///< 0: the run is as long as the events
   std::uint64_t rebalance_every = 0;
   std::string strategy;  ///< empty: all, in their order
 };
 
-/// A replay with each strategy asked for.
+/// A simulation with each requested strategy.
 struct Replays {
   Cluster cluster;
   std::vector<SimulationResult> results;
 };
 
-/// Reads loads, cluster and events, refuses what not even the whole cluster could hold, and
-/// replays.
+/// Reads token counts, cluster and events, fails if the experts do not fit the whole cluster,
+/// and simulates the run.
 /// \error as Replay, CheckFaults and the readers
 /// Collective.
 Result<Replays> ReplayEvents(comm::Comm& comm, const PlanRequest& request,

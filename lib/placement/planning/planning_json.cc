@@ -68,7 +68,7 @@ Json MigrationJson(const Migration& migration, const TokenCounts& loads) {
           {"lost", std::move(lost)}};
 }
 
-/// What the sparse collectives of one iteration carry, by layer and GPU.
+/// Returns the bytes of the sparse collectives of one iteration, by layer and GPU.
 Json VolumesJson(const VerifiedPlan& plan, const TokenCounts& loads) {
   Json layers = Json::array();
   for (std::size_t l = 0; l < plan.volumes.size(); ++l) {
@@ -83,7 +83,7 @@ Json VolumesJson(const VerifiedPlan& plan, const TokenCounts& loads) {
   return layers;
 }
 
-/// What ended the search of each layer; empty for strategies that do not search.
+/// Returns the reason for the end of each layer's search; empty for strategies without search.
 Json SearchJson(const PlanRequest& request, const VerifiedPlan& plan) {
   Json ends = Json::array();
   for (const LayerNotes& note : plan.result.notes) {
@@ -103,7 +103,7 @@ Json SearchJson(const PlanRequest& request, const VerifiedPlan& plan) {
   return ends;
 }
 
-/// Balance over moves.
+/// Returns balance by moves.
 Json CurveJson(const VerifiedPlan& plan, const PlanInput& input) {
   Json points = Json::array();
   for (const MovesPoint& point : plan.result.moves_curve) {
@@ -115,7 +115,7 @@ Json CurveJson(const VerifiedPlan& plan, const PlanInput& input) {
   return points;
 }
 
-/// A plan with everything that is known of it, or why there is none.
+/// Returns a plan with all its measures, or the reason for a missing plan.
 Json RowJson(const PlanRequest& request, const PlanInput& input, const PlannedRow& row) {
   Json json = {{"strategy", row.strategy}, {"plan_seconds", row.seconds}};
   if (!row.file.empty()) json["file"] = row.file;
@@ -146,7 +146,7 @@ Json RowJson(const PlanRequest& request, const PlanInput& input, const PlannedRo
   return json;
 }
 
-/// What was read.
+/// Returns a summary of the input.
 Json InputJson(const PlanInput& input) {
   const token_counts::TokenTrace& trace = input.recordings.front().trace;
   Json json = {{"format", trace.format},
@@ -173,7 +173,7 @@ Json InputJson(const PlanInput& input) {
   return json;
 }
 
-/// A replay, moment by moment.
+/// Returns a simulation, step by step.
 Json ReplayJson(const SimulationResult& result) {
   constexpr const char* kStates[] = {"started", "migrated", "restored", "stalled"};
   Json steps = Json::array();

@@ -6,20 +6,20 @@
 
 #include "placement/planning/planning.h"
 
-// The answers for programs: docs/report.md, "moe-replace".
+// JSON reports for programs: docs/report.md, "moe-replace".
 
 namespace shardwright::placement {
 
-/// What was read, and a plan with everything that is known of it.
+/// Returns the input and a plan with all its measures.
 /// Pure.
 nlohmann::json PlanJson(const PlanRequest& request, const PlanInput& input, const PlannedRow& row);
 
-/// What was read, and every strategy's plan, or why there is none.
+/// Returns the input and the plan of every strategy, or the reason for a missing plan.
 /// Pure.
 nlohmann::json ComparisonJson(const PlanRequest& request, const PlanInput& input,
                               const std::vector<PlannedRow>& rows);
 
-/// Replays, moment by moment.
+/// Returns the simulations, step by step.
 /// Pure.
 nlohmann::json ReplaysJson(const Replays& replays);
 

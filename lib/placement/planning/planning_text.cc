@@ -18,7 +18,7 @@ using Column = text::Table::Column;
 constexpr auto kLeft = text::Table::Align::kLeft;
 using text::kRight;
 
-/// In percent. What is short of certain is never shown as certain.
+/// Formats a share in percent. Values below 1 are never shown as 100 %.
 std::string Share(double share) {
   if (share < 1 && share > 0.9995) return "<100 %";
   return Percent(share, share < 1 && share >= 0.0005 ? 1 : 0);
@@ -33,12 +33,12 @@ std::string Duration(double seconds) {
   return seconds < 0.1 ? Millis(seconds) : text::FormatSeconds(seconds);
 }
 
-/// Bytes of moves, or nothing where the cluster does not say what an expert weighs.
+/// Formats the bytes of moves, or "-" if the cluster does not specify the size of an expert.
 std::string MovedBytes(std::uint64_t bytes, const Cluster& cluster) {
   return cluster.expert_bytes == 0 ? "-" : FormatBytes(bytes);
 }
 
-/// The part of the recordings that counts: ", sum of 10 iterations up to 100".
+/// Returns the selected part of the recordings: ", sum of 10 iterations up to 100".
 std::string WindowText(const PlanRequest& request, const PlanInput& input) {
   const token_counts::LoadWindow& window = request.window;
   const TokenCounts& loads = input.loads;
@@ -69,7 +69,7 @@ std::string WindowText(const PlanRequest& request, const PlanInput& input) {
   return text;
 }
 
-/// The least and the greatest speed of the GPUs that can hold experts.
+/// Returns the least and the greatest speed of the GPUs that can store experts.
 std::pair<double, double> SpeedsOf(const Cluster& cluster) {
   std::pair<double, double> speeds(std::numeric_limits<double>::infinity(), 0);
   for (std::uint32_t d = 0; d < cluster.device_count(); ++d) {
@@ -80,7 +80,7 @@ std::pair<double, double> SpeedsOf(const Cluster& cluster) {
   return speeds;
 }
 
-/// What was read, in two lines.
+/// Returns a summary of the input in two lines.
 std::string InputText(const PlanRequest& request, const PlanInput& input) {
   const Cluster& cluster = input.cluster;
   std::string text = "loads     " + Plural(input.loads.layers, "layer") + " of " +
@@ -109,7 +109,7 @@ std::string UnitName(const PlanRequest& request) {
   return request.options.failure_unit == FailureUnit::kRack ? "rack" : "node";
 }
 
-/// "any 1 node; 2: 93.3 %, 3: 80.0 %".
+/// Returns survival as text: "any 1 node; 2: 93.3 %, 3: 80.0 %".
 std::string Survival(const RecoveryProbability& recovery, const std::string& unit) {
   if (recovery.certain < 0) return "nothing: experts are missing";
   std::string text = recovery.certain == 0
@@ -129,7 +129,7 @@ std::string MethodText(const RecoveryProbability& recovery) {
   return "exact, " + std::string(Name(recovery.method));
 }
 
-/// A text behind its word, continued below itself.
+/// Wraps a text to the right of its label and indents the following lines.
 std::string Indented(const std::string& text) {
   std::string out;
   for (const std::string& line : text::Wrap(text, 88))
@@ -137,7 +137,7 @@ std::string Indented(const std::string& text) {
   return out;
 }
 
-/// The first lost experts by name.
+/// Returns the names of the first lost experts.
 std::string LostNames(const Migration& migration, const TokenCounts& loads) {
   constexpr std::size_t kNamed = 4;
   std::string text;
@@ -152,7 +152,7 @@ std::string LostNames(const Migration& migration, const TokenCounts& loads) {
   return text;
 }
 
-/// What is copied for an iteration and dropped.
+/// Returns the copies of one iteration, which are dropped afterwards.
 std::string VolumesText(const VerifiedPlan& plan) {
   std::uint64_t copies = 0;
   std::uint64_t most = 0;
@@ -165,7 +165,7 @@ std::string VolumesText(const VerifiedPlan& plan) {
   return text + "\n";
 }
 
-/// What has to move from the old plan, and what it does not have any more.
+/// Returns the moves from the old plan, and the experts that no live GPU has.
 std::string MovesText(const Migration& migration, const PlanInput& input) {
   std::string text = "moves     " + Plural(migration.transfers.size(), "replica") + ", " +
                      std::to_string(migration.inter_node_transfers) + " into another node";
@@ -180,7 +180,7 @@ std::string MovesText(const Migration& migration, const PlanInput& input) {
   return text + "\n";
 }
 
-/// Balance over moves, in a few points.
+/// Returns balance by moves, in a few points.
 std::string CurveText(const std::vector<MovesPoint>& curve) {
   constexpr std::size_t kShown = 8;
   std::string points;
@@ -194,19 +194,19 @@ std::string CurveText(const std::vector<MovesPoint>& curve) {
   return "trade     " + Indented("balance " + points + " moves") + "\n";
 }
 
-/// The chance to survive so many failures, where it is known.
+/// Returns the probability to survive `failures` failures, or "-" if it is unknown.
 std::string Chance(const RecoveryProbability& recovery, std::size_t failures) {
   return failures < recovery.survived.size() ? Share(recovery.survived[failures]) : "-";
 }
 
-/// What the columns of a table mean.
+/// Returns the legend of a table.
 std::string Legend(const std::string& meaning) {
   std::string text = "\n";
   for (const std::string& line : text::Wrap(meaning, 98)) text += line + "\n";
   return text;
 }
 
-/// Moments at which a strategy lost state or had no plan; the first ones, in one table.
+/// Returns a table of the first times at which a strategy lost state or had no plan.
 std::string TroubleTable(const std::vector<SimulationResult>& results) {
   constexpr std::size_t kShown = 20;
   constexpr std::size_t kTextColumns = 62;
@@ -231,8 +231,8 @@ std::string TroubleTable(const std::vector<SimulationResult>& results) {
   return text;
 }
 
-/// The columns of a comparison.
-/// \param chance  the heading of survival
+/// Returns the legend of a comparison table.
+/// \param chance  heading of the column of survival
 std::string ComparisonLegend(const PlanRequest& request, const std::string& chance,
                              std::size_t failures) {
   const std::string unit = UnitName(request);
@@ -249,7 +249,7 @@ std::string ComparisonLegend(const PlanRequest& request, const std::string& chan
   return Legend(legend);
 }
 
-/// What ended the searches; nothing for strategies that do not search.
+/// Returns the reasons for the end of the searches; nothing for strategies without search.
 std::string SearchText(const VerifiedPlan& plan) {
   const auto count = [&](SearchEnd end) {
     return static_cast<std::size_t>(
@@ -268,7 +268,7 @@ std::string SearchText(const VerifiedPlan& plan) {
   return text;
 }
 
-/// The cells of a strategy in a comparison.
+/// Returns the cells of a strategy in a comparison table.
 std::vector<std::string> ComparisonCells(const PlanRequest& request, const PlanInput& input,
                                          const PlannedRow& row, std::size_t failures) {
   if (!row.plan) {

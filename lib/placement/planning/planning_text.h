@@ -6,27 +6,27 @@
 
 #include "placement/planning/planning.h"
 
-// The answers for people: lines and tables of at most 100 columns, but for names.
+// Text reports for people: lines and tables of at most 100 columns, except for long names.
 
 namespace shardwright::placement {
 
-/// What was read, and what one plan is good for.
+/// Returns the input and the measures of one plan.
 /// \pre row.plan
 /// Pure.
 std::string SummaryText(const PlanRequest& request, const PlanInput& input, const PlannedRow& row);
 
-/// A table with a line per layer of a plan.
+/// Returns a table with one line per layer of a plan.
 /// \pre row.plan
 /// Pure.
 std::string LayersText(const PlanInput& input, const PlannedRow& row);
 
-/// All strategies in one table, what its columns mean, and why some have no plan.
+/// Returns one table of all strategies, a legend, and the reasons for missing plans.
 /// Pure.
 std::string ComparisonText(const PlanRequest& request, const PlanInput& input,
                            const std::vector<PlannedRow>& rows);
 
-/// Replays, one line per strategy and one per moment at which something was lost.
-/// \param events  file that was played
+/// Returns the simulations: one line per strategy and one per step with a loss or without a plan.
+/// \param events  file of the simulated events
 /// Pure.
 std::string ReplaysText(const std::string& events, const Replays& replays);
 

@@ -16,7 +16,7 @@ using internal::Component;
 using internal::Counts;
 
 constexpr std::uint32_t kFewSets = 20;
-// Largest number of units whose counts fit in 64 bits, and in a double.
+// Largest number of units with counts that fit in 64 bits, and in a double.
 constexpr std::uint32_t kUnitsOfInteger = 62;
 constexpr std::uint32_t kUnitsOfDouble = 1000;
 
@@ -31,7 +31,7 @@ std::vector<std::uint32_t> Members(const UnitSet& set) {
   return units;
 }
 
-// Drops every set that contains another one: saving the smaller saves the larger.
+// Drops every set that contains another one: the larger survives whenever the smaller does.
 std::vector<std::vector<std::uint32_t>> Minimal(const std::vector<UnitSet>& sets,
                                                 std::uint32_t units, const StopCheck& stop) {
   struct Sized {
@@ -76,8 +76,8 @@ std::vector<Component> Split(const std::vector<std::vector<std::uint32_t>>& sets
   for (const auto& set : sets) {
     for (const std::uint32_t unit : set) parent[root(unit)] = root(set.front());
   }
-  std::vector<std::uint32_t> index(units, units);  // of a root's component
-  std::vector<std::uint32_t> name(units, 0);       // of a unit in its component
+  std::vector<std::uint32_t> index(units, units);  // by root unit: its component
+  std::vector<std::uint32_t> name(units, 0);       // by unit: its number in the component
   std::vector<Component> components;
   std::vector<bool> used(units, false);
   for (const auto& set : sets) {
@@ -157,7 +157,7 @@ std::optional<Solved<T>> SolveComponent(const Component& component, const Recove
   return std::nullopt;
 }
 
-// Exact counts of everything, or nothing if some part is out of reach.
+// Computes all exact counts. Returns false if some component exceeds the limits.
 template <class T>
 bool SolveExactly(const std::vector<Component>& components, const RecoveryOptions& options,
                   RecoveryProbability* recovery) {
@@ -210,7 +210,7 @@ std::vector<UnitSet> SetsOf(const Placement& placement, const Cluster& cluster, 
   return sets;
 }
 
-// Live units, numbered through in the order of nodes.
+// Numbers the live units consecutively in the order of nodes.
 std::vector<std::uint32_t> UnitOfNode(const Cluster& cluster, FailureUnit unit,
                                       std::uint32_t* units) {
   const auto none = cluster.node_count();
@@ -269,7 +269,7 @@ RecoveryProbability SolveRecovery(const std::vector<UnitSet>& sets, std::uint32_
   Component all;
   all.units = units;
   all.sets = Minimal(sets, units, options.stop);
-  if (!all.sets.empty() && all.sets.front().empty()) {  // lost before anything fails
+  if (!all.sets.empty() && all.sets.front().empty()) {  // lost before any failure
     const std::size_t sizes = std::min(units, options.failures_max) + std::size_t{1};
     recovery.certain = -1;
     recovery.survived.assign(sizes, 0.0);
@@ -317,8 +317,8 @@ RecoveryProbability ModelRecovery(const Placement& placement, const Cluster& clu
 double SurvivalAt(const RecoveryProbability& recovery, double q) {
   if (q <= 0) return recovery.survived[0];
   if (q >= 1) return recovery.survived.size() > recovery.units ? recovery.survived.back() : 0;
-  // C(n, k) q^k (1-q)^(n-k) from one k to the next, in logarithms so that large n does not
-  // underflow.
+  // Computes C(n, k) q^k (1-q)^(n-k) from one k to the next, in logarithms so that large n
+  // does not underflow.
   const double n = recovery.units;
   double log_weight = n * std::log1p(-q);
   const double odds = std::log(q) - std::log1p(-q);

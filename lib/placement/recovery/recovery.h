@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// lib/placement/recovery: how likely a placement survives failures.
-// The replicas of an expert lie on a set of failure units (nodes, or racks). The model survives if
-// every such set keeps a live unit. SolveRecovery works out the probability for k failures, exactly
-// by one of several methods where one of them fits, by drawing failure sets otherwise.
+// lib/placement/recovery: the probability that a placement survives failures.
+// The replicas of an expert are on a set of failure units (nodes or racks). The model survives if
+// every such set keeps a live unit. SolveRecovery computes the probability for k failures, exactly
+// if one of its methods fits, and by sampling failure sets otherwise.
 
 #pragma once
 
@@ -17,7 +17,7 @@
 
 namespace shardwright::placement {
 
-/// A set of failure units, as bits.
+/// A set of failure units, stored as bits.
 class UnitSet {
  public:
   UnitSet() = default;
@@ -34,69 +34,69 @@ class UnitSet {
   std::vector<std::uint64_t> words_;
 };
 
-/// How a recovery probability was found. All but kMonteCarlo are exact up to rounding.
+/// Method that computed a recovery probability. All except kMonteCarlo are exact up to rounding.
 enum class RecoveryMethod : std::uint8_t {
   kProduct,             ///< disjoint sets
-  kIntervals,           ///< runs of consecutive units in some order, or of a ring
+  kIntervals,           ///< runs of consecutive units in some order, or in a ring
   kInclusionExclusion,  ///< few sets
-  kFrontier,            ///< unit by unit with the sets that have not been saved yet
-  kEnumeration,         ///< every failure set looked at
-  kComponents,          ///< parts that share no unit, solved by several of the above
-  kMonteCarlo,          ///< drawn failure sets: an estimate
+  kFrontier,            ///< unit by unit, with the sets that have no live unit yet
+  kEnumeration,         ///< every failure set is tested
+  kComponents,          ///< parts that share no unit, each solved by one of the methods above
+  kMonteCarlo,          ///< sampled failure sets: an estimate
 };
 
-/// "product", "intervals", ...
+/// Returns the name of a method: "product", "intervals", ...
 std::string_view Name(RecoveryMethod method);
 
-/// Probability that everything is still there after k of `units` failed, each set of k units being
-/// equally likely.
+/// Probability that every expert survives after k of `units` failed, where all sets of k
+/// units are equally likely.
 struct RecoveryProbability {
   std::uint32_t units = 0;
   RecoveryMethod method = RecoveryMethod::kProduct;
   std::vector<double> survived;  ///< P(k), k = 0 .. min(units, RecoveryOptions::failures_max)
   std::vector<double> lost;      ///< 1 - P(k), without cancellation where the method is exact
-  /// Number of survived failure sets of size k, where 64 bits hold them all and the method is
-  /// exact.
+  /// Number of survived failure sets of size k. Filled if the method is exact and 64 bits
+  /// can store every count.
   std::vector<std::uint64_t> survived_sets;
   std::vector<double> standard_error;  ///< by k; empty if exact; 0 where that k is exact
-  /// Largest k with P(k) = 1: always exact. -1 if something is lost already.
+  /// Largest k with P(k) = 1, always exact. -1 if an expert is already lost.
   std::int64_t certain = 0;
 
   bool exact() const { return method != RecoveryMethod::kMonteCarlo; }
 };
 
 struct RecoveryOptions {
-  std::uint32_t failures_max = 512;           ///< greatest k that is looked at
-  std::uint64_t enumeration_max = 1'000'000;  ///< failure sets of one size that are looked at
-  std::uint64_t frontier_max = 4096;          ///< states kept by kFrontier
-  std::uint64_t samples = 20'000;             ///< of Monte Carlo, per k
+  std::uint32_t failures_max = 512;           ///< greatest k that is computed
+  std::uint64_t enumeration_max = 1'000'000;  ///< kEnumeration: limit of failure sets of one size
+  std::uint64_t frontier_max = 4096;          ///< limit of states for kFrontier
+  std::uint64_t samples = 20'000;             ///< samples of kMonteCarlo, per k
   std::uint64_t seed = 0;
-  /// Force a method; for tests and for --recovery. kInclusionExclusion, kFrontier, kEnumeration and
-  /// kMonteCarlo only; what does not fit their limits falls to the automatic choice.
+  /// Forces a method, for tests and --recovery: kInclusionExclusion, kFrontier, kEnumeration or
+  /// kMonteCarlo. Problems above the limits of that method use the automatic choice.
   std::optional<RecoveryMethod> force;
   StopCheck stop = {};  ///< ends the work early; the result is then undefined
 };
 
-/// Recovery of sets of which each must keep one live unit.
-/// \param sets  an empty set means that something is lost already
+/// Computes the recovery probability for sets of units of which each must keep one live unit.
+/// \param sets  an empty set means that an expert is already lost
 /// \pre units >= 1
 /// Local, pure. Source: docs/placement.md.
 RecoveryProbability SolveRecovery(const std::vector<UnitSet>& sets, std::uint32_t units,
                                   const RecoveryOptions& options = {});
 
-/// Recovery of one layer; units are live nodes, or racks that have one.
+/// Computes the recovery probability of one layer. Units are live nodes, or racks with a live node.
 /// \pre placement fits cluster
 RecoveryProbability LayerRecovery(const Placement& placement, const Cluster& cluster,
                                   std::uint32_t layer, FailureUnit unit = FailureUnit::kNode,
                                   const RecoveryOptions& options = {});
 
-/// Recovery of the whole model: a failure set is survived if every layer survives it.
+/// Computes the recovery probability of the model. It survives failures that all layers survive.
 RecoveryProbability ModelRecovery(const Placement& placement, const Cluster& cluster,
                                   FailureUnit unit = FailureUnit::kNode,
                                   const RecoveryOptions& options = {});
 
-/// Probability to survive when every unit fails with probability q, independently. More than
-/// RecoveryOptions::failures_max failures count as not survived.
+/// Returns the probability of survival if every unit fails independently with probability q. More
+/// than RecoveryOptions::failures_max failures count as not survived.
 double SurvivalAt(const RecoveryProbability& recovery, double q);
 
 }  // namespace shardwright::placement

@@ -8,7 +8,7 @@
 namespace shardwright::placement::internal {
 namespace {
 
-// An order that keeps sets together: natural, or grown from a unit through the sets it is in.
+// Returns an order that keeps sets together: natural, or grown from a unit through its sets.
 std::vector<std::uint32_t> GrownOrder(const Component& component) {
   std::vector<std::vector<std::uint32_t>> sets_of(component.units);
   for (std::uint32_t s = 0; s < component.sets.size(); ++s) {
@@ -22,7 +22,7 @@ std::vector<std::uint32_t> GrownOrder(const Component& component) {
   std::vector<bool> begun(component.sets.size(), false);
   std::vector<std::uint32_t> order;
   while (order.size() < component.units) {
-    // The unit that opens fewest sets for those that it closes.
+    // The unit that opens the fewest sets relative to the sets that it closes.
     std::uint32_t best = component.units;
     std::int64_t best_cost = 0;
     for (std::uint32_t u = 0; u < component.units; ++u) {
@@ -44,8 +44,8 @@ std::vector<std::uint32_t> GrownOrder(const Component& component) {
   return order;
 }
 
-// Which sets begin, go on and end at each unit of an order; a set that is open has a place in the
-// state: bit `place`, given back when the set ends.
+// Sets that begin, contain or end at each unit of an order. An open set has a place in the state,
+// bit `place`, which is free again after the set ends.
 struct Step {
   std::vector<std::uint32_t> begins;  // places
   std::vector<std::uint32_t> holds;   // places of all sets of the unit
@@ -126,12 +126,12 @@ std::optional<Counts<T>> WalkFrontier(const Component& component,
     Table next;
     next.reserve(now.size() * 2);
     for (const auto& [state, counts] : now) {
-      State up = state;  // the unit lives: its sets are saved
+      State up = state;  // the unit lives, so its sets survive
       for (const std::uint32_t p : step.holds) up[p / 64] &= ~(std::uint64_t{1} << (p % 64));
       std::vector<T>& to_up = next.try_emplace(std::move(up), sizes, T{0}).first->second;
       for (std::size_t k = 0; k < sizes; ++k) to_up[k] += counts[k];
 
-      State down = state;  // the unit fails: new sets wait to be saved
+      State down = state;  // the unit fails, so new sets are open
       for (const std::uint32_t p : step.begins) down[p / 64] |= std::uint64_t{1} << (p % 64);
       const bool lost = std::any_of(step.ends.begin(), step.ends.end(),
                                     [&](std::uint32_t p) { return Bit(down, p); });
@@ -168,7 +168,7 @@ std::optional<Counts<T>> SolveFrontier(const Component& component, std::uint64_t
 
 template <class T>
 Counts<T> SolveInclusionExclusion(const Component& component, std::uint32_t cap) {
-  // Signed number of set families by their union; equal unions cancel or add up early.
+  // Signed number of set families by their union. Equal unions cancel or add up early.
   std::map<std::vector<std::uint64_t>, std::int64_t> unions;
   const std::size_t words = (component.units + std::size_t{63}) / 64;
   unions[std::vector<std::uint64_t>(words, 0)] = -1;
@@ -216,7 +216,7 @@ std::uint64_t CountLost(const Component& component, std::uint32_t k, const StopC
                 ? 1
                 : 0;
     if (failed == last || Stopped(stop)) return lost;
-    const std::uint64_t low = failed & (~failed + 1);  // on to the next mask with as many bits
+    const std::uint64_t low = failed & (~failed + 1);  // next mask with the same number of bits
     const std::uint64_t ripple = failed + low;
     failed = ripple | (((failed ^ ripple) >> 2) / low);
   }
@@ -232,7 +232,7 @@ std::optional<Counts<T>> SolveEnumeration(const Component& component, std::uint6
     if (static_cast<long double>(all[k]) > static_cast<long double>(sets_max)) return std::nullopt;
     counts.dead[k] = static_cast<T>(CountLost(component, k, stop));
     counts.alive[k] = all[k] - counts.dead[k];
-    if (counts.alive[k] == T{0}) break;  // what k failures kill, more failures kill
+    if (counts.alive[k] == T{0}) break;  // if all k failures are lost, more failures are too
   }
   return counts;
 }

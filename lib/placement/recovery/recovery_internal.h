@@ -10,8 +10,8 @@
 
 namespace shardwright::placement::internal {
 
-/// Failure sets of some units, counted by size k (capped): those that are survived and those that
-/// are not. T is std::uint64_t where it holds every count, else a floating type; all sums have
+/// Numbers of failure sets of some units by size k (capped), survived and not survived. T is
+/// std::uint64_t if it can store every count, otherwise a floating type. All additions have
 /// positive terms only, so nothing cancels.
 template <class T>
 struct Counts {
@@ -19,7 +19,7 @@ struct Counts {
   std::vector<T> dead;
 };
 
-/// Row n of Pascal's triangle, up to `cap`.
+/// Returns row n of Pascal's triangle, up to `cap`.
 template <class T>
 std::vector<T> Binomials(std::uint32_t n, std::uint32_t cap) {
   std::vector<T> row(std::min(n, cap) + std::size_t{1}, T{0});
@@ -45,14 +45,14 @@ std::vector<T> Multiply(const std::vector<T>& a, const std::vector<T>& b, std::u
   return product;
 }
 
-/// Units of a component, renumbered 0 .. units-1, and the sets over them; no set contains another.
+/// Units of a component, renumbered 0 .. units-1, and its sets. No set contains another.
 struct Component {
   std::uint32_t units = 0;
   std::vector<std::vector<std::uint32_t>> sets;  ///< ascending units
 };
 
-/// An order of the units in which every set is a run, if there is one: order[i] is the i-th unit.
-/// \pre the sets hang together and no set contains another
+/// Returns an order of the units in which every set is a run, if one exists: unit i is order[i].
+/// \pre the sets are connected and no set contains another
 std::optional<std::vector<std::uint32_t>> RunOrder(const Component& component);
 
 /// \pre every set is a run in `order`
@@ -60,25 +60,25 @@ template <class T>
 Counts<T> SolveIntervals(const Component& component, const std::vector<std::uint32_t>& order,
                          std::uint32_t cap);
 
-/// Nothing if more than `states_max` states would be needed.
+/// Counts failure sets by size. Returns nothing if it needs more than `states_max` states.
 template <class T>
 std::optional<Counts<T>> SolveFrontier(const Component& component, std::uint64_t states_max,
                                        std::uint32_t cap, const StopCheck& stop);
 
-/// \pre at most 20 sets. T = std::uint64_t is exact by wrapping around.
+/// \pre at most 20 sets. T = std::uint64_t wraps around and gives exact counts.
 template <class T>
 Counts<T> SolveInclusionExclusion(const Component& component, std::uint32_t cap);
 
-/// Nothing if a size has more than `sets_max` failure sets, or with more than 64 units.
+/// Returns nothing for more than 64 units or more than `sets_max` failure sets of one size.
 template <class T>
 std::optional<Counts<T>> SolveEnumeration(const Component& component, std::uint64_t sets_max,
                                           std::uint32_t cap, const StopCheck& stop);
 
-/// Failure sets of k units that contain one of the sets, by looking at all of them.
+/// Counts the failure sets of k units that contain one of the sets, by testing all of them.
 /// \pre k <= units <= 64
 std::uint64_t CountLost(const Component& component, std::uint32_t k, const StopCheck& stop);
 
-/// Estimates for all k of the whole problem; small k by enumeration.
+/// Estimates the probabilities for all k of the whole problem; uses enumeration for small k.
 void SolveMonteCarlo(const Component& all, const RecoveryOptions& options,
                      RecoveryProbability* recovery);
 

@@ -9,9 +9,9 @@ namespace {
 
 constexpr std::uint32_t kUnplaced = std::numeric_limits<std::uint32_t>::max();
 
-// Blocks of units, left to right: units of a block may still stand in any order among themselves.
-// Two sets that meet always overlap properly (none contains another), so that each further set has
-// one way to go in, up to turning everything round.
+// Blocks of units, from left to right. The order of the units in a block is still open. Two sets
+// that meet always overlap properly (none contains another), so there is only one way to insert
+// each further set, up to reversing the whole order.
 class Blocks {
  public:
   explicit Blocks(std::uint32_t units) : home_(units, blocks_.end()) {}
@@ -23,7 +23,7 @@ class Blocks {
 
   bool placed(std::uint32_t unit) const { return home_[unit] != blocks_.end(); }
 
-  // False if the set cannot be a run.
+  // Returns false if the set cannot be a run.
   bool Insert(const std::vector<std::uint32_t>& set) {
     std::vector<std::uint32_t> fresh;
     std::vector<bool> in_set(home_.size(), false);
@@ -60,8 +60,8 @@ class Blocks {
 
   bool Place(At first, At last, const std::vector<bool>& in_set,
              const std::vector<std::uint32_t>& fresh, bool first_whole, bool last_whole) {
-    // New units go to the end that the run reaches; what it shares with the block there must then
-    // stand outside.
+    // New units go to the end that the run reaches. The units that the set shares with the
+    // block at that end must then be outermost.
     const bool at_left = first == blocks_.begin();
     const bool at_right = std::next(last) == blocks_.end();
     if (first == last) {
@@ -80,7 +80,7 @@ class Blocks {
     return true;
   }
 
-  // Cuts a block in the units of the set and the others; the set's to the left or to the right.
+  // Splits a block into units of the set and the others, with the set's on the left or right.
   void Split(At block, const std::vector<bool>& in_set, bool set_left) {
     Block inside;
     Block outside;
@@ -99,7 +99,7 @@ class Blocks {
   std::vector<At> home_;
 };
 
-// Sets in an order in which each meets an earlier one.
+// Returns the sets in an order in which each meets an earlier one.
 std::vector<std::uint32_t> Walk(const Component& component) {
   std::vector<std::vector<std::uint32_t>> sets_of(component.units);
   for (std::uint32_t s = 0; s < component.sets.size(); ++s) {
@@ -160,7 +160,7 @@ Counts<T> SolveIntervals(const Component& component, const std::vector<std::uint
   const std::uint32_t n = component.units;
   std::vector<std::uint32_t> position(n);
   for (std::uint32_t i = 0; i < n; ++i) position[order[i]] = i;
-  std::vector<std::uint32_t> ends(n, kUnplaced);  // length of the set that ends here
+  std::vector<std::uint32_t> ends(n, kUnplaced);  // length of the set that ends at this position
   std::uint32_t longest = 0;
   for (const auto& set : component.sets) {
     std::uint32_t high = 0;
@@ -170,8 +170,8 @@ Counts<T> SolveIntervals(const Component& component, const std::vector<std::uint
     longest = std::max(longest, length);
   }
   const std::size_t sizes = std::size_t{std::min(n, cap)} + 1;
-  // runs[r][k]: failure sets of size k so far whose last r units failed; `longest` stands for any
-  // longer run too, as no set asks for more.
+  // runs[r][k] counts the failure sets of size k so far with exactly the last r units failed.
+  // `longest` also stands for any longer run, since no set needs more.
   std::vector<std::vector<T>> runs(longest + std::size_t{1}, std::vector<T>(sizes, T{0}));
   runs[0][0] = 1;
   std::vector<T> dead(sizes, T{0});

@@ -10,11 +10,11 @@
 namespace shardwright::placement::internal {
 namespace {
 
-// Below this chance of a loss plain draws see too few of them.
+// Below this probability of a loss, plain samples contain too few losses.
 constexpr double kRare = 0.1;
 
-// Logarithm of C(n, k), by cumulated logarithms: no gamma function, which differs between
-// libraries.
+// Computes the logarithm of C(n, k) from cumulated logarithms. Does not use the gamma function,
+// which differs between libraries.
 class LogBinomial {
  public:
   explicit LogBinomial(std::uint32_t n) : log_factorial_(n + std::size_t{1}, 0.0) {
@@ -30,7 +30,7 @@ class LogBinomial {
   std::vector<double> log_factorial_;
 };
 
-// Lets units fail one by one in a drawn order, and counts the sets of the problem that are lost.
+// Lets units fail one by one in a random order, and counts the sets that are lost.
 class Sampler {
  public:
   explicit Sampler(const Component& all)
@@ -42,7 +42,7 @@ class Sampler {
     }
   }
 
-  // Failures at which the first set is lost; most + 1 if none is by then.
+  // Returns the number of failures at which the first set is lost; most + 1 if none is lost.
   std::uint32_t FirstLoss(Random* random, std::uint32_t most) {
     std::uint32_t failures = 0;
     bool lost = false;
@@ -54,7 +54,7 @@ class Sampler {
     return lost ? failures : most + 1;
   }
 
-  // Sets that are lost when k units fail, those of a given set among them.
+  // Counts the sets that are lost if k units fail, including all units of `given`.
   std::uint32_t LostWith(Random* random, std::uint32_t k, const std::vector<std::uint32_t>& given) {
     std::uint32_t lost = 0;
     for (const std::uint32_t unit : given) lost += Fail(unit);
@@ -67,13 +67,13 @@ class Sampler {
   }
 
  private:
-  // The next unit of a random order, of which `drawn` are known.
+  // Returns the next unit of a random order, after `drawn` units.
   std::uint32_t Draw(Random* random, std::uint32_t drawn) {
     std::swap(units_[drawn], units_[drawn + random->Below(all_.units - drawn)]);
     return units_[drawn];
   }
 
-  // \returns sets of which it was the last unit
+  // \returns the number of sets that lose their last unit
   std::uint32_t Fail(std::uint32_t unit) {
     std::uint32_t lost = 0;
     for (const std::uint32_t s : sets_of_[unit]) lost += --left_[s] == 0 ? 1 : 0;
@@ -93,8 +93,8 @@ class Sampler {
   const Component& all_;
   std::vector<std::uint32_t> units_;
   std::vector<bool> failed_;
-  std::vector<std::vector<std::uint32_t>> sets_of_;  // of a unit
-  std::vector<std::uint32_t> left_;                  // live units of a set
+  std::vector<std::vector<std::uint32_t>> sets_of_;  // sets by unit
+  std::vector<std::uint32_t> left_;                  // live units by set
   std::vector<std::uint32_t> down_;                  // failed units, in order
 };
 
@@ -103,7 +103,7 @@ struct Estimate {
   double error = 0;
 };
 
-// For every k at once: each drawn order of failures says for all k whether they are survived.
+// Estimates all k at once: a random order of failures shows for each k if it is survived.
 std::vector<Estimate> Plain(Sampler* sampler, Random* random, std::uint32_t most,
                             const RecoveryOptions& options) {
   const std::uint64_t samples = options.samples;
@@ -115,15 +115,15 @@ std::vector<Estimate> Plain(Sampler* sampler, Random* random, std::uint32_t most
   double hits = 0;
   for (std::size_t k = 0; k <= most; ++k) {
     hits += static_cast<double>(first[k]);
-    // One sample more of either kind keeps the error from being zero where nothing was seen.
+    // One more sample of either kind keeps the error above zero if no loss was seen.
     const double safe = (hits + 1) / (n + 2);
     estimates[k] = {hits / n, std::sqrt(safe * (1 - safe) / n)};
   }
   return estimates;
 }
 
-// Draws a set of the problem, weighted by the chance that it fails, and the other failures at
-// random; a failure set with j lost sets is drawn j times as often and so counts 1 / j.
+// Samples a set of the problem, weighted by the probability that it fails, and the other failures
+// at random. A failure set with j lost sets is sampled j times as often, so it counts 1 / j.
 Estimate Conditioned(const Component& all, Sampler* sampler, Random* random, std::uint32_t k,
                      const RecoveryOptions& options, const std::vector<double>& weight,
                      double sum) {
@@ -135,7 +135,7 @@ Estimate Conditioned(const Component& all, Sampler* sampler, Random* random, std
   for (std::uint64_t i = 0; i < samples && !Stopped(options.stop); ++i) {
     const auto at = std::upper_bound(up_to.begin(), up_to.end(), random->Unit() * up_to.back());
     auto s = static_cast<std::size_t>(std::min(at, up_to.end() - 1) - up_to.begin());
-    while (weight[s] == 0 && s > 0) --s;  // rounding may run past the last one that counts
+    while (weight[s] == 0 && s > 0) --s;  // rounding may select a set without weight at the end
     const double x = sum / static_cast<double>(sampler->LostWith(random, k, all.sets[s]));
     total += x;
     squares += x * x;
@@ -156,7 +156,7 @@ void SolveMonteCarlo(const Component& all, const RecoveryOptions& options,
   recovery->survived.assign(cap + std::size_t{1}, 1.0);
   recovery->lost.assign(cap + std::size_t{1}, 0.0);
   recovery->standard_error.assign(cap + std::size_t{1}, 0.0);
-  std::vector<Estimate> plain;  // made when it is needed
+  std::vector<Estimate> plain;  // computed when needed
   const double fits =
       std::log(static_cast<double>(std::max<std::uint64_t>(options.enumeration_max, 1)));
   for (std::uint32_t k = 0; k <= cap && !Stopped(options.stop); ++k) {
@@ -168,7 +168,7 @@ void SolveMonteCarlo(const Component& all, const RecoveryOptions& options,
         weight[s] = std::exp(choose(all.units - size, k - size) - choose(all.units, k));
       sum += weight[s];
     }
-    if (sum == 0) continue;  // no set is that small
+    if (sum == 0) continue;  // no set has at most k units
     Estimate estimate;
     if (k == all.units) {
       estimate.lost = 1;

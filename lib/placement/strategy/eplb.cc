@@ -7,7 +7,7 @@
 namespace shardwright::placement {
 namespace {
 
-// Largest load per replica on top; ties: lowest id.
+// Heap entry with the largest load per replica on top; ties to the lowest id.
 struct Hot {
   float share;
   std::uint32_t expert;
@@ -16,7 +16,7 @@ struct Hot {
   }
 };
 
-// Lightest bin on top; ties: lowest index.
+// Heap entry with the lightest bin on top; ties to the lowest index.
 struct Bin {
   float weight;
   std::uint32_t index;
@@ -25,7 +25,7 @@ struct Bin {
   }
 };
 
-// Indices by descending weight, stable.
+// Returns the indices by descending weight, stable.
 std::vector<std::uint32_t> Descending(std::span<const float> weights) {
   std::vector<std::uint32_t> order(weights.size());
   std::iota(order.begin(), order.end(), 0U);
@@ -34,7 +34,7 @@ std::vector<std::uint32_t> Descending(std::span<const float> weights) {
   return order;
 }
 
-// Position of every item when items are packed in bins of equal size: bin * size + rank in the bin.
+// Packs items in bins of equal size. Returns for each item bin * size + rank in the bin.
 std::vector<std::uint32_t> Pack(std::span<const float> weights, std::uint32_t bins) {
   const auto items = static_cast<std::uint32_t>(weights.size());
   const std::uint32_t size = items / bins;
@@ -62,7 +62,7 @@ std::vector<std::uint32_t> Pack(std::span<const float> weights, std::uint32_t bi
   return position;
 }
 
-// Experts of the slots before packing: each once, then the further replicas as they are given out.
+// Returns the experts of the slots before packing: each once, then replicas in order of creation.
 std::vector<std::uint32_t> Replicate(std::span<const float> weights, std::uint32_t slots,
                                      std::uint32_t count_max, std::vector<std::uint32_t>* counts) {
   const auto experts = static_cast<std::uint32_t>(weights.size());
@@ -95,7 +95,7 @@ std::vector<std::uint32_t> Inverse(const std::vector<std::uint32_t>& permutation
   return inverse;
 }
 
-// Experts in the order of the nodes that their groups go to.
+// Returns the experts in the order of the nodes that their groups are assigned to.
 std::vector<std::uint32_t> ExpertsByNode(std::span<const float> weights, const EplbShape& shape) {
   const auto experts = static_cast<std::uint32_t>(weights.size());
   const std::uint32_t group_size = experts / shape.groups;

@@ -13,7 +13,7 @@ namespace {
 
 __extension__ using Wide = unsigned __int128;
 
-// Slots for foreign experts while a layer is materialized.
+// Free slots for foreign experts while a layer is materialized.
 class Spare {
  public:
   Spare(const LiveDevices& devices, std::vector<std::uint32_t> on_device, const StopCheck& stop)
@@ -29,7 +29,7 @@ class Spare {
     return std::accumulate(on_node_.begin(), on_node_.end(), std::uint64_t{0});
   }
 
-  // Copies expert e, held by `holders` so far, to up to `count` further devices.
+  // Copies an expert, now on the devices `holders`, to up to `count` other devices.
   std::uint64_t Copy(std::uint64_t count, std::vector<std::uint32_t>* holders) {
     std::fill(copies_.begin(), copies_.end(), 0U);
     for (const std::uint32_t d : *holders) ++copies_[devices_.node[d]];
@@ -48,7 +48,7 @@ class Spare {
   }
 
  private:
-  // Fewest copies on the node, most free slots on the node, most on the device, lowest id.
+  // Prefers the node with fewest copies, then most free slots on node and device, then lowest id.
   std::uint32_t Best(const std::vector<std::uint32_t>& holders) const {
     std::uint32_t best = devices_.size();
     const auto key = [&](std::uint32_t d) {
@@ -71,8 +71,8 @@ class Spare {
   std::vector<std::uint32_t> copies_;  // of the current expert, by node
 };
 
-// Copies the `count` hottest experts in proportion to their tokens. Where every device has room for
-// all of them this puts all of them everywhere.
+// Copies the `count` hottest experts in proportion to their tokens. If every device has room
+// for all of them, every device gets all of them.
 void CopyHottest(std::span<const std::uint64_t> tokens, std::uint32_t count, Spare places,
                  std::uint32_t devices, std::vector<std::vector<std::uint32_t>>* holders) {
   const std::vector<std::uint32_t> hot = HottestExperts(tokens, count);
@@ -88,8 +88,8 @@ void CopyHottest(std::span<const std::uint64_t> tokens, std::uint32_t count, Spa
   }
 }
 
-// Seconds of a layer: the busiest device, and what crosses nodes when near holders come first and
-// every device feeds an even share.
+// Returns the seconds of a layer: the busiest device plus the traffic between nodes, with near
+// replicas first and an even share of tokens on every device.
 double LayerSeconds(const std::vector<std::vector<std::uint32_t>>& holders,
                     std::span<const std::uint64_t> tokens, const LiveDevices& devices,
                     const CalibrationCost& cost) {
@@ -193,7 +193,7 @@ Calibrated Calibrate(std::span<const std::uint32_t> owner,
                      std::span<const std::uint64_t> true_tokens, const LiveDevices& devices,
                      std::uint32_t overlap, std::span<const std::uint32_t> spare,
                      const CalibrationCost& cost) {
-  // What is left beside the planned copies.
+  // Slots that the planned copies leave free.
   std::vector<std::uint32_t> free(spare.begin(), spare.end());
   for (std::size_t e = 0; e < planned.size(); ++e) {
     for (const std::uint32_t d : planned[e]) {
@@ -204,7 +204,7 @@ Calibrated Calibrate(std::span<const std::uint32_t> owner,
   const auto experts = static_cast<std::uint32_t>(planned.size());
   CopyHottest(true_tokens, std::min(overlap, experts), Spare(devices, std::move(free), {}),
               devices.size(), &again);
-  std::vector<std::uint64_t> extra(devices.size(), 0);  // bytes that a device still has to receive
+  std::vector<std::uint64_t> extra(devices.size(), 0);  // additional bytes to receive by device
   for (std::size_t e = 0; e < again.size(); ++e) {
     for (const std::uint32_t d : again[e]) {
       if (!std::binary_search(planned[e].begin(), planned[e].end(), d)) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who owns which expert over all layers: Hecate's heterogeneous sharding.
+// Assigns owners to the experts of all layers: Hecate's heterogeneous sharding.
 
 #include <algorithm>
 #include <limits>
@@ -15,8 +15,8 @@ namespace {
 
 constexpr std::uint32_t kNone = std::numeric_limits<std::uint32_t>::max();
 
-/// The places for owned experts. Two limits hold: places of a device over all layers, and its slots
-/// for a layer.
+/// The places for owned experts. There are two limits: places of a device over all layers,
+/// and slots of a device in a layer.
 class Shelves {
  public:
   Shelves(const TokenCounts& loads, const LiveDevices& devices)
@@ -30,7 +30,7 @@ class Shelves {
     for (std::uint32_t d = 0; d < devices.size(); ++d) node_free_[devices.node[d]] += free_[d];
   }
 
-  /// The layer whose experts are put from now on; its loads count from zero.
+  /// Starts to place the experts of a layer, with all loads at zero.
   void Turn(std::uint32_t layer) {
     layer_ = layer;
     load_.assign(devices_.size(), 0);
@@ -56,7 +56,7 @@ class Shelves {
     return owned_[layer][d] < devices_.slots[d];
   }
 
-  /// Gives an expert to the device with the least key among those that can take it.
+  /// Gives an expert to the device with the least key among those with a free place and slot.
   template <class Key>
   std::uint32_t Put(std::uint32_t expert, const Key& key) {
     std::uint32_t best = LeastOpen(key);
@@ -82,15 +82,15 @@ class Shelves {
   }
 
   /// Moves owned experts of other layers so that a device with a slot for this layer gets a free
-  /// place. Devices are searched breadth first, from those with a slot for this layer along moves
-  /// of one expert, to one with a free place. There is always a way: dealing all experts of all
-  /// layers round-robin keeps both limits, so what is put so far can be augmented towards it.
+  /// place. Searches devices breadth first, from those with a slot for this layer along moves of
+  /// one expert, to one with a free place. A path always exists: dealing all experts of all layers
+  /// round-robin meets both limits, and every partial assignment can be augmented to it.
   void MakeRoom() {
     struct Move {
       std::uint32_t from = kNone;
       std::uint32_t layer = kNone;
     };
-    std::vector<Move> reached(devices_.size());  // how a place of `from` can be freed
+    std::vector<Move> reached(devices_.size());  // the move that frees a place of `from`
     std::vector<bool> seen(devices_.size(), false);
     std::vector<std::uint32_t> queue;
     for (std::uint32_t d = 0; d < devices_.size(); ++d) {
@@ -142,8 +142,8 @@ class Shelves {
   const LiveDevices& devices_;
   std::vector<std::vector<std::uint32_t>> owner_;  // [layer][expert]: device, or kNone
   std::vector<std::vector<std::uint32_t>> owned_;  // [layer][device]: experts
-  std::vector<std::uint64_t> free_, node_free_;    // places left, over all layers
-  std::uint32_t layer_ = 0;                        // whose experts are put, and its
+  std::vector<std::uint64_t> free_, node_free_;    // free places over all layers
+  std::uint32_t layer_ = 0;                        // layer in progress
   std::vector<std::uint64_t> load_, node_load_;
   std::vector<std::uint32_t> hot_;
 };

@@ -12,7 +12,7 @@ namespace {
 
 __extension__ using Wide = unsigned __int128;
 
-// Experts by (count, id) ascending.
+// Returns the experts in ascending order of (count, id).
 std::vector<std::uint32_t> AscendingCounts(std::span<const std::uint32_t> counts) {
   std::vector<std::uint32_t> order(counts.size());
   std::iota(order.begin(), order.end(), 0U);
@@ -21,7 +21,7 @@ std::vector<std::uint32_t> AscendingCounts(std::span<const std::uint32_t> counts
   return order;
 }
 
-// A plan being filled: who holds what, free slots and token loads of the units.
+// A plan under construction: replicas, free slots and token counts of the units.
 class Filling {
  public:
   Filling(std::span<const std::uint64_t> tokens, std::span<const std::uint32_t> counts,
@@ -55,8 +55,8 @@ class Filling {
     --left_[expert];
   }
 
-  // What is left, most tokens per replica first, each to the least loaded unit that has room and,
-  // if there is one, has not got the expert.
+  // Places the remaining replicas, most tokens per replica first, each on the least loaded unit
+  // with room, preferably one without the expert.
   void FillByLoad() {
     std::vector<std::uint32_t> order(counts_.size());
     std::iota(order.begin(), order.end(), 0U);
@@ -92,7 +92,7 @@ class Filling {
   UnitPlan plan_;
 };
 
-// All experts fit on every unit: the first count units each.
+// Returns a plan for units that can have all experts: each is on the first `count` units.
 UnitPlan NestedPlan(std::span<const std::uint64_t> tokens, std::span<const std::uint32_t> counts,
                     std::span<const std::uint64_t> slots, const StopCheck& stop) {
   Filling filling(tokens, counts, slots, stop);
@@ -105,7 +105,7 @@ UnitPlan NestedPlan(std::span<const std::uint64_t> tokens, std::span<const std::
   return filling.Take();
 }
 
-// The unit with most free slots that has not got the expert, ties to the first after the pointer.
+// Returns the unit with most free slots that lacks the expert, ties to the first after `pointer`.
 std::uint32_t Roomiest(const Filling& filling, std::uint32_t expert, std::uint32_t pointer) {
   std::uint32_t best = filling.units();
   for (std::uint32_t i = 0; i < filling.units(); ++i) {
@@ -116,7 +116,7 @@ std::uint32_t Roomiest(const Filling& filling, std::uint32_t expert, std::uint32
   return best;
 }
 
-// Deals up to `most` replicas of every expert to distinct units; false if one found no unit.
+// Deals up to `most` replicas of every expert to distinct units; false if one finds no unit.
 bool DealRing(std::span<const std::uint32_t> counts, std::uint32_t most, std::uint32_t* pointer,
               Filling* filling) {
   bool all = true;
@@ -202,7 +202,7 @@ UnitPlan RingPlan(std::span<const std::uint32_t> counts, std::span<const std::ui
   std::uint32_t pointer = 0;
   const bool distinct = DealRing(counts, units, &pointer, &at_once);
   Filling in_steps({}, counts, slots, stop);
-  if (!distinct) {  // the guaranteed copies first, then what else fits
+  if (!distinct) {  // the guaranteed copies first, then others that fit
     pointer = 0;
     DealRing(counts, copies_min, &pointer, &in_steps);
     DealRing(counts, units, &pointer, &in_steps);

@@ -13,9 +13,9 @@ namespace {
 
 using internal::Holders;
 
-constexpr std::size_t kTries = 64;  // candidates per step whose recovery is asked for
+constexpr std::size_t kTries = 64;  // limit of recovery computations per step
 
-// Mean over all numbers of failures; nothing if it cannot be had exactly at this price.
+// Returns the mean over all numbers of failures; nothing if no cheap exact method applies.
 std::optional<double> MeanSurvived(const std::vector<UnitSet>& sets, std::uint32_t units,
                                    const StopCheck& stop) {
   RecoveryOptions options;
@@ -75,7 +75,7 @@ class Balancer {
 
   std::uint32_t units() const { return static_cast<std::uint32_t>(load_.size()); }
 
-  // Units with more slots are meant to carry more.
+  // Returns the load per slot, since units with more slots should have more load.
   double Relative(std::uint32_t u, double load) const {
     return load / static_cast<double>(std::max<std::size_t>(plan_->experts[u].size(), 1));
   }
@@ -124,7 +124,7 @@ class Balancer {
     return candidates;
   }
 
-  // Puts the new sets in if recovery stays good enough.
+  // Applies the new sets if the recovery probability stays high enough.
   bool Accept(std::uint32_t x, std::uint32_t y, UnitSet* new_x, UnitSet* new_y) {
     std::swap(holders_.sets[x], *new_x);
     std::swap(holders_.sets[y], *new_y);

@@ -16,16 +16,16 @@ namespace {
 using internal::Holders;
 
 constexpr std::uint32_t kTableUnits = 16;         // 2^16 failure sets are compared at once
-constexpr std::uint64_t kTableSwaps = 40'000;     // looked at per plan with few units
-constexpr std::uint64_t kSmallestSwaps = 50'000;  // looked at per plan with more units
+constexpr std::uint64_t kTableSwaps = 40'000;     // swaps tried per plan with few units
+constexpr std::uint64_t kSmallestSwaps = 50'000;  // swaps tried per plan with more units
 
 void Swap(UnitPlan* plan, std::uint32_t a, std::size_t i, std::uint32_t b, std::size_t j) {
   std::swap(plan->experts[a][i], plan->experts[b][j]);
 }
 
-// All failure sets of few units as bits, those of equal size together: layer k is words
-// [begin[k], begin[k + 1]), padded with zeros. A lost set of units is the conjunction of its units'
-// variables.
+// Stores all failure sets of few units as bits, grouped by size: size k is words [begin[k],
+// begin[k + 1]), padded with zeros. The failure sets that lose a set of units are the conjunction
+// of the variables of its units.
 class FailureTable {
  public:
   explicit FailureTable(std::uint32_t units) : units_(units) {
@@ -59,7 +59,7 @@ class FailureTable {
     return members;
   }
 
-  // Failure sets of word `w` that lose all of these units.
+  // Returns the failure sets of word `w` that lose all of these units.
   std::uint64_t Lost(const std::vector<std::uint32_t>& members, std::size_t w) const {
     std::uint64_t lost = ~std::uint64_t{0};
     for (const std::uint32_t u : members) lost &= variables_[u][w];
@@ -72,7 +72,7 @@ class FailureTable {
   std::vector<std::vector<std::uint64_t>> variables_;  // [unit][word]
 };
 
-// Best-improvement search over swaps with the whole table of failure sets.
+// Searches swaps for the best improvement, with the whole table of failure sets.
 class TableSearch {
  public:
   TableSearch(UnitPlan* plan, std::uint32_t expert_count)
@@ -98,7 +98,7 @@ class TableSearch {
     std::size_t j = 0;
   };
 
-  // Who loses what now: lost by at least one, two, three experts.
+  // Computes the failure sets that lose at least one, two or three experts.
   void Load() {
     const Holders holders(*plan_, expert_count_);
     lost_.resize(expert_count_);
@@ -142,7 +142,7 @@ class TableSearch {
     return found;
   }
 
-  // True if swapping gives a better vector than best_, which then becomes that vector.
+  // Returns true if swapping gives a better vector than best_, and stores it in best_.
   bool Better(const Holders& holders, std::uint32_t x, std::uint32_t y, std::uint32_t a,
               std::uint32_t b) {
     if (x == y || (holders.count[b][x] > 0 && holders.count[a][y] > 0 && holders.count[a][x] > 1 &&
@@ -181,8 +181,8 @@ class TableSearch {
   std::vector<std::uint64_t> counts_;
 };
 
-// With many units: how large the smallest sets are and how many different ones there are, which
-// decides the first size at which anything is lost.
+// Tracks for many units the size of the smallest sets and the number of different ones, which
+// determine the first size of failures with a loss.
 class SmallestSets {
  public:
   explicit SmallestSets(const std::vector<UnitSet>& sets) {
@@ -198,7 +198,7 @@ class SmallestSets {
     if (family.empty()) families_.erase(set.size());
   }
 
-  // Greater is better: the size, then the fewer sets of it, then of the next size.
+  // Returns size and negated count of the smallest sets, then of the next. Greater is better.
   std::vector<std::int64_t> Score() const {
     std::vector<std::int64_t> score;
     for (const auto& [size, family] : families_) {
@@ -211,8 +211,8 @@ class SmallestSets {
 
   std::uint32_t smallest() const { return families_.begin()->first; }
 
-  // False if a set of the smallest size that gives way to `next`, and one of size `other` to one of
-  // size `other_next`, cannot raise the score.
+  // Returns false if replacing a set of the smallest size by `next`, and one of size `other` by
+  // one of size `other_next`, cannot raise the score.
   bool MayRaise(const UnitSet& next, std::uint32_t other, std::uint32_t other_next) const {
     const auto second = std::next(families_.begin());
     const std::uint32_t bound = second == families_.end() ? ~0U : second->first;
@@ -275,7 +275,7 @@ void ImproveSmallest(UnitPlan* plan, std::uint32_t expert_count, const StopCheck
   }
 }
 
-// True if `a` survives more than `b`, fewest failures first.
+// Returns true if `a` survives more than `b`, fewest failures first.
 bool SurvivesMore(UnitPlan* a, UnitPlan* b, std::uint32_t expert_count, const StopCheck& stop) {
   const auto units = static_cast<std::uint32_t>(a->experts.size());
   if (units <= kTableUnits) {

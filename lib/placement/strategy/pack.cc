@@ -17,7 +17,7 @@ bool Has(std::span<const std::int32_t> slots, std::int32_t expert) {
   return Find(slots, expert) != static_cast<std::ptrdiff_t>(slots.size());
 }
 
-// A slot whose expert stands in an earlier slot of the device too; slots.size() if there is none.
+// Returns a slot with an expert of an earlier slot of the device, or slots.size() if none.
 std::size_t Duplicate(std::span<const std::int32_t> slots) {
   for (std::size_t i = 1; i < slots.size(); ++i) {
     if (slots[i] != kNoExpert && Has(slots.first(i), slots[i])) return i;
@@ -79,7 +79,7 @@ void PackEvenly(std::span<const std::uint64_t> tokens, std::span<const std::uint
     if (cluster.alive(d) && cluster.devices[d].slots > 0) heap.push_back({0, d});
   }
   std::make_heap(heap.begin(), heap.end());
-  std::vector<Bin> passed;  // lighter devices that have the expert
+  std::vector<Bin> passed;  // lighter devices that already have the expert
   for (const std::uint32_t expert : replicas) {
     const auto e = static_cast<std::int32_t>(expert);
     passed.clear();
@@ -135,7 +135,7 @@ void RemoveDuplicates(std::span<const std::uint64_t> tokens, const Cluster& clus
           if (!best.found || peak < best.peak) best = {b, j, peak, true};
         }
       }
-      if (!best.found) break;  // every other device has it, or nothing new to give
+      if (!best.found) break;  // every other device has the expert, or no other expert fits
       const auto theirs = placement->slots(0, best.device);
       const double moved = weight(mine[i]) - weight(theirs[best.slot]);
       load[a - first] -= moved;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // lib/placement/strategy: the strategies that make placements.
-// Each has two halves (strategy_*.cc): a draft, which looks at some layers alone, and a finish,
-// which looks at all of them. strategies.cc lists them under their names. lazarus.h, eplb.h and
-// hecate.h are the published algorithms by themselves; the other headers are what several
-// strategies use. The strategy best is in lib/placement/best.
+// Each has two halves in strategy_*.cc: a draft, which treats each layer separately, and a finish,
+// which considers all layers. strategies.cc lists them by name. lazarus.h, eplb.h and hecate.h
+// contain the published algorithms alone; the other headers have code that several strategies
+// share. The strategy best is in lib/placement/best.
 
 #pragma once
 
@@ -11,7 +11,7 @@
 
 namespace shardwright::placement::internal {
 
-// The drafts and finishes of the strategies; contracts as in types.h.
+// Drafts and finishes of the strategies. types.h documents their contracts.
 
 using Drafting = Result<StrategyResult>(const TokenCounts& loads, const Cluster& cluster,
                                         const Placement* current, const Options& options);
@@ -26,26 +26,26 @@ Drafting DraftSmartMoe;
 Drafting DraftFlexMoe;
 Drafting DraftFasterMoe;
 Drafting DraftBest;
-/// An empty placement: all the work is in the finish.
+/// Returns an empty placement. The finish does all the work.
 Drafting DraftEmpty;
 
 using Finishing = Result<StrategyResult>(StrategyResult draft, const TokenCounts& loads,
                                          const Cluster& cluster, const Placement* current,
                                          const Options& options);
 
-/// Renames nodes after the current placement, if there is one, as Options::node_map says.
+/// Renames nodes to match the current placement, if there is one, by Options::node_map.
 Finishing FinishByNodes;
-/// Leaves the draft as it is.
+/// Returns the draft unchanged.
 Finishing FinishAsDrafted;
-/// Leaves experts on their devices, in the slots that they have there now.
+/// Keeps experts on their devices, in the slots that they have in the current placement.
 Finishing FinishInSlots;
 Finishing FinishEplbPlus;
 Finishing FinishHecate;
 Finishing FinishBest;
 
-/// Seconds that a device needs for a token, forward and backward.
+/// Returns the seconds that a device needs for a token, forward and backward.
 double FlopSeconds(const Options::Model& model);
-/// Bytes of an expert's parameters.
+/// Returns the bytes of an expert's parameters.
 double ExpertBytes(const Options::Model& model);
 
 }  // namespace shardwright::placement::internal

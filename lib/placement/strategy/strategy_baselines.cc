@@ -18,8 +18,8 @@ Error TooNarrow(std::string_view name, std::uint32_t experts, std::uint32_t devi
                                  std::to_string(slots) + " slots each"};
 }
 
-// Size of the expert-parallel group: as many devices as divide the experts evenly, so that as few
-// copies as asked are made; 0 if none fits.
+// Returns the size of the expert-parallel group: the largest that divides the experts evenly and
+// allows the requested number of copies; 0 if none fits.
 std::uint32_t GroupSize(std::uint32_t experts, std::uint32_t devices, std::uint32_t slots,
                         std::uint32_t copies_min) {
   for (std::uint32_t size = std::min(experts, devices); size > 0; --size) {
@@ -28,8 +28,8 @@ std::uint32_t GroupSize(std::uint32_t experts, std::uint32_t devices, std::uint3
   return 0;
 }
 
-// Deals replicas to units that have room, in order: the next unit for each, or one until it is
-// full.
+// Deals replicas to units with room, in order: either the next unit for each replica, or one
+// unit until it is full.
 UnitPlan Deal(std::span<const std::uint32_t> counts, std::span<const std::uint64_t> slots,
               bool next_for_each) {
   UnitPlan plan;
@@ -61,7 +61,7 @@ Result<StrategyResult> DealByUnits(const TokenCounts& loads, const Cluster& clus
   return result;
 }
 
-// Owners of one layer now, if every expert is on exactly one live device.
+// Returns the owners of one layer now, or nothing unless every expert is on one live device.
 std::vector<std::uint32_t> SingleOwners(const Placement& current, std::uint32_t layer,
                                         const LiveDevices& devices) {
   std::vector<std::uint32_t> owner(current.experts, devices.size());
@@ -83,7 +83,7 @@ std::uint64_t Busiest(std::span<const std::uint32_t> owner, std::span<const std:
   return *std::max_element(load.begin(), load.end());
 }
 
-// Experts by descending load, each to the least loaded device with room; stays where it is on ties.
+// Moves experts by descending load to the least loaded device with room; ties to the owner.
 std::vector<std::uint32_t> Exchanged(std::span<const std::uint64_t> tokens,
                                      const std::vector<std::uint32_t>& owner, std::uint32_t devices,
                                      const StopCheck& stop) {
@@ -209,7 +209,7 @@ Result<StrategyResult> DraftFasterMoe(const TokenCounts& loads, const Cluster& c
   for (std::uint32_t l = 0; l < loads.layers; ++l) {
     SW_TRY(CheckStop(options.stop));
     const auto tokens = loads.layer(l);
-    std::vector<double> load(count, 0);  // of experts that are not shadowed
+    std::vector<double> load(count, 0);  // load of experts that are not shadowed
     for (std::uint32_t e = 0; e < loads.experts; ++e) {
       load[owner[e]] += static_cast<double>(tokens[e]);
     }

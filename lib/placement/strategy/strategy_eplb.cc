@@ -10,8 +10,8 @@
 namespace shardwright::placement::internal {
 namespace {
 
-// The sizes of a published plan on the live part of a cluster.
-// \error kInfeasible  a divisibility that the published algorithm needs
+// Returns the sizes of a published plan on the live part of a cluster.
+// \error kInfeasible  numbers that do not divide as the published algorithm requires
 Result<EplbShape> ShapeOf(const TokenCounts& loads, const Cluster& cluster,
                           const Options& options) {
   std::set<std::uint32_t> slots;
@@ -55,7 +55,7 @@ Result<bool> IsHierarchical(const EplbShape& shape, EplbPolicy policy) {
   return policy != EplbPolicy::kGlobal && fits;
 }
 
-// Puts the published plan of a layer on the live devices.
+// Copies the published plan of a layer to the live devices.
 void CopyPublished(std::span<const std::uint64_t> tokens, const EplbShape& shape, bool hierarchical,
                    const Cluster& cluster, std::uint32_t layer, Placement* placement) {
   const std::vector<std::int32_t> slots = EplbLayer(tokens, shape, hierarchical);
@@ -68,19 +68,19 @@ void CopyPublished(std::span<const std::uint64_t> tokens, const EplbShape& shape
   }
 }
 
-// True if expert groups stay on one node.
+// Returns true if expert groups stay on one node.
 bool IsGrouped(const Result<EplbShape>& shape, const Options& options) {
   return shape && shape->groups > 1 && IsHierarchical(*shape, options.eplb_policy).value_or(false);
 }
 
-// Devices that experts may be spread over: [first, last), and these experts.
+// Devices [first, last) and the experts to spread over them.
 struct Part {
   std::uint32_t first = 0;
   std::uint32_t last = 0;
   std::vector<std::uint32_t> experts;
 };
 
-// Everything, or each node with the experts that the published plan gives it.
+// Returns one part with everything, or one per node with its experts in the published plan.
 std::vector<Part> PartsOf(const Placement& published, bool grouped, const Cluster& cluster) {
   const std::uint32_t parts = grouped ? cluster.node_count() : 1;
   std::vector<Part> result;
@@ -105,8 +105,8 @@ bool IsBetter(const Evenness& a, const Evenness& b) {
   return a.duplicates != b.duplicates ? a.duplicates < b.duplicates : a.peak < b.peak;
 }
 
-// One layer, as a placement of its own: the published plan with its duplicates swapped away, or
-// packed anew with at most one replica per device, whichever is better.
+// Plans one layer, as a placement of its own. Returns the better of the published plan with
+// duplicates swapped away and a new packing with at most one replica per device.
 Placement PlusLayer(const TokenCounts& one, const Result<EplbShape>& shape, bool grouped,
                     const Cluster& cluster) {
   const auto tokens = one.layer(0);
@@ -162,7 +162,7 @@ Result<StrategyResult> FinishEplbPlus(StrategyResult draft, const TokenCounts& l
                                       const Cluster& cluster, const Placement* current,
                                       const Options& options) {
   if (current == nullptr) return draft;
-  // Groups that share a node under the hierarchical policy stay together.
+  // Groups that share a node under the hierarchical policy stay on one node.
   const bool grouped = IsGrouped(ShapeOf(loads, cluster, options), options);
   draft.placement = grouped ? Relabel(*current, draft.placement, cluster, NodeMap::kPerLayer,
                                       options.failure_unit, options.stop)

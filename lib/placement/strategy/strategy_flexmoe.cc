@@ -9,10 +9,10 @@
 namespace shardwright::placement::internal {
 namespace {
 
-// One layer while replicas are added, dropped and moved.
+// State of one layer while replicas are added, dropped and moved.
 class Adjusting {
  public:
-  /// \param per_iteration  mean tokens of an iteration that one of `tokens` stands for
+  /// \param per_iteration  mean tokens per iteration for each of `tokens`
   Adjusting(std::span<const std::uint64_t> tokens, double per_iteration, const LiveDevices& devices,
             std::vector<std::uint32_t> room, const Options& options)
       : tokens_(tokens),
@@ -65,7 +65,7 @@ class Adjusting {
     return count;
   }
 
-  // Adds (+1) or takes away (-1) what an expert's replicas cost their devices.
+  // Adds (sign 1) or removes (sign -1) the load of an expert's replicas on their devices.
   void Weigh(std::uint32_t e, int sign) {
     if (holders_[e].empty()) return;
     const double nodes = NodesOf(e);
@@ -90,7 +90,7 @@ class Adjusting {
     return *std::max_element(load_.begin(), load_.end()) / (sum / devices_.size());
   }
 
-  // Compute, dispatch from all devices, and the all-reduce of replicas on several nodes.
+  // Returns seconds of compute, dispatch from all devices, and all-reduce of replicas across nodes.
   double Seconds() const {
     const double most = per_iteration_ * *std::max_element(load_.begin(), load_.end());
     const double reduce = *std::max_element(reduce_.begin(), reduce_.end());
@@ -104,7 +104,7 @@ class Adjusting {
     return std::binary_search(holders_[e].begin(), holders_[e].end(), d);
   }
 
-  // The change that gives the hottest expert a replica more; nothing if no device can take it.
+  // Returns the change that adds a replica of the hottest expert; nothing if no device has room.
   std::optional<Change> HottestMore() const {
     std::uint32_t hot = 0;
     for (std::uint32_t e = 1; e < tokens_.size(); ++e) {
@@ -119,7 +119,7 @@ class Adjusting {
     return Change{hot, best};
   }
 
-  // One more replica of the expert with the largest load per replica.
+  // Adds a replica of the expert with the largest load per replica if that saves time.
   bool Expand() {
     const auto more = HottestMore();
     if (!more) return false;
@@ -130,8 +130,8 @@ class Adjusting {
     return false;
   }
 
-  // One replica less of the expert with the smallest load per replica; its place may go to the
-  // hottest.
+  // Removes a replica of the expert with the smallest load per replica if that saves time.
+  // The hottest expert may get its place.
   bool Shrink() {
     std::optional<std::uint32_t> cold;
     for (std::uint32_t e = 0; e < tokens_.size(); ++e) {
@@ -170,7 +170,7 @@ class Adjusting {
     return false;
   }
 
-  // True if `to` shares a node with a replica other than the one on `from`, whose node it is not.
+  // Returns true if `to` shares a node with a replica of `mine` other than `from`, on another node.
   bool Near(const std::vector<std::uint32_t>& mine, std::uint32_t from, std::uint32_t to) const {
     if (devices_.node[from] == devices_.node[to]) return false;
     return std::any_of(mine.begin(), mine.end(), [&](std::uint32_t d) {
@@ -207,7 +207,7 @@ class Adjusting {
   std::vector<double> reduce_;
 };
 
-// True if every expert of the layer is on a live device of `current`.
+// Returns true if every expert of the layer is on a live device of `current`.
 bool Complete(const Placement& current, std::uint32_t layer, const LiveDevices& devices) {
   std::vector<bool> found(current.experts, false);
   for (const std::uint32_t d : devices.device) {

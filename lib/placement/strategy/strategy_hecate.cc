@@ -11,8 +11,8 @@
 namespace shardwright::placement::internal {
 namespace {
 
-// Where experts live now: the first live holder in `current`, if there is one for every expert and
-// devices have slots for them; a plan from elsewhere may hold more.
+// Returns the owners now: the first live device with the expert in `current`, if every expert has
+// one and devices have enough slots. A plan of another strategy may have more replicas.
 std::vector<std::vector<std::uint32_t>> OwnersOf(const TokenCounts& loads,
                                                  const LiveDevices& devices,
                                                  const Placement* current) {
@@ -26,7 +26,7 @@ std::vector<std::vector<std::uint32_t>> OwnersOf(const TokenCounts& loads,
         if (e != kNoExpert) found[static_cast<std::size_t>(e)] = i;
       }
     }
-    std::vector<std::uint32_t> owned(devices.size() + std::size_t{1}, 0);  // last: without a holder
+    std::vector<std::uint32_t> owned(devices.size() + std::size_t{1}, 0);  // last: without device
     for (const std::uint32_t i : found) ++owned[i];
     const bool fits = std::equal(devices.slots.begin(), devices.slots.end(), owned.begin(),
                                  std::greater_equal<>());
@@ -35,17 +35,17 @@ std::vector<std::vector<std::uint32_t>> OwnersOf(const TokenCounts& loads,
   return owner;
 }
 
-// What a layer's owners leave of the slots, or as many foreign experts as the options say.
+// Returns the slots that a layer's owners leave free, or the number from the options.
 std::vector<std::uint32_t> SpareOf(const std::vector<std::uint32_t>& owner,
                                    const LiveDevices& devices,
                                    const std::optional<std::uint32_t>& spare) {
   if (spare) return std::vector(devices.size(), *spare);
   std::vector<std::uint32_t> left = devices.slots;
-  for (const std::uint32_t d : owner) --left[d];  // no device owns more than it has slots
+  for (const std::uint32_t d : owner) --left[d];  // no device owns more experts than it has slots
   return left;
 }
 
-// What crosses nodes decides if it is much slower than what stays inside.
+// Returns the bandwidth that limits copies: between nodes if there are several nodes.
 double CopyBytesPerSecond(const Cluster& cluster, const LiveDevices& devices) {
   const double inside = cluster.device_bytes_per_s;
   const double outside = cluster.node_bytes_per_s;

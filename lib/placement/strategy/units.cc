@@ -33,7 +33,7 @@ Units UnitsOf(const Cluster& cluster, FailureUnit unit) {
 }
 
 std::uint32_t LargestCopies(const Units& units, std::uint32_t experts) {
-  // Rows of equal sums fit under column caps exactly if their total does (Gale and Ryser).
+  // Rows of equal totals fit under column limits exactly if their total does (Gale and Ryser).
   std::uint64_t room = 0;
   for (const std::uint64_t slots : units.slots) room += std::min<std::uint64_t>(slots, experts);
   return static_cast<std::uint32_t>(room / experts);

@@ -20,7 +20,7 @@ struct Units {
 };
 Units UnitsOf(const Cluster& cluster, FailureUnit unit);
 
-/// Number of replicas per unit and expert, and the units of every expert.
+/// Number of replicas by unit and expert, and the set of units of every expert.
 struct Holders {
   explicit Holders(const UnitPlan& plan, std::uint32_t expert_count)
       : count(plan.experts.size(), std::vector<std::uint32_t>(expert_count, 0)),
@@ -33,7 +33,7 @@ struct Holders {
     }
   }
 
-  /// Returns the units of `expert` after a move of one replica from `from` to `to`.
+  /// Returns the units of `expert` after one replica moves from `from` to `to`.
   UnitSet Moved(std::uint32_t expert, std::uint32_t from, std::uint32_t to) const {
     UnitSet set = sets[expert];
     if (count[from][expert] == 1) set.Remove(from);
@@ -45,19 +45,19 @@ struct Holders {
   std::vector<UnitSet> sets;
 };
 
-/// The largest copies_min for which a plan exists.
+/// Returns the largest copies_min for which a plan exists.
 std::uint32_t LargestCopies(const Units& units, std::uint32_t experts);
 
-/// The copies_min to plan with: the asked one, or less if the options allow it.
-/// \error kInfeasible  names the largest that fits
+/// Returns the copies_min to plan with: the requested one, or less if the options allow it.
+/// \error kInfeasible  the request does not fit: names the largest that fits
 Result<std::uint32_t> Threshold(const Units& units, std::uint32_t experts, const Options& options);
 
-/// Deals each unit's experts to its devices: most tokens per replica first, to the least loaded
-/// device with a free slot, one that has not got the expert if possible; ties to the lower device.
+/// Deals each unit's experts to its devices, most tokens per replica first. Each goes to the least
+/// loaded device with a free slot, preferably one without the expert; ties to the lower device.
 void DealToDevices(const UnitPlan& plan, const Units& units, std::span<const std::uint64_t> tokens,
                    std::uint32_t layer, Placement* placement);
 
-/// Experts by (tokens, id) ascending.
+/// Returns the experts in ascending order of (tokens, id).
 std::vector<std::uint32_t> AscendingLoad(std::span<const std::uint64_t> tokens);
 
 }  // namespace shardwright::placement::internal

@@ -13,7 +13,7 @@ namespace {
 
 std::string UnitName(FailureUnit unit) { return unit == FailureUnit::kRack ? "rack" : "node"; }
 
-/// A plan that breaks a rule is our mistake, whatever the rule's own code says.
+/// Verifies the plan. A broken rule is an internal error, with any error code of the rule.
 Status Prove(const StrategyResult& result, const TokenCounts& loads, const Cluster& cluster) {
   Rules rules;
   rules.cluster_slots = !result.owners.has_value();
@@ -26,7 +26,7 @@ Status Prove(const StrategyResult& result, const TokenCounts& loads, const Clust
   return Fail(Errc::kInternal, "the plan breaks a rule: " + proved.error().message);
 }
 
-/// What the sparse collectives of a layer carry: parameters from the owner to the other holders.
+/// Computes the bytes of a layer's sparse collectives: from the owner to the other replicas.
 SparseVolumes LayerVolumes(const StrategyResult& result, const Cluster& cluster,
                            std::uint32_t layer) {
   const std::uint32_t experts = result.placement.experts;
@@ -49,7 +49,7 @@ SparseVolumes LayerVolumes(const StrategyResult& result, const Cluster& cluster,
   return VolumesOf(owner, holders, cluster.device_count(), cluster.param_bytes);
 }
 
-/// Takes over the bounds that a strategy has proved.
+/// Raises the measured bounds to the bounds that a strategy has proved.
 void RaiseBounds(const std::vector<LayerNotes>& notes, ModelMetrics* metrics) {
   double sum = 0;
   double layers = 0;
@@ -73,7 +73,7 @@ Result<VerifiedPlan> VerifyPlan(std::string_view strategy, StrategyResult result
   plan.strategy = strategy;
   plan.metrics = Measure(result.placement, loads, cluster, options.stop);
   RaiseBounds(result.notes, &plan.metrics);
-  // Copies that are made for an iteration hold no state: what survives is the owners'.
+  // Copies for one iteration have no state: survival depends on the owners.
   const Placement& state = result.owners ? *result.owners : result.placement;
   RecoveryOptions recovery = options.recovery;
   recovery.stop = options.stop;
@@ -107,7 +107,7 @@ std::int64_t LargestFaults(const TokenCounts& loads, const Cluster& cluster, Fai
     const Node& node = cluster.nodes[n];
     if (node.alive) slots[unit == FailureUnit::kRack ? node.rack : n] += cluster.node_slots(n);
   }
-  // A unit holds each expert once; by Gale and Ryser nothing else is in the way of c copies.
+  // A unit counts each expert once. By Gale and Ryser, c copies then fit if their total does.
   std::uint64_t distinct = 0;
   for (const std::uint64_t count : slots) distinct += std::min<std::uint64_t>(count, loads.experts);
   return static_cast<std::int64_t>(distinct / loads.experts) - 1;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// lib/placement/verify: what a plan is worth.
-// What a strategy says of its plan counts for nothing. VerifyPlan proves every plan against the
-// rules and measures it in the same way, whoever made it: loads of GPUs, survival, moves. A plan
-// that breaks a rule is never written.
+// lib/placement/verify: verification and measurement of plans.
+// VerifyPlan does not trust the notes of a strategy. It checks every plan against the rules
+// and measures all plans in the same way: load of the GPUs, survival, moves. A plan that
+// breaks a rule is never written.
 
 #pragma once
 
@@ -21,7 +21,7 @@
 
 namespace shardwright::placement {
 
-/// A plan and what is known of it.
+/// A plan with its measures.
 struct VerifiedPlan {
   std::string strategy;
   StrategyResult result;
@@ -29,39 +29,39 @@ struct VerifiedPlan {
   std::vector<RecoveryProbability> layer_recovery;  ///< by layer
   RecoveryProbability model_recovery;
   std::optional<Migration> migration;  ///< from the old plan, if there was one
-  /// What the copies of one iteration carry, by layer; empty for strategies without such copies.
+  /// Bytes copied by the sparse collectives of one iteration, by layer; empty for other strategies.
   std::vector<SparseVolumes> volumes;
 };
 
-/// What is asked of a plan, and how it is looked at.
+/// Requirements of a plan, and options of its measurement.
 struct VerifyOptions {
   FailureUnit unit = FailureUnit::kNode;
   RecoveryOptions recovery;
-  bool forward = false;  ///< nodes may send on what they received
-  StopCheck stop = {};   ///< ends judging with kStopped
+  bool forward = false;  ///< nodes may forward experts that they received
+  StopCheck stop = {};   ///< ends verification with kStopped
 };
 
-/// Proves that a plan can be written, and measures it.
-/// \param current  what lies on the devices now, or null
-/// \error kInternal  names the rule that the plan breaks: no such plan may be written; kStopped
+/// Verifies that a plan can be written, and measures it.
+/// \param current  placement on the devices now, or null
+/// \error kInternal  names the rule that the plan breaks, so that it must not be written; kStopped
 /// Local; layers in parallel on the caller's task arena.
 Result<VerifiedPlan> VerifyPlan(std::string_view strategy, StrategyResult result,
                                 const TokenCounts& loads, const Cluster& cluster,
                                 const Placement* current, const VerifyOptions& options);
 
-/// Failures of that many units that some plan could survive with certainty: the most distinct units
-/// that every expert can live on, less one; -1 if the experts do not even fit once.
+/// Returns the largest number of failed units that some plan survives with certainty: the most
+/// distinct units that can have a replica of every expert, minus one; -1 if the experts do not fit.
 /// Local, pure.
 std::int64_t LargestFaults(const TokenCounts& loads, const Cluster& cluster, FailureUnit unit);
 
-/// Refuses a number of failures that no plan survives.
-/// \error kInfeasible  says the largest that one does
+/// Fails for a number of failures that no plan survives.
+/// \error kInfeasible  names the largest number that a plan survives
 /// Local, pure.
 Status CheckFaults(std::uint64_t faults, const TokenCounts& loads, const Cluster& cluster,
                    FailureUnit unit);
 
-/// Refuses a plan that survives fewer failures than asked.
-/// \error kInfeasible  says how many it survives, and how many another plan could
+/// Fails for a plan that survives fewer failures than requested.
+/// \error kInfeasible  names the number that it survives, and the number that another plan could
 /// Local, pure.
 Status CheckSurvives(const VerifiedPlan& plan, std::uint64_t faults, const TokenCounts& loads,
                      const Cluster& cluster, FailureUnit unit);

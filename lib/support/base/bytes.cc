@@ -12,13 +12,13 @@ namespace {
 
 __extension__ using Wide = unsigned __int128;
 
-/// Digits after the point that are read. A fraction of so many, times the largest unit, fits 128
-/// bits.
+/// Maximum number of digits after the point. A fraction with so many digits, times
+/// the largest unit, fits in 128 bits.
 constexpr std::size_t kFractionDigits = 18;
 
 constexpr bool IsDigit(char c) { return c >= '0' && c <= '9'; }
 
-/// Bytes of a unit, if it is one.
+/// Returns the bytes of a unit, nullopt if the text is not a unit.
 std::optional<std::uint64_t> FactorOf(std::string_view unit) {
   constexpr std::uint64_t kKi = 1024;
   constexpr std::uint64_t kK = 1000;
@@ -44,7 +44,7 @@ std::optional<std::uint64_t> FactorOf(std::string_view unit) {
   return std::nullopt;
 }
 
-/// Takes the digits at the start of `text`.
+/// Removes the digits at the start of `text` and returns them.
 std::string_view TakeDigits(std::string_view* text) {
   std::size_t count = 0;
   while (count < text->size() && IsDigit((*text)[count])) ++count;
@@ -53,13 +53,13 @@ std::string_view TakeDigits(std::string_view* text) {
   return digits;
 }
 
-/// What kind of amount a text is, for messages.
+/// Names a kind of amount in messages.
 struct Kind {
   std::string_view name;      ///< "a size"
   std::string_view examples;  ///< "256MiB, 12.5GB, 1048576"
 };
 
-/// Reads an amount of bytes. \param text  the whole argument; \param amount  its part without "/s"
+/// Parses an amount of bytes. \param text the whole argument; \param amount its part without "/s"
 Result<std::uint64_t> ParseAmount(std::string_view text, std::string_view amount,
                                   const Kind& kind) {
   const auto bad = [&](const std::string& why) {

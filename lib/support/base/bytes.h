@@ -11,8 +11,8 @@ namespace shardwright {
 
 /// Parses a size: a decimal number, then an optional unit. KiB MiB GiB TiB are powers of 1024; K KB
 /// M MB G GB T TB powers of 1000; B or nothing means bytes. A fraction is rounded to whole bytes.
-/// \error kUsage  not a size: negative, with an exponent, another unit, a fraction of more than 18
-///        digits or of single bytes; or it does not fit in 64 bits
+/// \error kUsage  the text is negative, has an exponent or an unknown unit, a fraction of single
+///        bytes or with more than 18 digits, or does not fit in 64 bits
 /// Local.
 Result<std::uint64_t> ParseBytes(std::string_view text);
 
@@ -21,7 +21,7 @@ Result<std::uint64_t> ParseBytes(std::string_view text);
 /// Local.
 Result<std::uint64_t> ParseBandwidth(std::string_view text);
 
-/// Human form with three significant digits and a binary unit: "4.36 GiB", "512 B".
+/// Formats a size with three significant digits and a binary unit: "4.36 GiB", "512 B".
 /// Local.
 std::string FormatBytes(std::uint64_t bytes);
 

@@ -8,8 +8,8 @@
 
 namespace shardwright {
 
-/// Sum of two counts that came from a file.
-/// \error kBadInput if it does not fit in 64 bits
+/// Adds two counts that came from a file.
+/// \error kBadInput if the sum does not fit in 64 bits
 /// Local.
 inline Result<std::uint64_t> CheckedAdd(std::uint64_t a, std::uint64_t b) {
   std::uint64_t sum = 0;
@@ -20,8 +20,8 @@ inline Result<std::uint64_t> CheckedAdd(std::uint64_t a, std::uint64_t b) {
   return sum;
 }
 
-/// Product of two counts that came from a file.
-/// \error kBadInput if it does not fit in 64 bits
+/// Multiplies two counts that came from a file.
+/// \error kBadInput if the product does not fit in 64 bits
 /// Local.
 inline Result<std::uint64_t> CheckedMul(std::uint64_t a, std::uint64_t b) {
   std::uint64_t product = 0;
@@ -32,12 +32,12 @@ inline Result<std::uint64_t> CheckedMul(std::uint64_t a, std::uint64_t b) {
   return product;
 }
 
-/// `a` divided by `b`, rounded up. \pre b > 0
+/// Divides `a` by `b` and rounds up. \pre b > 0
 constexpr std::uint64_t CeilDiv(std::uint64_t a, std::uint64_t b) {
   return a / b + (a % b != 0 ? 1 : 0);
 }
 
-/// `a` rounded up to a multiple of `b`. \pre b > 0 and the result fits
+/// Rounds `a` up to a multiple of `b`. \pre b > 0 and the result fits in 64 bits
 constexpr std::uint64_t RoundUp(std::uint64_t a, std::uint64_t b) { return CeilDiv(a, b) * b; }
 
 }  // namespace shardwright

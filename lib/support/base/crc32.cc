@@ -17,7 +17,7 @@ constexpr std::uint32_t TimesX(std::uint32_t a) {
   return (a >> 1) ^ ((a & 1U) != 0 ? kModulus : 0);
 }
 
-// What the four bits shifted out by a product with x^4 leave behind.
+// Maps the four bits that a multiplication by x^4 shifts out to their remainder.
 constexpr std::array<std::uint32_t, 16> MakeFold() {
   std::array<std::uint32_t, 16> fold{};
   for (std::uint32_t i = 0; i < 16; ++i) {
@@ -28,7 +28,7 @@ constexpr std::array<std::uint32_t, 16> MakeFold() {
 constexpr std::array<std::uint32_t, 16> kFold = MakeFold();
 
 std::uint32_t Times(std::uint32_t a, std::uint32_t b) {
-  // multiples[n]: a times the polynomial of the nibble n (its bit 3 is x^0).
+  // multiples[n] is a times the polynomial of the nibble n (its bit 3 is x^0).
   std::array<std::uint32_t, 16> multiples{};
   multiples[8] = a;
   multiples[4] = TimesX(a);

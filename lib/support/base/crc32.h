@@ -7,11 +7,11 @@
 
 namespace shardwright {
 
-/// CRC-32 of the zip format (IEEE, reflected) of `data`; of nothing it is 0.
+/// Returns the CRC-32 of `data` as the zip format defines it (IEEE, reflected); 0 if it is empty.
 std::uint32_t Crc32(std::span<const std::byte> data);
 
-/// The share of a piece in the CRC of a whole: the CRC of a byte string is the XOR of
-/// Crc32Share(crc of piece, bytes that follow the piece) over its pieces, in any order.
+/// Returns the contribution of one piece to the CRC of a whole byte string. The CRC of the string
+/// is the XOR of Crc32Share(CRC of the piece, bytes after the piece) over its pieces, in any order.
 std::uint32_t Crc32Share(std::uint32_t crc, std::uint64_t bytes_after);
 
 }  // namespace shardwright

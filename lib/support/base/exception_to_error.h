@@ -5,8 +5,8 @@
 
 namespace shardwright {
 
-/// What the exception that is being handled means: kLimit where memory or threads were wanting,
-/// kInternal for anything else that a library has thrown. Within a catch block only.
+/// Converts the exception that is being handled to an error: kLimit if memory or threads ran out,
+/// kInternal for any other exception of a library. Call it only within a catch block.
 /// Local.
 Error CaughtError();
 

@@ -12,18 +12,18 @@ namespace shardwright {
 namespace {
 
 thread_local bool wanting = false;
-thread_local int ends = 0;  // how many EndsWithoutMemory live
+thread_local int ends = 0;  // number of EndsWithoutMemory objects
 std::new_handler former = nullptr;
 
 constexpr std::uint64_t kTextMemoryMin = std::uint64_t{64} << 20;
-constexpr std::uint64_t kTimesText = 8;  // texts of ordinary content take up to six
+constexpr std::uint64_t kTimesText = 8;  // ordinary texts take up to six times their size
 std::atomic<std::uint64_t> text_memory = std::uint64_t{1} << 30;
 
 void NoMemory() {
   wanting = true;
   if (ends > 0) {
     try {
-      throw std::bad_alloc();  // for the terminate handler, which asks what was thrown
+      throw std::bad_alloc();  // for the terminate handler, which rethrows it
     } catch (...) {
       std::terminate();
     }

@@ -8,17 +8,17 @@
 
 namespace shardwright {
 
-/// Makes `operator new` note where it finds no memory, in the whole process; what it then does is
-/// what it did before. Again: nothing.
+/// Makes `operator new` record failed allocations of each thread, in the whole process. Its
+/// other behavior does not change. Calls after the first one have no effect.
 /// Local.
 void WatchMemory();
 
-/// Whether `operator new` has found no memory in this thread since WatchMemory().
+/// Returns whether `operator new` has failed to get memory in this thread since WatchMemory().
 /// Local.
 bool MemoryWasWanting();
 
-/// As long as one lives, want of memory in its thread ends the process as std::terminate() does,
-/// with std::bad_alloc as what was thrown. For libraries that do not bear that exception.
+/// While such an object exists, running out of memory in its thread ends the process through
+/// std::terminate(), with std::bad_alloc as the exception. For libraries that cannot handle it.
 /// Local.
 class EndsWithoutMemory {
  public:
@@ -28,28 +28,28 @@ class EndsWithoutMemory {
   EndsWithoutMemory& operator=(const EndsWithoutMemory&) = delete;
 };
 
-/// Memory in bytes that one text from outside may take once it is parsed, where it is not small:
-/// 1 GiB, or as set by LimitTextMemory(). Any thread.
+/// Returns the memory limit in bytes for one parsed JSON or MessagePack text: 1 GiB, or the value
+/// set by LimitTextMemory(). A text may always take eight times its own size. Any thread.
 std::uint64_t TextMemory();
 
 /// Sets TextMemory() for the whole process, at least 64 MiB. Any thread.
 void LimitTextMemory(std::uint64_t bytes);
 
-/// Counts the memory that one text from outside takes once it is parsed, before it is taken: at
-/// most TextMemory(), or eight times the text where that is more, which texts of ordinary content
-/// never need.
+/// Counts the memory that a parsed text will take, before the parser allocates it. The
+/// budget is the larger of TextMemory() and eight times the size of the text. Ordinary
+/// texts need less than eight times their size.
 class TextBudget {
  public:
-  /// \param bytes  of the text
+  /// \param bytes  size of the text
   explicit TextBudget(std::uint64_t bytes);
-  /// Counts `bytes` more; false if they exceed the budget.
+  /// Counts `bytes` more. Returns false if they exceed the budget.
   bool Take(std::uint64_t bytes) {
     if (bytes > left_) return false;
     left_ -= bytes;
     return true;
   }
-  /// The error where Take has failed: kLimit.
-  /// \param where  starts the message
+  /// Returns the error for a failed Take: kLimit.
+  /// \param where  beginning of the message, such as the file
   tl::unexpected<Error> Exceeded(const std::string& where) const;
 
  private:
@@ -58,7 +58,7 @@ class TextBudget {
   std::uint64_t left_;
 };
 
-/// Bytes that malloc takes for a block of `bytes`.
+/// Returns the number of bytes that malloc uses for a block of `bytes`.
 constexpr std::uint64_t BlockBytes(std::uint64_t bytes) {
   return bytes < 24 ? 32 : (bytes + 8 + 15) / 16 * 16;
 }

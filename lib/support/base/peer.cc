@@ -14,7 +14,7 @@
 namespace shardwright {
 namespace {
 
-/// Bytes of an entry of the user database, at most.
+/// Maximum bytes of an entry in the user database.
 constexpr std::size_t kEntryBytes = std::size_t{64} << 10;
 
 }  // namespace

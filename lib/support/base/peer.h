@@ -9,16 +9,16 @@
 
 namespace shardwright {
 
-/// Reads a user's name or number.
-/// \error kUsage  there is no such user on this machine
+/// Converts a user's name or number to the user id.
+/// \error kUsage  this machine has no such user
 /// Local.
 Result<std::uint32_t> ParseUser(const std::string& text);
 
-/// Checks whose process is at the other end of a connection over a socket file. This process's user
-/// and root are accepted; root accepts root only.
+/// Checks the user of the process at the other end of a socket-file connection. Accepts the
+/// user of this process and root. A process of root accepts root only.
 /// \param where  name of the connection, for the message
-/// \param trusted  a further user that is accepted
-/// \error kMismatch  a process of another user: names both; kIo
+/// \param trusted  id of another user to accept
+/// \error kMismatch  the process belongs to another user (names both users); kIo
 /// Local.
 Status CheckPeer(int fd, const std::string& where, std::optional<std::uint32_t> trusted);
 

@@ -11,15 +11,15 @@ namespace shardwright {
 
 namespace {
 
-/// The folder of the program, or of the shared library, that holds this code; empty if it cannot be
-/// told.
+/// Returns the folder of the program or the shared library that contains this code,
+/// empty if it is unknown.
 std::string OwnFolder() {
-  static constexpr char kHere = 0;  // anything that is no function
+  static constexpr char kHere = 0;  // an address that is not a function's
   Dl_info info = {};
   link_map* object = nullptr;
   if (dladdr1(&kHere, &info, reinterpret_cast<void**>(&object), RTLD_DL_LINKMAP) == 0) return {};
   if (object->l_name != nullptr && *object->l_name != '\0') return FolderOf(object->l_name);
-  // A program is called what its starter called it, which is no path where PATH was searched.
+  // For a program, l_name is empty, and argv[0] is not a path if the shell searched PATH.
   return FolderOfProgram(getpid());
 }
 

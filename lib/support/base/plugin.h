@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Libraries that are opened while a program runs, so that nothing links what they link.
+// Opens shared libraries at run time, so that the programs do not link their dependencies.
 
 #pragma once
 
@@ -10,14 +10,14 @@
 
 namespace shardwright {
 
-/// Where a plugin lies: in the folder of plugins beside the folder of the programs, or of the
-/// shared library that holds this code.
-/// \param file  as "shardwright_mpi_mpich.so"
+/// Returns the path of a plugin in the plugin folder. This folder is a sibling of the folder
+/// that has the running program, or the shared library that contains this code.
+/// \param file  file name, such as "shardwright_mpi_mpich.so"
 /// \error kNotFound "PATH: no such file"
 /// Local.
 Result<std::string> FindPlugin(std::string_view file);
 
-/// Why the last dlopen or dlsym of this thread has failed. Local.
+/// Returns why the last dlopen or dlsym in this thread failed. Local.
 std::string WhyNotOpened();
 
 }  // namespace shardwright

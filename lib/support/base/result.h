@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// lib/support/base: what every other module stands on.
-// Nothing throws across a function of lib/. What can fail returns a Result; an Error names the
-// place and both sides of what is wrong, and its code is the exit code of the command. Numbers out
-// of files pass checked.h and the caps in limits.h before memory is taken for them. text.h makes
-// the small texts of messages. The library never prints: warnings and progress go to a Sink.
+// lib/support/base: results, errors and helpers that every other module uses.
+// Functions of lib/ do not throw; those that can fail return a Result. The message of an Error
+// names the place, the expected and the actual value, and its code is the exit code of the command.
+// Numbers from files pass checked.h and limits.h before memory is allocated for them. text.h
+// formats values for messages. The library never prints: warnings and progress go to a Sink.
 
 #pragma once
 
@@ -16,8 +16,8 @@
 
 namespace shardwright {
 
-/// What went wrong, in the order of the exit-code table (docs/commands.md): the value is the exit
-/// code.
+/// Kind of an error, in the order of the exit-code table (docs/commands.md). The value
+/// is the exit code of the command.
 enum class Errc : std::uint8_t {
   kInternal = 1,
   kUsage = 2,
@@ -32,12 +32,12 @@ enum class Errc : std::uint8_t {
   kStopped = 75,
 };
 
-/// One failure, with everything a user needs to act on it.
+/// An error with all the information that a user needs to fix it.
 struct Error {
   Errc code = Errc::kInternal;
   std::string message;  ///< lower case, no full stop: "<where>: <what>: <expected vs found>"
   int sys = 0;          ///< errno, 0 if none
-  int rank = -1;        ///< set when ranks agree
+  int rank = -1;        ///< failing rank, set by Comm::Agree; -1 if unknown
 };
 
 template <class T>
@@ -48,13 +48,13 @@ class [[nodiscard]] Result : public tl::expected<T, Error> {
 
 using Status = Result<void>;
 
-/// Makes the error side of a Result.
+/// Makes a failed Result.
 /// Local.
 inline tl::unexpected<Error> Fail(Errc code, std::string message, int sys = 0) {
   return tl::unexpected<Error>(Error{code, std::move(message), sys, -1});
 }
 
-/// A file that is damaged, contradicts itself, or is none of its kind.
+/// Makes the error for a file that is damaged, contradicts itself, or has the wrong format.
 /// Local.
 inline tl::unexpected<Error> BadInput(std::string message) {
   return Fail(Errc::kBadInput, std::move(message));
@@ -95,8 +95,8 @@ namespace internal {
   }                                                                           \
   declaration = *std::move(result)
 
-/// For our own mistakes only; stays on in release builds. Nothing read from a file, a flag or
-/// another rank may reach it.
+/// Ends the process after a programming error, also in release builds. Data from a file,
+/// a flag or another rank must never cause it to fail.
 #define SW_CHECK(condition)                                                 \
   do {                                                                      \
     if (!(condition)) [[unlikely]] {                                        \

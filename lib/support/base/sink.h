@@ -7,8 +7,8 @@
 
 namespace shardwright {
 
-/// Where the library says how far it is; a command shows it, a test records it. Every method may be
-/// called from any thread of a rank, never blocks on another rank and never fails.
+/// Receives progress and messages of the library. A command displays them, a test records them. Any
+/// thread of a rank may call the methods. They never wait for another rank and never fail.
 /// Local.
 class Sink {
  public:
@@ -21,25 +21,25 @@ class Sink {
   /// the same name are added together in the report. Call it from one thread of the rank.
   virtual void Pass(std::string_view name) = 0;
 
-  /// Bytes of the current pass that are done, and how many there are; 0 when not known yet. The
-  /// numbers are this rank's and replace the ones told before.
+  /// Reports the bytes of the current pass that are done, and their total, which is 0 while it
+  /// is unknown. Both are of this rank and replace the numbers reported before.
   virtual void Progress(std::uint64_t bytes_done, std::uint64_t bytes_total) = 0;
 
-  /// Adds to what this rank has read: payload and metadata bytes, and files opened for it.
+  /// Adds to the read counters of this rank: payload and metadata bytes, and files opened.
   virtual void AddRead(std::uint64_t bytes, std::uint64_t files) = 0;
 
-  /// Adds to what this rank has written: bytes, and files finished.
+  /// Adds to the write counters of this rank: bytes, and finished files.
   virtual void AddWritten(std::uint64_t bytes, std::uint64_t files) = 0;
 
-  /// Something the user should look at although the run goes on. Lower case, no full stop. Equal
-  /// texts, of one rank or of many, are shown once.
+  /// Warns about a problem that does not stop the run. The text is lower case without a full
+  /// stop. Equal texts, from one rank or several, are shown once.
   virtual void Warn(std::string message) = 0;
 
-  /// Something a user may like to know: level 0 is shown unless -q is given, 1 with -v, 2 with -vv.
+  /// Reports optional information. Level 0 is shown unless -q is given, 1 with -v, 2 with -vv.
   virtual void Note(std::string message, int level) = 0;
 
-  /// True once the user has asked this rank to stop: finish the current unit, keep the journal,
-  /// agree with the other ranks and return kStopped. Cheap enough for every unit.
+  /// True once the user has asked this rank to stop. The caller then finishes its unit, keeps the
+  /// journal, agrees with the other ranks and returns kStopped. Cheap enough for every unit.
   virtual bool stop_requested() const = 0;
 
   /// Begin and end work that has written nothing yet; see Interruptible.
@@ -47,14 +47,14 @@ class Sink {
   virtual void EndInterruptible() {}
 };
 
-/// Marks work of this rank, such as reading or planning, that has written nothing yet and holds no
-/// connection.
-/// While one exists, the sink may end the process soon after a stop was requested, because such
-/// work cannot always look at stop_requested(). May be nested.
+/// Marks work of this rank, such as reading or planning, that has not written anything
+/// yet and has no open connection. While such an object exists, the sink may end the
+/// process soon after a stop was requested, because the work cannot always check
+/// stop_requested() in time. Objects may be nested.
 /// Local.
 class Interruptible {
  public:
-  /// \pre the sink outlives it
+  /// \pre the sink outlives this object
   explicit Interruptible(Sink& sink) : sink_(sink) { sink_.BeginInterruptible(); }
   Interruptible(const Interruptible&) = delete;
   Interruptible& operator=(const Interruptible&) = delete;
@@ -64,7 +64,7 @@ class Interruptible {
   Sink& sink_;
 };
 
-/// A sink that keeps nothing and never asks to stop; others listen to what they care for.
+/// A sink that ignores everything and never asks to stop. Derived classes override what they need.
 class NullSink : public Sink {
  public:
   void Pass(std::string_view) override {}

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the operating system tells a process of itself and of its machine.
+// Information about the current process and its machine from the operating system.
 
 #pragma once
 
@@ -13,25 +13,25 @@
 
 namespace shardwright {
 
-/// The name of this machine as it knows itself; "localhost" if it has none. Local.
+/// Returns the host name of this machine, or "localhost" if it has none. Local.
 std::string HostName();
 
-/// The id that the kernel has given to its last start; empty if it cannot be read. Local.
+/// Returns the kernel's id of the last boot, or an empty text if it cannot be read. Local.
 std::string BootId();
 
-/// What comes before the last slash of a path; empty if there is none. Local.
+/// Returns the part of a path before its last slash, empty if it has no slash. Local.
 std::string FolderOf(std::string_view path);
 
-/// The folder of the program that a process runs; empty if it cannot be told. Local.
+/// Returns the folder of the program that a process runs, empty if it is unknown. Local.
 std::string FolderOfProgram(pid_t process);
 
-/// For programs that run for weeks. The C library keeps what threads have freed, the most that was
-/// ever in use, in up to eight heaps for each processor; two are enough for threads that rarely ask
-/// it for memory. Call it before there are threads.
+/// Limits the C library to two malloc arenas, for programs that run for weeks. By default it makes
+/// up to eight arenas per processor, and each keeps the most memory that was ever in use. Two are
+/// enough for threads that rarely allocate. Call it before the first thread starts.
 void KeepFewHeaps();
 
-/// Random bytes of the system, as twice as many lowercase hexadecimal digits.
-/// \error kInternal  the system gives none
+/// Returns random bytes of the system as lowercase hexadecimal digits, two per byte.
+/// \error kInternal  the system provides no random bytes
 /// Local.
 Result<std::string> RandomHex(std::size_t bytes);
 

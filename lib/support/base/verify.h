@@ -5,17 +5,17 @@
 
 namespace shardwright {
 
-/// How much is checked beyond what is always proved.
+/// Checks that a conversion runs in addition to those that it always runs.
 enum class Verify : std::uint8_t {
-  kNone,      ///< no checksum of the source is compared
-  kSums,      ///< every source member that is read is compared with its checksum
-  kReplicas,  ///< and replicas must repeat their owner bit for bit
-  kReadback,  ///< kSums, and the output is read again before it is committed
+  kNone,      ///< compares no checksums
+  kSums,      ///< compares every source member that is read with its checksum
+  kReplicas,  ///< kSums, and replicas must match their owner bit for bit
+  kReadback,  ///< kSums, and reads the output again before it is committed
 };
 
-/// Most threads of a rank.
+/// Maximum number of threads per rank.
 inline constexpr unsigned kThreadsMax = 4096;
-/// Fewest bytes of buffers that a rank may be allowed: less is a forgotten unit.
+/// Minimum of buffer memory per rank in bytes. A smaller number is probably a missing unit.
 inline constexpr std::uint64_t kMemoryMinBytes = std::uint64_t{1} << 20;
 
 }  // namespace shardwright

@@ -11,7 +11,7 @@
 namespace shardwright::cli {
 namespace {
 
-/// A flag whose text `parse` turns into *value.
+/// Adds a flag and converts its text to *value with `parse`.
 template <class T, class Parse>
 CLI::Option* AddParsed(CLI::App& cli, const std::string& flag, std::string_view what,
                        const char* kind, T* value, const Parse& parse) {
@@ -164,7 +164,7 @@ CLI::Option* App::AddChosen(const std::string& flag, const std::vector<std::stri
 CLI::Option* App::AddOptionalValue(const std::string& flag, std::optional<std::string>* value,
                                    const std::string& when_bare, std::string_view what,
                                    std::string_view kind) {
-  // A flag of the parser takes a value after "=" only, which is what keeps arguments apart.
+  // A CLI11 flag takes a value only after "=", so the next argument stays separate.
   CLI::Option* option = cli().add_flag(flag + "{" + when_bare + "}", *value, std::string(what));
   parser_->ShowOptional(option, std::string(kind));
   return option;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// lib/support/cli: what all commands share.
-// A command declares its flags with App and gives it a body. App parses, starts MPI, catches
-// signals, shows progress, and ends with the answer, the report, and an exit code that is the same
-// on all ranks. Its steps are in run.cc. Source: docs/commands.md.
+// lib/support/cli: flags, messages, progress and exit codes that all commands share.
+// A command declares its flags with App and gives it a body. App parses the arguments, starts MPI,
+// catches signals and shows progress. At the end it prints the answer, writes the report, and
+// returns an exit code that is the same on all ranks. See run.cc. Source: docs/commands.md.
 
 #pragma once
 
@@ -33,26 +33,26 @@ namespace shardwright::cli {
 
 class Parser;
 
-/// One of the examples that start the help.
+/// An example at the beginning of the help text.
 struct Example {
-  std::string arguments;  ///< what follows the command's name
+  std::string arguments;  ///< arguments after the command's name
   std::string purpose;    ///< one sentence
 };
 
-/// Another thing that a command does, called by its first argument: "pec-save check STORE". It has
-/// an App of its own, named "pec-save check". A file of that name is reached as ./check.
+/// A subcommand, called by its first argument: "pec-save check STORE". It has its own App,
+/// named "pec-save check". To pass a file of the same name, write ./check.
 struct Subcommand {
   std::string name;
   std::string about;                                 ///< one line for the command's own help
   std::function<int(int, const char* const*)> main;  ///< takes all arguments, returns the exit code
 };
 
-/// The one that the first argument names, or null.
+/// Returns the subcommand that the first argument names, or null if it names none.
 /// Local.
 const Subcommand* FindSubcommand(const std::vector<Subcommand>& list, int argc,
                                  const char* const* argv);
 
-/// What a command's body works with. Not thread-safe apart from sink().
+/// Ranks, sink, flags and output for the body of a command. Not thread-safe apart from sink().
 class Context {
  public:
   Context(comm::Comm& comm, Sink& sink, const CommonFlags& flags);
@@ -64,15 +64,15 @@ class Context {
   Sink& sink() { return sink_; }
   const CommonFlags& flags() const { return flags_; }
 
-  /// The answer for people: shown on stdout when the body is over, whatever its status, from rank 0
-  /// only and not with --json to stdout. Names out of files go through Printable
-  /// (support/text/text.h).
+  /// Stream for the answer in plain text. Rank 0 prints it to stdout when the body has
+  /// returned, also after an error, unless --json writes to stdout. Escape names from
+  /// files with Printable (support/text/text.h).
   std::ostream& out() { return *out_; }
 
   /// Adds a table to the answer, as wide as the terminal allows.
   void Print(const text::Table& table);
 
-  /// The answer for programs: the report's `result`. Rank 0's counts. \pre an object
+  /// Sets the report's `result`, the answer for programs. Only rank 0's is used. \pre an object
   void SetResult(nlohmann::json result);
 
  private:
@@ -84,84 +84,84 @@ class Context {
   std::unique_ptr<nlohmann::json> result_;
 };
 
-/// A command: its flags, and everything around its work that all commands share: help, usage
-/// errors, signals, progress, the report and the exit code.
+/// A command with its flags and the tasks that all commands share: help, usage errors,
+/// signals, progress, the report and the exit code.
 class App {
  public:
   using Body = std::function<Status(Context&)>;
 
-  /// \param name  the command, as typed, and the subcommand after a space
-  /// \param about  one sentence for the help
+  /// \param name  the command as typed, with the subcommand after a space
+  /// \param about  one sentence for the help text
   /// \param examples  at least one
   App(std::string name, std::string about, std::vector<Example> examples);
   App(const App&) = delete;
   App& operator=(const App&) = delete;
   ~App();
 
-  /// Has the command never join MPI, whatever launcher has started it: each process does all of the
-  /// work, also where one process of a job step calls it.
+  /// Makes the command ignore MPI, even under a launcher. Each process then does all of the
+  /// work, also if only one process of a job step runs the command.
   void Alone();
 
-  /// Names the shared flags that the command has besides those that all have.
+  /// Adds shared flags that the command has in addition to those that every command has.
   void Use(std::initializer_list<Shared> flags);
 
-  /// The positional INPUT, or of another name.
+  /// Adds a required positional, by default INPUT.
   void AddInput(std::string* input, std::string_view what, const std::string& name = "INPUT");
-  /// A positional that may be absent.
+  /// Adds a positional that may be absent.
   void AddOptionalInput(std::string* input, std::string_view what, const std::string& name);
   /// Adds the positional OUTPUT, or one with another name. It is required unless --list or
   /// --explain is given, and an error with them.
   void AddOutput(std::string* output, std::string_view what, const std::string& name = "OUTPUT");
-  /// INPUT and OUTPUT.
+  /// Adds the positionals INPUT and OUTPUT.
   void AddInputOutput(std::string* input, std::string* output,
                       std::string_view what_input = "checkpoint to read",
                       std::string_view what_output = "folder to create");
 
-  /// Names the other things that the command does, for its help.
+  /// Adds the subcommands to the help text.
   void AddSubcommands(const std::vector<Subcommand>& list);
 
-  /// Names the flags that -h shows, besides those that write or describe; --help shows all.
+  /// Adds flags to the output of -h, in addition to the usual ones. --help shows all flags.
   void ShowInShortHelp(std::initializer_list<std::string_view> flags);
 
   /// Puts the flags added from now on under a heading of --help.
   void Group(const std::string& heading);
 
-  // Flags of the command. `flag` is "--name" or "-x,--name", `what` one sentence without its stop.
-  // The variable keeps its value when the flag is absent; that value is the default in --help.
+  // Flags of the command. `flag` is "--name" or "-x,--name", and `what` is one sentence without a
+  // full stop. An absent flag leaves the variable unchanged, and --help shows its value as default.
 
-  /// A switch, off unless given.
+  /// Adds a switch, off unless given.
   CLI::Option* AddFlag(const std::string& flag, bool* value, std::string_view what);
-  /// A text; `kind` is what --help calls it, as "FILE".
+  /// Adds a text flag. `kind` is the placeholder for its value in --help, such as "FILE".
   CLI::Option* AddText(const std::string& flag, std::string* value, std::string_view what,
                        std::string_view kind = "TEXT");
-  /// A text for every time the flag is given.
+  /// Adds a flag that may be repeated. Each use appends one text.
   CLI::Option* AddList(const std::string& flag, std::vector<std::string>* values,
                        std::string_view what, std::string_view kind = "NAME");
-  /// A whole number in [first, last]. A *value outside stands for "not given" and is not shown.
+  /// Adds a whole number in [first, last]. A *value outside means "not given" and is not shown.
   CLI::Option* AddCount(const std::string& flag, std::uint64_t* value, std::uint64_t first,
                         std::uint64_t last, std::string_view what);
-  /// The same; absent unless given.
+  /// Adds a whole number in [first, last] that stays absent unless given.
   CLI::Option* AddCount(const std::string& flag, std::optional<std::uint64_t>* value,
                         std::uint64_t first, std::uint64_t last, std::string_view what);
-  /// A finite number in [first, last]; outside as AddCount.
+  /// Adds a finite number in [first, last]. A *value outside means "not given", as in AddCount.
   CLI::Option* AddReal(const std::string& flag, double* value, double first, double last,
                        std::string_view what);
-  /// The same; absent unless given.
+  /// Adds a finite number in [first, last] that stays absent unless given.
   CLI::Option* AddReal(const std::string& flag, std::optional<double>* value, double first,
                        double last, std::string_view what);
-  /// A size as ParseBytes takes it.
+  /// Adds a size in bytes, in the syntax of ParseBytes.
   CLI::Option* AddSize(const std::string& flag, std::uint64_t* value, std::string_view what);
-  /// Bytes per second as ParseBandwidth takes them.
+  /// Adds a bandwidth in bytes per second, in the syntax of ParseBandwidth.
   CLI::Option* AddBandwidth(const std::string& flag, std::uint64_t* value, std::string_view what);
-  /// One word of `words`.
+  /// Adds a flag with one of `words` as its value.
   CLI::Option* AddChoice(const std::string& flag, std::string* value,
                          const std::vector<std::string>& words, std::string_view what);
-  /// --name or --name=VALUE; the next argument is never taken for the value.
+  /// Adds --name or --name=VALUE. The argument after it is never used as the value.
   CLI::Option* AddOptionalValue(const std::string& flag, std::optional<std::string>* value,
                                 const std::string& when_bare, std::string_view what,
                                 std::string_view kind = "VALUE");
 
-  /// One word of a list of names and values. \pre *value is among them
+  /// Adds a flag with one name of a list of names and values. \pre *value is in the list
   template <class E>
   CLI::Option* AddEnum(const std::string& flag, E* value,
                        const std::vector<std::pair<std::string, E>>& words, std::string_view what) {
@@ -175,37 +175,37 @@ class App {
                      [value, words](std::size_t i) { *value = words[i].second; });
   }
 
-  /// Names words that shells offer for a flag's value, which may be another one; those that end in
-  /// "=" may be joined by commas.
+  /// Sets words that shell completion offers for a flag's value. Other values stay valid.
+  /// Words that end in "=" may be combined with commas.
   void Suggest(const CLI::Option* option, std::vector<std::string> words);
 
-  /// Names the variable of the environment that stands for a flag of AddText where it is absent.
+  /// Sets an environment variable that provides the value of an absent AddText flag.
   void FromEnvironment(const std::string& flag, std::string* value, const std::string& variable);
 
-  /// A rule that joins several flags: called after they are parsed, before anything starts. Its
-  /// error is a usage error.
+  /// Adds a rule about several flags. Run calls it after parsing, before anything starts,
+  /// and reports its error as a usage error.
   void Check(std::function<Status()> rule);
 
-  /// Within a rule: the positional that fills *value may be absent in this run.
+  /// Allows the positional of *value to be absent in this run. Call it within a rule.
   void AllowAbsent(const std::string* value);
 
   /// True once Run has parsed `flag` ("--name") among the arguments.
   bool IsSet(const std::string& flag) const;
 
-  /// Within a rule: fails if one of `flags` is given, because it has no effect with `other`.
+  /// Fails if one of `flags` is given, because it has no effect with `other`. For rules.
   /// \param other  ends the message "--x cannot be combined with "
   /// \error kUsage  names the first flag that is given
   Status Exclude(std::initializer_list<const char*> flags, const std::string& other) const;
 
-  /// Within a rule: fails if one of `flags` is given, because it has no effect without `needed`.
+  /// Fails if one of `flags` is given, because it has no effect without `needed`. For rules.
   /// \param needed  ends the message "--x requires "
   /// \error kUsage  names the first flag that is given
   Status Require(std::initializer_list<const char*> flags, const std::string& needed) const;
 
-  /// The parser underneath, for what the helpers above cannot say.
+  /// Returns the underlying CLI11 parser, for cases that the functions above do not cover.
   CLI::App& cli();
 
-  /// Runs the command.
+  /// Parses the arguments and runs the command.
   /// \returns the exit code for main, the same on all ranks
   /// Collective.
   int Run(int argc, const char* const* argv, const Body& body);

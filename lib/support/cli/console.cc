@@ -24,7 +24,7 @@ constexpr const char* kRed = "\x1b[1;31m";
 constexpr const char* kYellow = "\x1b[1;33m";
 constexpr const char* kPlain = "\x1b[0m";
 
-/// Our own line breaks stay and are indented, so that no text can pass for a message of its own.
+/// Indents lines after line breaks of the text, so that no part of it looks like a new message.
 std::string Indented(std::string_view text) {
   std::string out;
   while (true) {
@@ -36,8 +36,8 @@ std::string Indented(std::string_view text) {
   }
 }
 
-/// Opens a file to append to; -1 and errno if it cannot. A link in its place, such as /dev/stderr,
-/// must be this user's or root's: another user would choose the file.
+/// Opens a file to append to; -1 and errno on failure. A symbolic link, such as /dev/stderr,
+/// must belong to this user or root. Otherwise another user could choose the file.
 int OpenToAppend(const std::string& name) {
   struct stat there {};
   const bool link = lstat(name.c_str(), &there) == 0 && S_ISLNK(there.st_mode);
@@ -145,7 +145,7 @@ void Console::LogLocked(std::string_view kind, std::string_view text) {
 }
 
 void Console::WriteErr(std::string_view text) {
-  // Nobody is left to tell when standard error is gone; the report and the exit code still speak.
+  // Ignores errors of standard error: the report and the exit code still have the outcome.
   [[maybe_unused]] const int error = WriteAll(STDERR_FILENO, text);
 }
 

@@ -11,9 +11,9 @@
 
 namespace shardwright::cli {
 
-/// Standard error and the log file of one rank: whole lines, one write each, so that the lines of
-/// several ranks and threads do not mix. Thread-safe. Losing standard error loses text, never the
-/// run.
+/// Standard error and the log file of one rank. Every line is written with one write, so
+/// that lines of several ranks and threads do not mix. Thread-safe. If standard error
+/// cannot be written, text is lost, but the run continues.
 class Console {
  public:
   struct Options {
@@ -28,30 +28,30 @@ class Console {
   Console& operator=(const Console&) = delete;
   ~Console();
 
-  /// Appends to a log from now on. {rank} in `path` stands for the rank; without it only rank 0
-  /// keeps a log.
-  /// \error kIo when the file cannot be opened, or is a link of another user
+  /// Appends to a log file from now on. {rank} in `path` stands for the rank. Without
+  /// {rank}, only rank 0 writes a log.
+  /// \error kIo if the file cannot be opened, or is a symbolic link of another user
   Status OpenLog(const std::string& path);
 
-  /// "command: error: text", always shown.
+  /// Prints "command: error: text", at any verbosity.
   void Error(std::string_view text);
-  /// "command: warning: text", hidden by -q; logged unless `logged` says it already was.
+  /// Prints "command: warning: text" unless -q is given. Logs it unless it is already logged.
   void Warning(std::string_view text, bool logged = false);
-  /// "command: text" when the verbosity is at least `level`; always logged.
+  /// Prints "command: text" if the verbosity is at least `level`. Always logs it.
   void Note(std::string_view text, int level);
-  /// "command: text" on the terminal only, whatever the verbosity: progress somebody asked for.
+  /// Prints progress that the user asked for, "command: text", at any verbosity. Does not log it.
   void Say(std::string_view text);
-  /// `line` as it is, for readers that are programs.
+  /// Prints `line` unchanged, for programs that read standard error.
   void Raw(std::string_view line);
   /// Writes to the log only.
   void Log(std::string_view kind, std::string_view text);
 
-  /// Replaces the line being painted at the bottom of a terminal.
+  /// Replaces the progress line at the bottom of a terminal.
   void Paint(std::string_view text);
-  /// Removes that line.
+  /// Removes the progress line.
   void ClearPaint();
 
-  /// errno of the first write to the log that failed, 0 while none has.
+  /// Returns errno of the first failed write to the log, 0 if none has failed.
   int log_errno() const;
 
  private:
@@ -66,7 +66,7 @@ class Console {
   int log_errno_ = 0;
 };
 
-/// True if standard error should carry colours: `mode`, then NO_COLOR, TERM and the terminal.
+/// Returns whether to use colors on standard error: `mode`, then NO_COLOR, TERM and the terminal.
 /// Local.
 bool WantColor(ColorMode mode);
 
@@ -74,16 +74,16 @@ bool WantColor(ColorMode mode);
 /// Local.
 bool IsTerminal(int fd);
 
-/// Columns of the terminal `fd`, at most 100; 0 if it is not a terminal.
+/// Returns the columns of the terminal `fd`, at most 100, or 0 if it is not a terminal.
 /// Local.
 std::size_t TerminalColumns(int fd);
 
-/// Now as "2025-01-31T23:59:59.123Z".
+/// Returns the current time as "2025-01-31T23:59:59.123Z".
 /// Local.
 std::string TimestampUtc();
 
-/// Writes all of `text`, going on after interrupts and short writes.
-/// \returns 0, or the errno that stopped it
+/// Writes all of `text`, and continues after interrupts and short writes.
+/// \returns 0, or errno of the failed write
 /// Local.
 int WriteAll(int fd, std::string_view text);
 

@@ -9,19 +9,19 @@
 
 namespace shardwright::cli {
 
-/// The exit code that says `status`: 0 for success, otherwise the value of its Errc.
+/// Returns the exit code for `status`: 0 for success, otherwise the value of its Errc.
 /// Local.
 int ExitCode(const Status& status);
 
-/// Name of a code in reports: "bad_input". Never changes once released.
+/// Returns the name of an error code in reports: "bad_input". Names never change after a release.
 /// Local.
 std::string_view ErrcName(Errc code);
 
-/// What all exit codes mean but those of signals, 0 first.
+/// Returns the exit codes with their meanings, 0 first, without the codes of signals.
 /// Local.
 std::vector<std::pair<int, std::string_view>> ExitMeanings();
 
-/// One word for a whole run in reports: "done", "stopped" or "failed".
+/// Returns the outcome of a whole run as one word for reports: "done", "stopped" or "failed".
 /// Local.
 std::string_view RunState(const Status& status);
 

@@ -11,8 +11,8 @@
 
 namespace shardwright::cli {
 
-/// A shared flag that not every command has; -h --version -v -q --json --progress --log-file and
-/// --color come with all of them.
+/// A shared flag that only some commands have. All commands have -h, --version, -v, -q,
+/// --json, --progress, --log-file and --color.
 enum class Shared : std::uint8_t {
   kDryRun,    ///< -n, --dry-run
   kForce,     ///< --force
@@ -30,13 +30,13 @@ enum class Shared : std::uint8_t {
 enum class ProgressMode : std::uint8_t { kAuto, kTty, kPlain, kJson, kOff };
 enum class ColorMode : std::uint8_t { kAuto, kAlways, kNever };
 
-/// The shared flags after flag, environment and default are combined.
+/// Values of the shared flags, combined from the arguments, the environment and the defaults.
 struct CommonFlags {
   int verbosity = 0;                ///< -1 with -q, otherwise the number of -v
-  std::optional<std::string> json;  ///< file of the report, "-" for stdout
+  std::optional<std::string> json;  ///< path of the report, "-" for stdout
   ProgressMode progress = ProgressMode::kAuto;
   ColorMode color = ColorMode::kAuto;
-  std::string log_file;  ///< empty without a log; {rank} not yet expanded
+  std::string log_file;  ///< empty without a log; {rank} is not yet expanded
   bool dry_run = false;
   bool force = false;
   bool resume = false;
@@ -47,43 +47,43 @@ struct CommonFlags {
   unsigned threads = 1;            ///< per rank, at least 1
   std::uint64_t memory_bytes = 0;  ///< per rank
   std::uint64_t seed = 0;
-  std::optional<unsigned> mode;  ///< permissions of new files; the umask decides without it
+  std::optional<unsigned> mode;  ///< permissions of new files; absent: the umask applies
 
-  /// True for --list and --explain, which describe INPUT and write nothing.
+  /// Returns whether --list or --explain is given: they describe INPUT and write nothing.
   bool describes() const { return list || explain.has_value(); }
 };
 
-/// A whole number in [first, last], decimal digits only.
+/// Parses a whole number in [first, last], decimal digits only.
 /// \error kUsage with the text and the range
 /// Local.
 Result<std::uint64_t> ParseCount(std::string_view text, std::uint64_t first, std::uint64_t last);
 
-/// Permissions of files in octal, such as 0640: the owner reads and writes, the group and others
-/// read, read and write, or neither.
+/// Parses octal file permissions, such as 0640. The owner must be able to read and write.
+/// The group and others may read, read and write, or do neither.
 /// \error kUsage with the text
 /// Local.
 Result<unsigned> ParseMode(std::string_view text);
 
-/// The umask under which new files get these permissions, and new directories the same with the
-/// right to enter for everyone who may read.
+/// Returns the umask for these permissions of new files. New directories get the same
+/// permissions, plus the right to enter for all users with read permission.
 /// Pure.
 unsigned UmaskOf(unsigned mode);
 
-/// A number as help and messages show it.
+/// Formats a number for help and messages.
 std::string RealText(double value);
 
-/// A finite decimal number in [first, last].
+/// Parses a finite decimal number in [first, last].
 /// \error kUsage with the text and the range
 /// Local.
 Result<double> ParseReal(std::string_view text, double first, double last);
 
-/// Value of --memory: a size of at least kMemoryMinBytes.
+/// Parses the value of --memory: a size of at least kMemoryMinBytes.
 /// \error kUsage
 /// Local.
 Result<std::uint64_t> ParseMemory(std::string_view text);
 
-/// Words of the enumerated flags.
-/// \error kUsage naming the word and the ones that exist
+/// Parse the value of --progress, --color or --verify.
+/// \error kUsage with the word and the valid ones
 /// Local.
 Result<ProgressMode> ParseProgressMode(std::string_view text);
 Result<ColorMode> ParseColorMode(std::string_view text);

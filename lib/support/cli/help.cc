@@ -22,7 +22,7 @@ std::string Indented(std::string_view text, std::size_t indent) {
   return out;
 }
 
-/// Two columns; a left one that is too long gets a line of its own.
+/// Formats an entry in two columns. A long left column gets its own line.
 std::string Entry(const std::string& left, const std::string& right) {
   std::string head = "  " + left;
   const std::string body = Indented(right, kLeft);
@@ -33,7 +33,7 @@ std::string Entry(const std::string& left, const std::string& right) {
 
 }  // namespace
 
-/// What a flag's value is, "FILE" or "auto|never"; empty for a switch.
+/// Returns the placeholder of a flag's value, "FILE" or "auto|never"; empty for a switch.
 std::string Parser::ValueKind(const CLI::Option* option) const {
   if (const auto found = optional_.find(option); found != optional_.end()) return found->second;
   return option->get_type_size() == 0 ? "" : option->get_type_name();
@@ -83,7 +83,7 @@ bool Parser::MayBeAbsent(const Positional& positional) const {
          (positional.kind == PositionalKind::kWritten && describes);
 }
 
-/// Examples, usage, purpose, arguments and subcommands: what both helps begin with.
+/// Returns the beginning of -h and --help: examples, usage, purpose, arguments and subcommands.
 std::string Parser::HeadText() const {
   std::string text = "Examples:\n";
   for (const Example& example : examples_) {

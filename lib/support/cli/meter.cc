@@ -11,9 +11,9 @@
 namespace shardwright::cli {
 namespace {
 
-// Long enough to smooth over single slow files, short enough to follow a change of medium.
+// Long enough to smooth out single slow files, short enough to follow a change of the device.
 constexpr double kMemorySeconds = 5.0;
-// Samples closer than this say more about the scheduler than about the disk.
+// Shorter samples measure the scheduler more than the disk.
 constexpr double kShortestSampleSeconds = 0.05;
 
 }  // namespace
@@ -52,7 +52,7 @@ std::string ProgressMeter::Text() const {
   if (bytes_total_ != 0) {
     const double part = static_cast<double>(std::min(last_bytes_, bytes_total_)) /
                         static_cast<double>(bytes_total_);
-    // Rounded down: 100% is said only when it is true.
+    // Rounded down, so that 100% means done.
     text += std::to_string(static_cast<int>(part * 100)) + "% (" + FormatBytes(last_bytes_) +
             " of " + FormatBytes(bytes_total_) + ")";
   } else {

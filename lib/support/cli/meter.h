@@ -7,26 +7,26 @@
 
 namespace shardwright::cli {
 
-/// Turns the bytes of one pass into rate, time left and text.
-/// Pure: the caller brings the clock. Not thread-safe.
+/// Turns the bytes of one pass into a rate, the time left and a text. Pure: the caller
+/// passes the time. Not thread-safe.
 class ProgressMeter {
  public:
   /// Starts the pass `name` at `now_seconds`.
   void Start(std::string_view name, double now_seconds);
 
-  /// Tells how far the pass is. \pre now_seconds never goes back
+  /// Sets the progress of the pass. \pre now_seconds never decreases
   void Update(std::uint64_t bytes_done, std::uint64_t bytes_total, double now_seconds);
 
-  /// Bytes per second lately; 0 while unknown. Old seconds count less the older they are.
+  /// Returns the recent rate in bytes per second, 0 if unknown. Older samples count less.
   double rate() const { return rate_; }
 
-  /// Seconds until the pass is done at that rate; negative while unknown.
+  /// Returns the seconds until the pass ends at that rate, negative if unknown.
   double seconds_left() const;
 
-  /// "write: 43% (1.87 GiB of 4.36 GiB), 2.10 GiB/s, 1.2 s left", or the part of it that is known.
+  /// Returns the known parts of "write: 43% (1.87 GiB of 4.36 GiB), 2.10 GiB/s, 1.2 s left".
   std::string Text() const;
 
-  /// The same as one line of JSON; unknown numbers are null.
+  /// Returns the progress as one line of JSON. Unknown numbers are null.
   std::string Json(double now_seconds) const;
 
  private:

@@ -14,14 +14,14 @@
 namespace shardwright::cli {
 namespace {
 
-/// Every shared flag there is, to tell "not known" from "not taken by this command".
+/// Shared flags, to distinguish unknown flags from flags that this command does not have.
 constexpr std::string_view kSharedNames[] = {"--dry-run", "--force",  "--resume",   "--verify",
                                              "--threads", "--memory", "--list",     "--explain",
                                              "--seed",    "--mode",   "--take-over"};
 
 tl::unexpected<Error> Usage(std::string message) { return Fail(Errc::kUsage, std::move(message)); }
 
-/// The arguments up to a "--".
+/// Returns the arguments up to a "--".
 std::vector<std::string> BeforeDashes(const std::vector<std::string>& args) {
   return {args.begin(), std::find(args.begin(), args.end(), "--")};
 }
@@ -44,7 +44,7 @@ Parser::Parser(std::string name, std::string about, std::vector<Example> example
       examples_(std::move(examples)),
       cli_(about_, name_) {
   SW_CHECK(!examples_.empty());
-  // Leftovers are judged here, where a hint can be given.
+  // CheckUnknown reports unknown arguments later, with a hint.
   cli_.allow_extras();
   cli_.set_help_flag();
   Group(kOwnGroup);
@@ -150,7 +150,7 @@ void Parser::AddRunFlags() {
 }
 
 void Parser::AddCommonFlags() {
-  // The value is read early, so that even a usage error is reported; here it only gets its name.
+  // ReadEarlyFlags reads the value, so that even a usage error is reported. This adds the name.
   CLI::Option* json = cli_.add_flag("--json{-}", json_text_,
                                     "write a JSON report to FILE, or to stdout without FILE");
   ShowOptional(json, "FILE");
@@ -197,7 +197,7 @@ Result<Action> Parser::Parse(const std::vector<std::string>& args) {
   if (!flag_args.empty() && !flag_args.front().starts_with("-")) {
     SW_TRY(CheckRenamed(flag_args.front()));
   }
-  // Help is given whatever else is wrong with the line.
+  // Help works even if other arguments are invalid.
   for (const std::string& arg : flag_args) {
     if (arg == "-h") return Action::kShortHelp;
     if (arg == "--help") return Action::kHelp;
@@ -225,7 +225,7 @@ Result<Action> Parser::Parse(const std::vector<std::string>& args) {
   for (const Variable& one : environment_) {
     if (!GivenFlag(one.flag)) *one.value = EnvironmentText(one.name.c_str());
   }
-  // A rule may take the value of a positional from a flag.
+  // Rules run before the checks, since a rule may set a positional from a flag.
   for (const auto& rule : rules_) {
     if (Status status = rule(); !status) return Usage(status.error().message);
   }
@@ -248,8 +248,8 @@ Status Parser::CheckRenamed(const std::string& old) const {
   const Rename* const found = FindRename(command(), old);
   if (found == nullptr) return {};
   const std::string now(found->now);
-  // A renamed flag belongs to the commands that have the new one. Flags that became subcommands and
-  // old subcommands belong to the command itself.
+  // A renamed flag is reported by commands that have the new one. Flags that became subcommands
+  // and old subcommands are reported by the command itself.
   const bool is_flag = now.starts_with("--");
   const bool belongs = is_flag ? cli_.get_option_no_throw(now.substr(0, now.find('='))) != nullptr
                                : !is_subcommand();
@@ -300,7 +300,7 @@ Status Parser::CheckPositionals() const {
     const bool given = positional.option->count() > 0;
     const std::string name = positional.option->get_name(true);
     if (positional.kind == PositionalKind::kOptional && !given) continue;
-    // A flag of the command may give the value too.
+    // A flag of the command may also have set the value.
     if (wanted && positional.value->empty() &&
         (given || !may_be_absent_.contains(positional.value))) {
       return Usage(given ? name + " is empty" : name + " is missing");
@@ -364,7 +364,7 @@ Status Parser::FromParseError(const CLI::ParseError& error) const {
   }
   std::string text = error.what();
   std::string flag = text.substr(0, text.find_first_of(": "));
-  // The parser leaves the dashes out when a switch is given a value.
+  // CLI11 omits the dashes in the message when a switch gets a value.
   if (!flag.starts_with("-")) flag.insert(0, flag.size() == 1 ? "-" : "--");
   const CLI::Option* option = cli_.get_option_no_throw(flag);
   if (error.get_name() == "ArgumentMismatch" && option != nullptr) {

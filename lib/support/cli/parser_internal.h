@@ -15,68 +15,68 @@
 
 namespace shardwright::cli {
 
-/// What the arguments ask for.
+/// Action that the arguments select.
 enum class Action { kRun, kShortHelp, kHelp, kDescribe, kVersion };
 
-/// Whether a positional must be there.
+/// Defines when a positional argument is required.
 enum class PositionalKind {
   kNeeded,
-  kWritten,  ///< needed, and allowed, only without --list and --explain
+  kWritten,  ///< required without --list and --explain, an error with them
   kOptional,
 };
 
-/// The command line of one command: its own flags, the shared ones, and the texts about them.
+/// Command line of one command: its own flags, the shared flags, and their help texts.
 class Parser {
  public:
   Parser(std::string name, std::string about, std::vector<Example> examples);
 
-  /// Reads the arguments (without the program's name) and the environment into flags().
-  /// flags().json and the verbosity are right on failure too, as far as they could be read.
-  /// Call it once, after the command's own flags are declared: --help lists those first.
-  /// \error kUsage
+  /// Parses the arguments (without the program's name) and the environment into flags(). After
+  /// a failure flags().json and the verbosity are still set, as far as they could be read. Call
+  /// it once, after the command has declared its own flags, which --help lists first.
+  /// \error kUsage  invalid arguments or environment variables
   Result<Action> Parse(const std::vector<std::string>& args);
 
-  /// What one needs daily (-h).
+  /// Returns the text for -h: the flags for daily use.
   std::string ShortHelpText() const;
-  /// All there is (--help).
+  /// Returns the text for --help: all flags.
   std::string HelpText() const;
-  /// The same as JSON, for whoever makes manual pages and completions.
+  /// Returns all flags as JSON, for the scripts that generate manual pages and completions.
   std::string DescribeText() const;
   std::string VersionText() const;
 
   void AddPositional(const std::string& name, std::string* value, std::string_view what,
                      PositionalKind kind);
   void AllowAbsent(const std::string* value) { may_be_absent_.insert(value); }
-  /// Own options from now on stand under this heading of --help.
+  /// Starts a new heading of --help for the command's flags that are added later.
   void Group(const std::string& heading);
   void AddSubcommands(const std::vector<Subcommand>& list) { subcommands_ = list; }
   void ShowInShortHelp(std::string flag) { short_help_.insert(std::move(flag)); }
-  /// How --help writes the value of a flag that may do without one: "--json[=FILE]".
+  /// Sets how --help shows the value of a flag that may also have none: "--json[=FILE]".
   void ShowOptional(const CLI::Option* option, std::string kind) {
     optional_[option] = std::move(kind);
   }
-  /// Words that a value is one of.
+  /// Restricts the value of a flag to `words`.
   void Choose(CLI::Option* option, std::vector<std::string> words);
-  /// Words that completions offer for a value, which may be another one or, for those that end in
-  /// "=", a list of them.
+  /// Sets words that completions offer for a value. Other values are valid too. Words
+  /// that end in "=" may form a list with commas.
   void Suggest(const CLI::Option* option, std::vector<std::string> words) {
     words_[option] = std::move(words);
   }
-  /// The default that --help shows.
+  /// Sets the default value that --help shows.
   void ShowDefault(const CLI::Option* option, std::string text) {
     defaults_[option] = std::move(text);
   }
 
   CLI::App& cli() { return cli_; }
   const CommonFlags& flags() const { return flags_; }
-  /// The command, without a subcommand.
+  /// Returns the command's name without the subcommand.
   std::string command() const { return name_.substr(0, name_.find(' ')); }
-  /// As typed: "pec-save check".
+  /// Returns the name as typed: "pec-save check".
   const std::string& name() const { return name_; }
   bool is_subcommand() const { return name_.find(' ') != std::string::npos; }
   bool Uses(Shared flag) const { return used_.contains(flag); }
   void Use(Shared flag) { used_.insert(flag); }
-  /// A variable that stands for an own flag where it is absent.
+  /// Adds an environment variable that provides the value of an absent flag.
   void FromEnvironment(const std::string& flag, std::string* value, const std::string& variable) {
     environment_.push_back({flag, value, variable});
   }
@@ -131,11 +131,11 @@ class Parser {
   std::vector<Subcommand> subcommands_;
   std::set<std::string> short_help_ = {"--list",   "--explain", "--dry-run", "--force",
                                        "--resume", "--json",    "--help"};
-  std::vector<std::string> groups_;                     // own ones, in the order of --help
-  std::map<const CLI::Option*, std::string> optional_;  // what their value is
+  std::vector<std::string> groups_;                     // of the command, in the order of --help
+  std::map<const CLI::Option*, std::string> optional_;  // kind of an optional value
   std::map<const CLI::Option*, std::vector<std::string>> words_;
   std::map<const CLI::Option*, std::string> defaults_;
-  std::vector<Variable> environment_;  // of own flags
+  std::vector<Variable> environment_;  // for the command's own flags
   std::vector<std::function<Status()>> rules_;
   std::string json_text_;
   bool quiet_ = false;
@@ -145,14 +145,14 @@ class Parser {
 inline constexpr const char* kOwnGroup = "Flags";
 inline constexpr const char* kSharedGroup = "Shared flags";
 
-/// Throws the parser's own error for a Result that is one; the parser catches it in Parse.
+/// Returns the value, or throws CLI11's ValidationError for a failed Result. Parse catches it.
 template <class T>
 T ValueOrThrow(Result<T> result, const std::string& flag) {
   if (!result) throw CLI::ValidationError(flag, result.error().message);
   return *std::move(result);
 }
 
-/// The first long name in "-x,--name" or "--name".
+/// Returns the first long name in "-x,--name" or "--name".
 std::string LongName(const std::string& flag);
 
 }  // namespace shardwright::cli

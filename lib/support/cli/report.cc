@@ -54,7 +54,7 @@ tl::unexpected<Error> FileError(const std::string& path, const char* what, int e
   return Fail(Errc::kIo, "report " + path + ": " + what + ": " + std::strerror(error), error);
 }
 
-/// True for what must be written in place: a pipe, a terminal, /dev/null.
+/// Returns whether a file must be written in place: a pipe, a terminal or /dev/null.
 bool IsSpecial(const std::string& path) {
   struct stat info {};
   return stat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode) && !S_ISDIR(info.st_mode);
@@ -159,7 +159,7 @@ std::string ReportText(const Report& report, const nlohmann::json& result) {
     json["warnings"].push_back({{"message", warning.message}, {"ranks", warning.ranks}});
   }
   json["warnings_omitted"] = total.warnings_omitted;
-  // A trainer's resume script looks for these two at the top, as in a plain file of versions.
+  // The resume script of a trainer expects these two at the top level, as in a versions file.
   if (result.is_object() && result.contains("iteration") && result.contains("versions")) {
     json["iteration"] = OrderedJson(result["iteration"]);
     json["versions"] = OrderedJson(result["versions"]);
@@ -190,7 +190,7 @@ Status WriteReportFile(const std::string& path, const std::string& text) {
     return WriteAndClose(path, fd, text, false);
   }
   const std::string part = path + ".partial-" + std::to_string(getpid());
-  unlink(part.c_str());  // left by a process of the same number that was killed
+  unlink(part.c_str());  // left by a killed process with the same id
   const int fd = open(part.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
   if (fd < 0) return FileError(path, "cannot create", errno);
   Status written = WriteAndClose(path, fd, text, true);

@@ -13,22 +13,22 @@
 
 namespace shardwright::cli {
 
-/// Version of the report's schema: docs/report.md. Additions keep it, anything else raises it.
+/// Version of the report's schema (docs/report.md). Only incompatible changes increase it.
 inline constexpr int kReportSchemaVersion = 1;
 
-/// A warning and the ranks that gave it.
+/// A warning and the ranks that reported it.
 struct MergedWarning {
   std::string message;
   std::vector<int> ranks;  ///< sorted, not empty
 };
 
-/// The facts of all ranks in one.
+/// The measurements and warnings of all ranks, combined.
 struct MergedFacts {
-  RankFacts total;  ///< sums of bytes and files, longest passes, largest memory; no warnings
+  RankFacts total;  ///< added bytes and files, longest passes, largest memory; no warnings
   std::vector<MergedWarning> warnings;
 };
 
-/// Everything a report says apart from the command's own result.
+/// Contents of a report apart from the command's own result.
 struct Report {
   std::string command;
   std::vector<std::string> argv;
@@ -36,38 +36,38 @@ struct Report {
   std::string ended;
   double seconds = 0;
   int ranks = 1;
-  std::optional<unsigned> threads;            ///< nothing if the command does not take --threads
-  std::optional<std::uint64_t> memory_bytes;  ///< nothing if it does not take --memory
-  std::optional<std::uint64_t> seed;          ///< nothing if it does not take --seed
+  std::optional<unsigned> threads;            ///< nullopt if the command does not take --threads
+  std::optional<std::uint64_t> memory_bytes;  ///< nullopt if it does not take --memory
+  std::optional<std::uint64_t> seed;          ///< nullopt if it does not take --seed
   bool dry_run = false;
   Status status;
   MergedFacts facts;
 };
 
-/// Adds the ranks up. Warnings with equal texts become one, in the order of the first rank that
-/// gave them.
+/// Combines the facts of all ranks. Warnings with equal texts become one, in the order
+/// of the first rank that reported each.
 /// Local.
 MergedFacts Merge(std::span<const RankFacts> ranks);
 
-/// A rank's facts on their way to rank 0 and back.
+/// Serializes the facts of one rank for the transfer to rank 0. UnpackFacts is the inverse.
 /// \error kInternal if `text` was not made by PackFacts
 /// Local.
 std::string PackFacts(const RankFacts& facts);
 Result<RankFacts> UnpackFacts(std::string_view text);
 
-/// The report as text that ends with a line feed. Bytes that are not UTF-8 are replaced.
+/// Returns the report as JSON text that ends with a line feed. Invalid UTF-8 is replaced.
 /// \param result  the command's own object, null if it has none
 /// Local.
 std::string ReportText(const Report& report, const nlohmann::json& result);
 
-/// Writes `text` to `path` so that a reader finds the old file or the whole new one: beside it,
-/// synced, renamed. A pipe or device is written to as it is.
-/// \error kIo naming the file
+/// Writes `text` to `path` atomically: it writes and syncs a temporary file in the same folder
+/// and renames it. Writes directly to `path` if it is a pipe or a device.
+/// \error kIo with the name of the file
 /// Local.
 Status WriteReportFile(const std::string& path, const std::string& text);
 
-/// Says early that WriteReportFile cannot work.
-/// \error kIo naming the folder
+/// Checks before a run whether WriteReportFile can succeed.
+/// \error kIo with the name of the folder
 /// Local.
 Status CheckReportFile(const std::string& path);
 

@@ -26,7 +26,7 @@ std::optional<std::uint64_t> EnvironmentCount(const char* name) {
 }
 
 unsigned AffinityCount() {
-  // The kernel refuses a mask smaller than its own, so grow it until it fits.
+  // The kernel rejects a mask smaller than its own, so the loop doubles the size until it fits.
   for (int cpus = 1024; cpus <= 1 << 20; cpus *= 2) {
     cpu_set_t* set = CPU_ALLOC(static_cast<std::size_t>(cpus));
     if (set == nullptr) break;
@@ -39,7 +39,7 @@ unsigned AffinityCount() {
   return 1;
 }
 
-/// The control group's processor quota in whole processors, rounded up; nothing without a quota.
+/// Returns the control group's quota in whole processors, rounded up; nullopt without a quota.
 std::optional<std::uint64_t> QuotaProcessors() {
   std::ifstream file("/sys/fs/cgroup/cpu.max");
   std::uint64_t quota = 0;
@@ -78,7 +78,7 @@ unsigned LocalRankCount() {
       return static_cast<unsigned>(std::min<std::uint64_t>(*count, kThreadsMax));
     }
   }
-  // The shell of a batch script has a task count too but is no rank: SLURM_STEP_* is srun's alone.
+  // A batch script's shell also has a task count but is not a rank. Only srun sets SLURM_STEP_*.
   const char* tasks = std::getenv("SLURM_STEP_TASKS_PER_NODE");
   if (tasks != nullptr) {
     return std::clamp(ParseSlurmTasks(tasks), 1U, kThreadsMax);
@@ -94,8 +94,8 @@ int LauncherRank() {
 }
 
 unsigned DefaultThreads() {
-  // A launcher may have bound the rank already, then its mask is its share and the machine's
-  // division by ranks changes nothing; when it has not, the division is what prevents a crowd.
+  // If a launcher has bound the rank, its mask is its share already, and the division has no
+  // effect. If not, the division prevents the ranks from starting too many threads together.
   std::uint64_t machine = static_cast<std::uint64_t>(std::max(sysconf(_SC_NPROCESSORS_ONLN), 1L));
   if (const auto quota = QuotaProcessors()) machine = std::min(machine, *quota);
   const std::uint64_t share = std::max<std::uint64_t>(machine / LocalRankCount(), 1);

@@ -6,29 +6,29 @@
 
 namespace shardwright::cli {
 
-/// Ranks of this job on this machine, as the launcher tells in the environment; 1 without one.
+/// Returns the number of ranks on this machine from the launcher's variables, 1 without a launcher.
 /// Local.
 unsigned LocalRankCount();
 
-/// This process's rank as the launcher tells in the environment, before MPI is started; 0 without.
+/// Returns this process's rank from the launcher's variables, before MPI starts; 0 if none.
 /// Local.
 int LauncherRank();
 
-/// First count of SLURM_TASKS_PER_NODE: "4(x2),3" is 4; 0 if the text is something else.
+/// Returns the first count of SLURM_TASKS_PER_NODE: 4 for "4(x2),3"; 0 if the text is malformed.
 /// Local.
 unsigned ParseSlurmTasks(std::string_view text);
 
-/// Threads of a rank when nobody says: the processors it may run on, within its share of the
-/// machine and of the control group's quota. At least 1.
+/// Returns the default of --threads: the processors that this rank may use, limited to its
+/// share of the machine and of the control group's quota. At least 1.
 /// Local.
 unsigned DefaultThreads();
 
-/// Memory of a rank when nobody says: 1 GiB, or its share of a quarter of the machine (or of the
-/// control group's limit) when that is less. At least kMemoryMinBytes.
+/// Returns the default of --memory in bytes: 1 GiB, or less if the rank's share of a quarter of
+/// the machine's memory (or of the control group's limit) is less. At least kMemoryMinBytes.
 /// Local.
 std::uint64_t DefaultMemoryBytes();
 
-/// Largest resident size of this process so far, in bytes.
+/// Returns the largest resident set size of this process so far, in bytes.
 /// Local.
 std::uint64_t PeakMemoryBytes();
 

@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// One run of a command:
+// Runs a command in these steps:
 //
-// 1. Arguments are read; -h, --help and --version answer here, before MPI costs its tenth of a
-// second.
-// 2. Signals are taken, the ranks meet, and a usage error or a log that cannot be opened ends the
-//    run on all of them.
-// 3. The body runs; what it throws is our fault, or the memory's.
-// 4. The ranks agree on the status, rank 0 gathers what the others read, wrote and warned about.
-// 5. Rank 0 prints the answer, writes the report and ends with the summary line.
-// 6. All ranks return the same exit code.
+// 1. Parses arguments. Prints -h, --help and --version here, before MPI starts, which takes a
+//    tenth of a second.
+// 2. Installs signal handlers and connects the ranks. Ends the run on all ranks after a usage
+//    error, or if the log cannot be opened.
+// 3. Runs the body. An exception becomes an internal error, or kLimit if memory ran out.
+// 4. Agrees on the status. Rank 0 gathers the byte and file counts and warnings of all ranks.
+// 5. Rank 0 prints the answer, writes the report and prints the summary line.
+// 6. Returns the same exit code on all ranks.
 
 #include <execinfo.h>
 #include <sys/stat.h>
@@ -49,19 +49,19 @@
 namespace shardwright::cli {
 namespace {
 
-/// Ends the process like any other want of memory where no one catches it: before the body and
-/// after it, in threads, and in what may not throw. Nothing is allocated here.
+/// Ends the process with the out-of-memory error if std::bad_alloc is not caught: before and
+/// after the body, in threads, and in noexcept functions. Does not allocate.
 [[noreturn]] void Terminate() {
   bool memory = false;
   try {
     const std::exception_ptr thrown = std::current_exception();
     if (thrown) std::rethrow_exception(thrown);
-    // A destructor that may not throw, inlined, ends the process without saying what was thrown.
+    // An inlined noexcept destructor ends the process without a current exception.
     memory = std::uncaught_exceptions() > 0 && MemoryWasWanting();
   } catch (const std::bad_alloc&) {
     memory = true;
   } catch (const std::system_error& error) {
-    memory = error.code() == std::errc::resource_unavailable_try_again;  // for another thread
+    memory = error.code() == std::errc::resource_unavailable_try_again;  // cannot start a thread
   } catch (...) {
     std::abort();
   }
@@ -74,16 +74,16 @@ namespace {
   ::_exit(static_cast<int>(Errc::kLimit));
 }
 
-// Before main, whose first words may be too many.
+// Set before main, because parsing its arguments may already run out of memory.
 [[maybe_unused]] const std::terminate_handler kFormer = [] {
   WatchMemory();
   return std::set_terminate(Terminate);
 }();
 
-// The C library loads its unwinder when an exception first passes through one of its own frames,
-// and aborts the process if there is no memory for that. A backtrace loads it now. An exception
-// thrown here would do so too, but aborts a program that has an unwinder of its own, as those of
-// the wheel have (-static-libgcc).
+// The C library loads its unwinder when an exception first passes through one of its own
+// frames, and aborts the process if there is no memory for that. This backtrace loads it
+// now. Throwing an exception would load it too, but aborts a program that has its own
+// unwinder, as the programs of the wheel have (-static-libgcc).
 [[maybe_unused]] const bool kUnwinds = [] {
   void* frame = nullptr;
   return ::backtrace(&frame, 1) > 0;
@@ -91,7 +91,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-/// Everything that outlives the body.
+/// Objects that outlive the body.
 struct Session {
   const Parser& parser;
   comm::Comm& comm;
@@ -103,7 +103,7 @@ struct Session {
   const CommonFlags& flags() const { return parser.flags(); }
 };
 
-/// Shows the answer. A reader that has closed the pipe has read enough: that is no failure.
+/// Prints the answer to stdout. A closed pipe is not an error: its reader has read enough.
 Status WriteStdout(std::string_view text) {
   const int error = WriteAll(STDOUT_FILENO, text);
   if (error == 0 || error == EPIPE) return {};
@@ -146,18 +146,18 @@ Result<MergedFacts> GatherFacts(comm::Comm& comm, const RankFacts& own) {
 
 std::string ErrorText(const Error& error, int ranks) {
   std::string text;
-  // Ranks that failed alike are listed in the message already.
+  // The message already lists ranks that failed with the same error.
   const bool listed = error.message.find(" (ranks ") != std::string::npos;
   if (ranks > 1 && error.rank >= 0 && !listed) text = text::RankList({&error.rank, 1}) + ": ";
   text += error.message;
   if (error.sys == 0) return text;
   const std::string system = std::strerror(error.sys);
-  // Within a message it may begin with a small letter.
+  // Compares without the first letter, which may be lower case in the message.
   const bool told = text.find(system.substr(1)) != std::string::npos;
   return told ? text : text + ": " + system;
 }
 
-/// The one line every command ends with.
+/// Returns the summary line at the end of every command.
 std::string Summary(const Session& session) {
   const Report& report = session.report;
   const RankFacts& total = report.facts.total;
@@ -197,7 +197,7 @@ void ShowEnd(Session& session) {
   }
 }
 
-/// Writes the report to where --json wants it.
+/// Writes the report to the file of --json, or to stdout.
 Status WriteReport(const Session& session, const nlohmann::json& result) {
   const auto& json = session.flags().json;
   if (!json) return {};
@@ -213,7 +213,7 @@ void SealReport(Session& session, Status status, MergedFacts facts) {
   report.seconds = std::chrono::duration<double>(Clock::now() - session.start).count();
 }
 
-/// The answer as a terminal may have it: names out of files that are in it steer nothing.
+/// Escapes the answer for a terminal, because it may contain names from files.
 std::string PrintableLines(std::string_view answer) {
   std::string out;
   out.reserve(answer.size());
@@ -227,7 +227,7 @@ std::string PrintableLines(std::string_view answer) {
   return out;
 }
 
-/// Rank 0's part of the end. \returns the exit code
+/// Prints the answer, report and summary on rank 0. \returns the exit code
 int EndOnRoot(Session& session, const std::string& answer, const nlohmann::json& result) {
   Report& report = session.report;
   if (session.flags().json != "-" && !answer.empty()) {
@@ -236,7 +236,7 @@ int EndOnRoot(Session& session, const std::string& answer, const nlohmann::json&
   }
   if (Status written = WriteReport(session, result); !written) {
     const Error& error = written.error();
-    // A report that was found impossible at the start is the error already.
+    // If the report was found impossible at the start, its error is already known.
     const bool known = !report.status && report.status.error().code == error.code &&
                        report.status.error().message.starts_with("report ");
     if (report.status) {
@@ -249,8 +249,8 @@ int EndOnRoot(Session& session, const std::string& answer, const nlohmann::json&
   return ExitCode(report.status);
 }
 
-/// Ends a rank at once, while others may wait for it in a collective: it must not join them, and
-/// the launcher ends a job of which a process leaves like this.
+/// Ends this rank immediately while others may wait for it in a collective call. It must not make
+/// collective calls, and the launcher ends the whole job when one of its processes ends this way.
 [[noreturn]] void LeaveAlone(Session& session, const Error& error, const nlohmann::json& result,
                              const RankFacts& facts) {
   const int rank = session.comm.rank();
@@ -268,7 +268,7 @@ int EndOnRoot(Session& session, const std::string& answer, const nlohmann::json&
   std::_Exit(code);
 }
 
-/// Steps 4 to 6.
+/// Runs steps 4 to 6.
 /// \returns the exit code
 /// Collective.
 int Finish(Session& session, Status status, const std::string& answer,
@@ -301,8 +301,8 @@ Report NewReport(const Parser& parser, int argc, const char* const* argv, int ra
   return report;
 }
 
-/// Runs the body and turns what libraries throw into an error.
-/// \param threw  set when it did
+/// Runs the body and converts exceptions of libraries to errors.
+/// \param threw  set if the body threw an exception
 Status CallBody(const App::Body& body, Context& context, bool& threw) {
   try {
     return body(context);
@@ -312,10 +312,10 @@ Status CallBody(const App::Body& body, Context& context, bool& threw) {
   }
 }
 
-/// As CallBody, for one of several tasks that srun has started without MPI. The first task to lock
-/// the output writes it. The others wait, then accept the complete output as --resume does. So does
-/// a task that starts after the output is complete.
-/// \param flags  of the context
+/// Runs the body like CallBody in one of several tasks that srun has started without MPI. The
+/// first task to lock the output writes it. The others wait, then accept the complete output
+/// as --resume does. So does a task that starts after the output is complete.
+/// \param flags  flags of the context
 Status CallBodyBeside(const App::Body& body, Context& context, CommonFlags& flags, bool& threw) {
   constexpr std::chrono::milliseconds kFirstWait(200);
   constexpr std::chrono::milliseconds kLongestWait(10'000);
@@ -384,7 +384,7 @@ int App::Run(int argc, const char* const* argv, const Body& body) {
   Session session{*parser_, *comm, console, sink, NewReport(*parser_, argc, argv, comm->size()),
                   start};
   session.report.started = started;
-  // Interruptible work begins in the body, after this is set.
+  // Interruptible work starts in the body, after this is set.
   leave = [&session] {
     LeaveAlone(session, {Errc::kStopped, "stopped on request", 0, -1}, nlohmann::json(),
                session.sink.FactsNow());

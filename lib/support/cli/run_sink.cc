@@ -14,11 +14,11 @@
 namespace shardwright::cli {
 namespace {
 
-/// Milliseconds between two signs of life; -1 for none without a signal.
+/// Returns the milliseconds between two progress updates, -1 for updates on SIGUSR2 only.
 int PeriodMs(ProgressMode mode) {
   switch (mode) {
     case ProgressMode::kTty:
-      return 170;  // six repaints a second at most
+      return 170;  // at most six repaints per second
     case ProgressMode::kJson:
       return 1000;
     case ProgressMode::kPlain:
@@ -28,9 +28,9 @@ int PeriodMs(ProgressMode mode) {
   }
 }
 
-/// Time that interruptible work has to end by itself after a stop.
+/// Seconds that interruptible work has to end by itself after a stop.
 constexpr double kGraceSeconds = 0.5;
-/// Milliseconds between two looks at work that is to end.
+/// Milliseconds between two checks for the end of this work.
 constexpr int kLookMs = 50;
 
 }  // namespace
@@ -84,7 +84,7 @@ void RunSink::Warn(std::string message) {
     if (!warned_.insert(message).second) return;
     facts_.warnings.push_back(message);
   }
-  // Several ranks' warnings are merged when the run is over; a single rank need not wait.
+  // With several ranks, warnings are merged at the end of the run. A single rank prints them now.
   if (options_.ranks == 1) {
     console_.Warning(message);
   } else {
@@ -147,7 +147,7 @@ void RunSink::LeaveIfStuck() {
 void RunSink::Tick() {
   const bool shows = options_.rank == 0 && options_.progress != ProgressMode::kOff;
   const int period_ms = shows ? PeriodMs(options_.progress) : -1;
-  // Without a descriptor to wake it up the thread has to look by itself.
+  // Without a wake-up descriptor the thread has to poll.
   const bool wakes = signals_.wake_fd() >= 0;
   const double period_seconds = period_ms / 1000.0;
   double due_seconds = Now() + period_seconds;

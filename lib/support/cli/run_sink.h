@@ -20,13 +20,13 @@
 
 namespace shardwright::cli {
 
-/// One timed pass.
+/// Name and duration of one pass.
 struct PassTime {
   std::string name;
   double seconds = 0;
 };
 
-/// What one rank has to say when its run is over.
+/// Measurements and warnings of one rank at the end of its run.
 struct RankFacts {
   std::vector<PassTime> passes;  ///< in the order of their first start
   std::uint64_t bytes_read = 0;
@@ -34,28 +34,28 @@ struct RankFacts {
   std::uint64_t files_read = 0;
   std::uint64_t files_written = 0;
   std::uint64_t peak_memory_bytes = 0;
-  std::vector<std::string> warnings;  ///< different texts, at most kWarningsKept
+  std::vector<std::string> warnings;  ///< without duplicates, at most kWarningsKept
   std::uint64_t warnings_omitted = 0;
 };
 
-/// Warnings with different texts that a rank keeps; the others are counted.
+/// Number of different warnings that a rank stores. Further ones are only counted.
 inline constexpr std::size_t kWarningsKept = 1000;
 
-/// How progress is shown, after `auto` is decided.
+/// Resolves --progress=auto for this terminal.
 /// \returns kTty, kPlain, kJson or kOff
 /// Local.
 ProgressMode DecideProgress(const CommonFlags& flags);
 
-/// The sink of a command: times passes, collects warnings and shows progress. One thread of its own
-/// repaints and answers signals, so that progress is told even while the work is stuck in a call.
+/// The sink of a command: times passes, collects warnings and shows progress. Its own thread
+/// repaints and handles signals, so that progress appears even while the work is blocked in a call.
 class RunSink final : public Sink {
  public:
   struct Options {
-    ProgressMode progress = ProgressMode::kOff;  ///< as decided; other ranks than 0 show none
+    ProgressMode progress = ProgressMode::kOff;  ///< kAuto is resolved; kOff except on rank 0
     int rank = 0;
     int ranks = 1;
-    /// Ends the process with the exit code of a stop; called on the sink's thread. Empty: the sink
-    /// waits for interruptible work.
+    /// Ends the process with the exit code of a stop. The sink's thread calls it. If it is
+    /// empty, the sink waits until interruptible work has ended.
     std::function<void()> leave = {};
   };
 
@@ -76,7 +76,7 @@ class RunSink final : public Sink {
   /// Returns the facts so far, for a process that exits without Finish.
   RankFacts FactsNow();
 
-  /// Ends the current pass and the painting; the facts are final afterwards.
+  /// Ends the current pass and the progress display. The facts are final afterwards.
   RankFacts Finish();
 
  private:
@@ -103,7 +103,7 @@ class RunSink final : public Sink {
   std::atomic<std::uint64_t> files_written_{0};
   std::atomic<bool> finished_{false};
 
-  std::mutex mutex_;  // everything below
+  std::mutex mutex_;  // protects everything below
   RankFacts facts_;
   std::set<std::string, std::less<>> warned_;
   ProgressMeter meter_;
@@ -111,10 +111,10 @@ class RunSink final : public Sink {
   double pass_start_seconds_ = 0;
   bool stop_told_ = false;
 
-  // Held while the process exits, so that interruptible work cannot start to write meanwhile.
+  // Locked while the process exits, so that interruptible work cannot start to write at that time.
   std::mutex interruptible_mutex_;
   int interruptible_ = 0;
-  double stop_seconds_ = 0;  // when the ticker first saw the stop
+  double stop_seconds_ = 0;  // time at which the ticker first saw the stop
 
   std::thread ticker_;
 };

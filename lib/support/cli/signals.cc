@@ -11,7 +11,7 @@
 namespace shardwright::cli {
 namespace {
 
-// A handler gets no argument of ours, so what it sets has to be global; all of it is lock-free.
+// State that the handler sets. A handler has no context argument, so it is global and lock-free.
 std::atomic<int> stop_signal{0};
 std::atomic<bool> progress_wanted{false};
 std::atomic<int> handler_wake_fd{-1};
@@ -20,7 +20,7 @@ static_assert(std::atomic<int>::is_always_lock_free && std::atomic<bool>::is_alw
 void Poke(int fd) {
   if (fd < 0) return;
   const std::uint64_t one = 1;
-  // A full counter is readable already, so a failure changes nothing.
+  // Ignores a failure: if the counter is full, the descriptor is already readable.
   [[maybe_unused]] const ssize_t written = write(fd, &one, sizeof one);
 }
 
@@ -31,7 +31,7 @@ void EndBySignal(int signal_number) {
   sigaddset(&set, signal_number);
   sigprocmask(SIG_UNBLOCK, &set, nullptr);
   raise(signal_number);
-  // The first process of a container has no default action: say it with the exit code.
+  // The first process of a container has no default action for signals, so it exits with the code.
   _exit(128 + signal_number);
 }
 
@@ -64,7 +64,7 @@ SignalGuard::SignalGuard() : wake_fd_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
       action.sa_handler = OnSignal;
     }
     sigaction(kSignals[i], &action, &before_[i]);
-    // nohup and background shells ignore SIGINT on purpose.
+    // nohup and background shells ignore SIGINT on purpose, so it stays ignored.
     if (kSignals[i] == SIGINT && before_[i].sa_handler == SIG_IGN) {
       sigaction(SIGINT, &before_[i], nullptr);
     }

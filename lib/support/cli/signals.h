@@ -7,14 +7,14 @@
 
 namespace shardwright::cli {
 
-/// Takes the process's signals for one run and gives them back when it ends.
+/// Installs the signal handlers for one run and restores the previous ones when it ends.
 ///
 /// 1. The first SIGINT, SIGTERM or SIGUSR1 sets the stop flag.
-/// 2. A SIGINT or SIGTERM after that ends the process at once by that signal.
-/// 3. SIGUSR2 asks for a line of progress.
-/// 4. SIGPIPE is ignored, so that a closed pipe is an error of write().
+/// 2. A further SIGINT or SIGTERM ends the process immediately by that signal.
+/// 3. SIGUSR2 requests a line of progress.
+/// 4. SIGPIPE is ignored, so that write() returns an error for a closed pipe.
 ///
-/// One at a time per process, since signals belong to the process.
+/// At most one per process, since signal handlers belong to the process.
 class SignalGuard {
  public:
   SignalGuard();
@@ -22,13 +22,13 @@ class SignalGuard {
   SignalGuard& operator=(const SignalGuard&) = delete;
   ~SignalGuard();
 
-  /// The signal that asked to stop, 0 while none did. Any thread.
+  /// Returns the signal that requested a stop, 0 if none did. Any thread.
   static int StopSignal();
 
-  /// True once for every batch of SIGUSR2. Any thread.
+  /// Returns true once for every batch of SIGUSR2. Any thread.
   static bool TakeProgressRequest();
 
-  /// Descriptor that becomes readable when a signal has come; -1 if the kernel had none to give.
+  /// Returns a descriptor that becomes readable after a signal; -1 if the kernel provided none.
   int wake_fd() const { return wake_fd_; }
 
   /// Empties wake_fd().

@@ -12,7 +12,7 @@ namespace shardwright::comm {
 
 namespace {
 
-// One failing rank's error, or one error that several failing ranks share.
+// An error and the ranks that failed with it.
 struct Failure {
   Error error;
   std::vector<int> ranks;
@@ -31,7 +31,7 @@ std::uint32_t Load32(const std::byte* from) {
   return value;
 }
 
-// u8 code (0 = success), u32 errno, u32 rank, then the message or the answer.
+// Layout: u8 code (0 = success), u32 errno, u32 rank, then the message or the answer.
 Bytes Encode(const Error* error, std::string_view text) {
   Bytes out(kHeadBytes + text.size());
   if (error != nullptr) {
@@ -64,7 +64,7 @@ Result<std::string> Decode(std::span<const std::byte> bytes) {
   return tl::unexpected<Error>(std::move(error));
 }
 
-// "0-3, 7"
+// Formats ranks as "0-3, 7".
 std::string RankList(const std::vector<int>& ranks) {
   std::string text;
   for (std::size_t i = 0; i < ranks.size();) {
@@ -109,7 +109,7 @@ Error Merge(std::vector<Error> errors) {
   if (groups[0].ranks.size() > 1) merged.message += " (" + RankWord(groups[0].ranks) + ")";
   std::vector<int> unnamed;
   for (std::size_t i = 1; i < groups.size(); ++i) {
-    // A stop beside an error is no failure of its own.
+    // Omits stops if there is another error.
     if (groups[i].error.code == Errc::kStopped && merged.code != Errc::kStopped) continue;
     if (i < kGroupsShown) {
       merged.message += "; " + RankWord(groups[i].ranks) + ": " + groups[i].error.message;
@@ -133,7 +133,7 @@ Result<std::vector<Bytes>> Comm::AllToAll(const std::vector<Bytes>& pieces) {
 Status Comm::Agree(Status mine) {
   if (size() == 1) return mine;
   if (!mine && mine.error().rank < 0) mine.error().rank = rank();
-  // Success is the common case and costs one number.
+  // Success is the common case and takes one reduction of a single number.
   SW_TRY_ASSIGN(const std::uint64_t failed, AllReduceOr(mine ? 0 : 1));
   if (failed == 0) return {};
   SW_TRY_ASSIGN(const std::vector<Bytes> all, AllGather(Encode(mine)));

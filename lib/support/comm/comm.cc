@@ -10,7 +10,7 @@ namespace shardwright::comm {
 
 namespace {
 
-/// True if the user says that no other process belongs to this one.
+/// Returns whether the user has set SHARDWRIGHT_MPI to "none".
 bool IsAlone() { return internal::ProcessEnvironment(internal::kSetting) == internal::kAlone; }
 
 }  // namespace
@@ -18,12 +18,12 @@ bool IsAlone() { return internal::ProcessEnvironment(internal::kSetting) == inte
 bool UnderLauncher() {
   using internal::ProcessEnvironment;
   if (IsAlone()) return false;
-  // A launcher that says how many ranks there are and says one: serial does the same for less.
+  // If a launcher has started exactly one rank, serial gives the same result faster.
   for (const char* const size : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}) {
     if (!ProcessEnvironment(size).empty()) return ProcessEnvironment(size) != "1";
   }
-  // So does srun, of the step. A starter of its own, within a step of one task, names its ranks
-  // otherwise.
+  // srun sets the step's number of tasks. If another launcher runs within a step of one
+  // task, its PMIx namespace has a name of its own.
   const std::string_view names = ProcessEnvironment("PMIX_NAMESPACE");
   const bool of_step = names.empty() || names.starts_with("slurm.");
   if (of_step && ProcessEnvironment("SLURM_STEP_NUM_TASKS") == "1") return false;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// lib/support/comm: the ranks of a run.
+// lib/support/comm: connects the ranks of a run.
 // One interface with two implementations: MPI, and a single process. All ranks make the same
-// collective calls in the same order. A rank that fails must not leave the others waiting, so every
-// section of work ends with Agree, after which all ranks hold the same outcome. No program links
-// MPI: the one that the launcher speaks is opened when there is a launcher.
+// collective calls in the same order. If one rank fails, the others must not wait for it forever,
+// so every section of work ends with Agree, after which all ranks have the same outcome. No
+// program links MPI. A launched process opens the launcher's MPI library at run time.
 
 #pragma once
 
@@ -22,13 +22,13 @@ namespace shardwright::comm {
 
 using Bytes = std::vector<std::byte>;
 
-/// How AllReduce combines.
+/// Operation of AllReduce.
 enum class ReduceOp : std::uint8_t { kMax, kSum, kOr };
 
-/// The ranks of a run and what they say to each other. Every call except rank() and size() is
-/// **collective**: all ranks make the same calls in the same order, from one thread per rank.
-/// Messages of any length are passed; a rank that cannot get the memory to receive makes the call
-/// fail on all ranks (kLimit). Failures of the transport are kIo, our own misuse is kInternal.
+/// Messages between the ranks of a run. Every call except rank() and size() is **collective**:
+/// all ranks make the same calls in the same order, from one thread per rank. Messages may have
+/// any length. If a rank has no memory to receive one, the call fails on all ranks (kLimit).
+/// Transport failures return kIo, wrong calls return kInternal.
 class Comm {
  public:
   Comm() = default;
@@ -39,44 +39,44 @@ class Comm {
   virtual int rank() const = 0;
   virtual int size() const = 0;
 
-  /// Returns when every rank has called it.
+  /// Waits until every rank has called it.
   virtual Status Barrier() = 0;
 
   /// Replaces `bytes` on every rank by the root's. \pre 0 <= root < size(), as in all calls
   virtual Status Bcast(Bytes& bytes, int root = 0) = 0;
 
-  /// Hands each rank's bytes to the root. \returns on the root one entry per rank, else nothing
+  /// Sends each rank's bytes to the root. \returns one entry per rank on the root, none elsewhere
   virtual Result<std::vector<Bytes>> Gather(std::span<const std::byte> mine, int root = 0) = 0;
 
-  /// Hands each rank's bytes to every rank. \returns one entry per rank
+  /// Sends each rank's bytes to every rank. \returns one entry per rank
   virtual Result<std::vector<Bytes>> AllGather(std::span<const std::byte> mine) = 0;
 
-  /// Sends pieces[r] to rank r. Nothing is copied on the sending side.
+  /// Sends pieces[r] to rank r. The sender does not copy its data.
   /// \pre pieces.size() == size()
-  /// \param receive_cap  the most bytes this rank takes in; above it all ranks fail with kLimit
-  /// \returns what each rank sent to this one
+  /// \param receive_cap  the most bytes this rank accepts; if exceeded, all ranks fail with kLimit
+  /// \returns the bytes from each rank, by sender
   virtual Result<std::vector<Bytes>> AllToAll(
       std::span<const std::span<const std::byte>> pieces,
       std::uint64_t receive_cap = std::numeric_limits<std::uint64_t>::max()) = 0;
 
-  /// Combines one number of each rank; sums are modulo 2^64.
+  /// Combines one number of each rank. kSum adds modulo 2^64.
   virtual Result<std::uint64_t> AllReduce(std::uint64_t mine, ReduceOp op) = 0;
 
   Result<std::uint64_t> AllReduceMax(std::uint64_t mine) { return AllReduce(mine, ReduceOp::kMax); }
   Result<std::uint64_t> AllReduceSum(std::uint64_t mine) { return AllReduce(mine, ReduceOp::kSum); }
   Result<std::uint64_t> AllReduceOr(std::uint64_t mine) { return AllReduce(mine, ReduceOp::kOr); }
 
-  /// Same, for pieces that own their bytes.
+  /// Sends pieces[r] to rank r, for pieces that own their bytes.
   Result<std::vector<Bytes>> AllToAll(const std::vector<Bytes>& pieces);
 
-  /// Leaves all ranks with the same answer: success only if every rank brought it. An error
-  /// outranks a stop (kStopped); then the lowest rank's code and text win, its number is in
-  /// Error::rank, and the other failing ranks are listed, identical messages once. An error that
-  /// ranks have agreed on before passes unchanged. With one rank: `mine`.
+  /// Combines the outcomes of all ranks: succeeds only if every rank passes success. Any other
+  /// error takes precedence over kStopped. The lowest failing rank sets code, text and Error::rank,
+  /// and the message lists the other failing ranks, equal messages once. An error that ranks
+  /// have agreed on before passes unchanged. With one rank: returns `mine`.
   /// Collective.
   Status Agree(Status mine);
 
-  /// The same of work that returns something: what this rank has made, if every rank brought it.
+  /// Agrees on the outcome as above, and returns this rank's own value if every rank succeeded.
   /// Collective.
   template <class T>
   Result<T> Agree(Result<T> mine) {
@@ -84,40 +84,40 @@ class Comm {
     return mine;
   }
 
-  /// Rank 0 acts; all ranks get its outcome. An exception out of `act` is kInternal everywhere.
+  /// Runs `act` on rank 0 and returns its outcome on all ranks. An exception becomes kInternal.
   /// Collective.
   Status OnRoot(const std::function<Status()>& act);
 
-  /// Same, with an answer for all ranks. Collective.
+  /// Runs `act` on rank 0 and returns its text on all ranks. Collective.
   Result<std::string> OnRootText(const std::function<Result<std::string>()>& act);
 };
 
 struct CommOptions {
-  /// Largest single message of the transport. Longer ones are sent in parts.
+  /// Largest single message of the transport in bytes. Longer messages are sent in parts.
   std::uint64_t chunk_bytes = std::uint64_t{1} << 30;
 };
 
-/// A Comm of one rank. Local.
+/// Makes a Comm with one rank. Local.
 std::unique_ptr<Comm> MakeSerialComm();
 
-/// True if a launcher (mpirun, srun, a PMI or PMIx starter) began this process as one of several
-/// ranks, unless SHARDWRIGHT_MPI is "none". Reads the environment only.
+/// Returns whether a launcher (mpirun, srun, a PMI or PMIx starter) began this process as one
+/// of several ranks and SHARDWRIGHT_MPI is not "none". Reads the environment only.
 /// Local.
 bool UnderLauncher();
 
-/// How many tasks of one srun run this command without knowing of each other, as srun without MPI
-/// starts them; 1: none but this process is known of. Reads the environment only.
+/// Returns the number of unconnected processes that one srun has started for this command, as
+/// srun without MPI does. 1 if there is only this one. Reads the environment only.
 /// Local.
 std::uint64_t TasksApart();
 
-/// The Comm of this process: MPI under a launcher, else serial. MPI is not touched without a
-/// launcher, as starting it costs more than a short command takes. MPI is finalized with the Comm,
-/// so it is made once per process and outlives all its users.
-/// SHARDWRIGHT_MPI in the environment chooses the MPI: openmpi, mpich, the path of a library, or
-/// none: this process is alone.
+/// Makes the Comm of this process: MPI under a launcher, otherwise serial. Without a
+/// launcher it does not start MPI, as that takes longer than a short command. The Comm
+/// finalizes MPI, so it is made once per process and must outlive all its users. The
+/// environment variable SHARDWRIGHT_MPI selects the MPI: openmpi, mpich, the path of a
+/// library, or none for a process that runs alone.
 /// \error kInternal if MPI was started before; kIo if it does not start; kNotFound if there is no
 ///        MPI of the launcher's family; kUsage unless 1 <= chunk_bytes <= 2^30, if SHARDWRIGHT_MPI
-///        is none of these, or if MPI sees one rank where the launcher has started more
+///        has another value, or if MPI finds one rank where the launcher has started more
 /// Collective under a launcher.
 Result<std::unique_ptr<Comm>> MakeComm(const CommOptions& options = {});
 

@@ -16,7 +16,7 @@ namespace {
 
 std::size_t Index(int rank) { return static_cast<std::size_t>(rank); }
 
-/// Receive buffers, or kLimit when there is no memory for them.
+/// Allocates receive buffers. Fails with kLimit if there is no memory for them.
 Result<std::vector<Bytes>> Reserve(const std::vector<std::uint64_t>& sizes) {
   try {
     std::vector<Bytes> buffers(sizes.size());
@@ -29,7 +29,7 @@ Result<std::vector<Bytes>> Reserve(const std::vector<std::uint64_t>& sizes) {
   }
 }
 
-/// Whether there is a value, without it.
+/// Returns the status of a result without its value.
 Status Outcome(const Result<std::vector<Bytes>>& result) {
   if (result) return {};
   return tl::unexpected<Error>(result.error());
@@ -45,7 +45,7 @@ class MpiComm final : public Comm {
     if (started_) mpi_.stop();
   }
 
-  /// Starts MPI. Called once, before anything else.
+  /// Starts MPI. Called once, before all other calls.
   Status Start() {
     bool begun = false;
     SW_TRY(Check(mpi_.started(&begun), "MPI_Initialized"));
@@ -109,7 +109,7 @@ class MpiComm final : public Comm {
 
   Result<std::vector<Bytes>> AllToAll(std::span<const std::span<const std::byte>> pieces,
                                       std::uint64_t receive_cap) override {
-    // The count is checked together with the cap, so that a wrong call fails on all ranks.
+    // Checks the count together with the cap, so that a wrong call fails on all ranks.
     const bool counted = pieces.size() == Index(size_);
     std::vector<std::uint64_t> outgoing(Index(size_));
     for (std::size_t r = 0; counted && r < outgoing.size(); ++r) outgoing[r] = pieces[r].size();
@@ -124,7 +124,7 @@ class MpiComm final : public Comm {
     SW_TRY(Agree(Outcome(received)));
     std::copy(pieces[Index(rank_)].begin(), pieces[Index(rank_)].end(),
               (*received)[Index(rank_)].begin());
-    // In step s every rank sends to one other and receives from one other: no rank is a hot spot.
+    // In each step every rank sends to one rank and receives from one, so none is overloaded.
     for (int step = 1; step < size_; ++step) {
       const int to = (rank_ + step) % size_;
       const int from = (rank_ + size_ - step) % size_;
@@ -179,7 +179,7 @@ class MpiComm final : public Comm {
     return sizes;
   }
 
-  // MPI-3 counts are int: longer messages go in parts.
+  // Returns the size of the next part. MPI-3 counts are int, so long messages are split.
   int Part(std::size_t left) const {
     return static_cast<int>(std::min<std::uint64_t>(left, chunk_bytes_));
   }
@@ -196,7 +196,7 @@ class MpiComm final : public Comm {
   void AddSend(std::vector<MpiPart>& parts, std::span<const std::byte> bytes, int to) const {
     for (std::size_t done = 0; done < bytes.size();) {
       const int part = Part(bytes.size() - done);
-      // MPI takes what it only reads as void*, too.
+      // MPI also takes send buffers as void*.
       parts.push_back({const_cast<std::byte*>(bytes.data() + done), part, to, true});
       done += static_cast<std::size_t>(part);
     }
@@ -226,7 +226,7 @@ class MpiComm final : public Comm {
 Result<std::unique_ptr<Comm>> MakeMpiComm(const CommOptions& options) {
   SW_TRY_ASSIGN(const MpiLibrary library, OpenLaunchersMpi());
   auto comm = std::make_unique<MpiComm>(*library.calls, options.chunk_bytes);
-  // Asked before the start, for a library that believes to be alone changes the variables.
+  // Read before the start, because an MPI library without its launcher changes the variables.
   const std::uint64_t started = LauncherSize(ProcessEnvironment).value_or(1);
   SW_TRY(comm->Start());
   SW_TRY(CheckMetOthers(library, started, comm->size()));

@@ -7,7 +7,7 @@
 
 namespace shardwright::comm::internal {
 
-/// Starts MPI and wraps its world. Collective. \error as MakeComm
+/// Starts MPI and makes a Comm of all its ranks. Collective. \error as MakeComm
 Result<std::unique_ptr<Comm>> MakeMpiComm(const CommOptions& options);
 
 }  // namespace shardwright::comm::internal

@@ -18,14 +18,14 @@ namespace shardwright::comm::internal {
 namespace {
 
 struct FamilyNames {
-  std::string_view word;               // in SHARDWRIGHT_MPI and in the name of the plugin
-  std::string_view name;               // in messages
-  const char* symbol;                  // that only a library of this family has
-  std::span<const char* const> files;  // names of the library, the first found is taken
+  std::string_view word;               // in SHARDWRIGHT_MPI and in the plugin's name
+  std::string_view name;               // for messages
+  const char* symbol;                  // symbol that only this family has
+  std::span<const char* const> files;  // file names of the library; uses the first found
 };
 
 constexpr std::array kOpenMpiFiles = {"libmpi.so.40"};
-// The name that MPICH's ABI asks for, Debian's, and Cray's.
+// The names in MPICH's ABI, in Debian, and on Cray systems.
 constexpr std::array kMpichFiles = {"libmpi.so.12", "libmpich.so.12", "libmpi_cray.so.12"};
 
 const FamilyNames& NamesOf(MpiFamily family) {
@@ -43,7 +43,7 @@ std::optional<std::uint64_t> Number(std::string_view text) {
   return value;
 }
 
-/// A library whose symbols plugins see. Never closed: MPI has threads and handlers of its own.
+/// Opens a library with symbols visible to plugins. Never closes it, as MPI has its own threads.
 void* OpenLibrary(const std::string& path) { return dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL); }
 
 std::string PathOf(const void* symbol, const std::string& otherwise) {
@@ -107,12 +107,12 @@ Result<MpiChoice> ChooseMpi(const Environment& env) {
                     ": openmpi, mpich, none or the path of a library expected, found '" +
                     std::string(asked) + "'");
   }
-  // Open MPI's mpirun; the starters of MPICH, Intel MPI and MVAPICH, which Open MPI cannot meet.
+  // Variables of mpirun of Open MPI, then of the MPICH, Intel MPI and MVAPICH launchers.
   if (!env("OMPI_COMM_WORLD_SIZE").empty()) return MpiChoice{{kOpenMpi}, {}};
   if (!env("HYDI_CONTROL_FD").empty() || !env("MPI_LOCALNRANKS").empty()) {
     return MpiChoice{{kMpich}, {}};
   }
-  // srun and its like: PMIx is what Open MPI is built for, PMI-1 and PMI-2 are MPICH's.
+  // srun and similar launchers: Open MPI uses PMIx, MPICH uses PMI-1 and PMI-2.
   if (!env("PMI_RANK").empty() || !env("PMI_SIZE").empty() ||
       env("SLURM_MPI_TYPE").starts_with("cray")) {
     return MpiChoice{{kMpich, kOpenMpi}, {}};
@@ -124,7 +124,7 @@ std::optional<std::uint64_t> LauncherSize(const Environment& env) {
   for (const char* const name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"}) {
     if (const auto size = Number(env(name))) return size;
   }
-  // A rank above 0 is not alone.
+  // A rank above 0 implies several ranks.
   for (const char* const name : {"PMI_RANK", "PMIX_RANK"}) {
     if (const auto rank = Number(env(name)); rank && *rank > 0) return *rank + 1;
   }
@@ -134,7 +134,7 @@ std::optional<std::uint64_t> LauncherSize(const Environment& env) {
 Result<MpiLibrary> OpenLaunchersMpi() {
   SW_TRY_ASSIGN(const MpiChoice choice, ChooseMpi(ProcessEnvironment));
   if (!choice.path.empty()) return OpenPath(choice.path);
-  // The launcher's own, unless a shell is between them.
+  // First the library of the launcher, which is the parent process unless a shell is between.
   const std::string launcher = FolderOfProgram(getppid());
   std::string tried;
   for (const MpiFamily family : choice.families) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which MPI the launcher of this process speaks, and opening it.
+// Finds and opens the MPI library that matches the launcher of this process.
 
 #pragma once
 
@@ -15,50 +15,50 @@
 
 namespace shardwright::comm::internal {
 
-/// MPIs whose programs can be run with each other's libraries. MPICH's is also that of Intel MPI,
-/// Cray MPICH and MVAPICH.
+/// Families of MPI libraries. Programs run with any library of their family. MPICH's
+/// family includes Intel MPI, Cray MPICH and MVAPICH.
 enum class MpiFamily : std::uint8_t { kOpenMpi, kMpich };
 
-/// The value of an environment variable, empty if there is none.
+/// Returns the value of an environment variable, empty if it is not set.
 using Environment = std::function<std::string_view(const char* name)>;
 
-/// Variable that chooses the MPI: a family, a path, or "none" for a process that is alone although
-/// a launcher has started it with others.
+/// Variable that selects the MPI: a family, a path, or "none" for a process that works
+/// alone although a launcher has started several.
 constexpr const char* kSetting = "SHARDWRIGHT_MPI";
 constexpr std::string_view kAlone = "none";
 
-/// Those of this process.
+/// Reads the environment of this process.
 std::string_view ProcessEnvironment(const char* name);
 
-/// Which libraries to try, in order.
+/// Libraries to try, in order.
 struct MpiChoice {
   std::vector<MpiFamily> families;
-  std::string path;  // of the one library to open, whatever its family; empty for the usual names
+  std::string path;  // the one library to open, of any family; empty for the usual names
 };
 
-/// What the launcher's variables and SHARDWRIGHT_MPI ask for. Local.
-/// \error kUsage if SHARDWRIGHT_MPI is neither openmpi, mpich, none nor a path
+/// Selects the MPI from the launcher's variables and SHARDWRIGHT_MPI. Local.
+/// \error kUsage if SHARDWRIGHT_MPI is not openmpi, mpich, none or a path
 Result<MpiChoice> ChooseMpi(const Environment& env);
 
-/// How many ranks the launcher says that it has started; nullopt if it says nothing. Local.
+/// Returns the number of ranks from the launcher's variables, nullopt if they have none. Local.
 std::optional<std::uint64_t> LauncherSize(const Environment& env);
 
-/// An MPI library and the calls of the plugin that was made for it; both stay open for good.
+/// An MPI library and the functions of its plugin. Both stay loaded until the process ends.
 struct MpiLibrary {
   const MpiCalls* calls = nullptr;
   std::string path;  // of the library
 };
 
-/// Opens the MPI that the launcher speaks. Looks for its library where the launcher itself lies,
-/// then where the dynamic linker looks. Does not start it. Local.
-/// \error kUsage as ChooseMpi, and if the file named there is no MPI; kNotFound if there is no
-///        library, or no plugin for it
+/// Opens the launcher's MPI without starting it. Searches for the library first in the launcher's
+/// own installation, then in the search path of the dynamic linker. Local.
+/// \error kUsage as ChooseMpi, and if the file named there is not an MPI library; kNotFound
+///        if there is no library, or no plugin for it
 Result<MpiLibrary> OpenLaunchersMpi();
 
-/// That MPI has brought this process together with the others that the launcher has started. With
-/// the library of another family each of them would believe to be alone and do all of the work.
-/// Local.
-/// \error kUsage if MPI sees `size` = 1 rank though the launcher has `started` more
+/// Checks that MPI has connected this process to the other processes of the launcher.
+/// With a library of another family, each process would be rank 0 of 1 and do all
+/// of the work. Local.
+/// \error kUsage if MPI reports `size` = 1 although the launcher has `started` more ranks
 Status CheckMetOthers(const MpiLibrary& library, std::uint64_t started, int size);
 
 }  // namespace shardwright::comm::internal

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The calls of lib/support/comm/mpi_calls_internal.h, for the mpi.h that this is compiled with.
+// Implements mpi_calls_internal.h with the mpi.h that it is compiled with.
 
 #include <mpi.h>
 
@@ -17,7 +17,7 @@ namespace {
 
 constexpr int kTag = 1;
 
-// The ranks of this process; MPI is started once per process.
+// Duplicate of MPI_COMM_WORLD. MPI is started once per process.
 MPI_Comm world = MPI_COMM_NULL;
 
 void Library(char* text, std::size_t text_bytes) {

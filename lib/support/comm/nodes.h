@@ -9,15 +9,15 @@
 
 namespace shardwright::comm {
 
-/// The machine that a rank runs on. Two containers with one name are two nodes only if they were
-/// booted apart.
+/// The machine that a rank runs on. Two containers with the same host name are different
+/// nodes only if their kernels were booted separately.
 struct Node {
   std::string host;
-  std::string boot;  ///< the kernel's id of its last start
+  std::string boot;  ///< the kernel's id of its last boot
   bool operator==(const Node&) const = default;
 };
 
-/// By rank.
+/// Returns the node of each rank, by rank.
 /// \error as Comm::AllGather
 /// Collective.
 Result<std::vector<Node>> NodesOfRanks(Comm& comm);

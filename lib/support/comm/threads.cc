@@ -16,7 +16,7 @@ namespace {
 
 enum class Kind { kBarrier, kBcast, kGather, kAllGather, kAllToAll, kAllReduce, kDone };
 
-// What a rank shows to the others during a collective.
+// Arguments of one rank in a collective, which the other ranks can read.
 struct Shown {
   Kind kind = Kind::kBarrier;
   int root = 0;
@@ -25,13 +25,13 @@ struct Shown {
   std::span<const std::span<const std::byte>> pieces;
 };
 
-// Where the threads meet.
+// Barrier of the threads, which also checks that all of them are in the same collective.
 class Meeting {
  public:
   explicit Meeting(int ranks)
       : shown_(static_cast<std::size_t>(ranks)), calls_(shown_.size()), ranks_(ranks) {}
 
-  /// Shows and waits for all ranks. What they show may be read until Part.
+  /// Publishes `mine` and waits for all ranks. Their arguments may be read until Part.
   Status Meet(int rank, const Shown& mine) {
     {
       const std::lock_guard lock(mutex_);
@@ -40,7 +40,7 @@ class Meeting {
     return Wait(rank, {mine.kind, mine.root});
   }
 
-  /// Waits until all ranks have read.
+  /// Waits until all ranks have finished reading.
   Status Part(int rank) { return Wait(rank, {Kind::kDone, 0}); }
 
   void Leave() {
@@ -52,7 +52,7 @@ class Meeting {
   const Shown& At(int rank) const { return shown_[static_cast<std::size_t>(rank)]; }
 
  private:
-  // What a rank is in: the kind of collective, and its root or operation.
+  // Call of a rank: the kind of the collective, and its root or operation.
   using Call = std::pair<Kind, int>;
 
   Status Wait(int rank, Call call) {
@@ -64,7 +64,7 @@ class Meeting {
     return verdict_;
   }
 
-  // Ends a round: every rank waits or is gone. Under the mutex.
+  // Ends a round in which every rank waits or has returned. The caller locks the mutex.
   void Close() {
     if (gone_ > 0) {
       verdict_ = Fail(Errc::kInternal,
@@ -88,7 +88,7 @@ class Meeting {
   int waiting_ = 0;
   int gone_ = 0;
   std::uint64_t round_ = 0;
-  Status verdict_;  // once bad, bad for ever
+  Status verdict_;  // an error stays for all later calls
 };
 
 class ThreadComm final : public Comm {
@@ -130,7 +130,7 @@ class ThreadComm final : public Comm {
     mine.kind = Kind::kAllToAll;
     mine.pieces = pieces;
     SW_TRY(meeting_.Meet(rank_, mine));
-    // Every rank sees all pieces, so all come to the same verdict.
+    // Every rank checks all pieces, so all get the same result.
     Status fits;
     std::uint64_t total = 0;
     for (int r = 0; r < size_; ++r) {
@@ -183,7 +183,7 @@ class ThreadComm final : public Comm {
                 "root " + std::to_string(root) + " of " + std::to_string(size_) + " ranks");
   }
 
-  // Shows, lets `copy` read what others show, and waits until all have read.
+  // Publishes `mine`, lets `copy` read the arguments of all ranks, and waits until all have read.
   template <class Copy>
   Status Collect(const Shown& mine, Copy&& copy) {
     SW_TRY(meeting_.Meet(rank_, mine));

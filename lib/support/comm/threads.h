@@ -8,10 +8,10 @@
 
 namespace shardwright::comm {
 
-/// Runs `body` on `ranks` threads of this process, each with a Comm of that many ranks, so that
-/// code between ranks is tested without MPI. Ranks in different collectives, or in one that
-/// another rank has left for good, get kInternal instead of waiting for ever.
-/// \returns what each rank returned; an exception out of a body is kInternal
+/// Runs `body` on `ranks` threads of this process, each with a Comm of that many ranks, to test
+/// collective code without MPI. If ranks are in different collectives, or wait for a rank that
+/// has returned, their calls fail with kInternal instead of waiting forever.
+/// \returns the status of each rank, by rank; an exception of a body becomes kInternal
 /// Local.
 std::vector<Status> RunThreads(int ranks, const std::function<Status(Comm&)>& body);
 

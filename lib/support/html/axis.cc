@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::array<const char*, 6> kBinary = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
 
-/// What one of the axis's unit is, and its name.
+/// A unit of an axis: its size and its name.
 struct Scale {
   double one = 1;
   std::string name;
@@ -27,7 +27,7 @@ Scale ScaleOf(double top, Unit unit) {
   return {std::pow(1024.0, static_cast<double>(power)), kBinary[power]};
 }
 
-/// The least of 1, 2, 5 times a power of ten that is not below `least`.
+/// Returns the smallest of 1, 2, 5 times a power of ten that is at least `least`.
 double RoundStep(double least) {
   const double power = std::pow(10.0, std::floor(std::log10(least)));
   for (const double factor : {1.0, 2.0, 5.0}) {

@@ -8,7 +8,7 @@
 
 namespace shardwright::html {
 
-/// Where a value stands along an axis, and what is written beside it.
+/// A position on an axis and its label.
 struct Tick {
   double value = 0;
   std::string text;
@@ -18,17 +18,17 @@ struct Tick {
 struct Axis {
   double top = 1;
   std::vector<Tick> ticks;
-  std::string unit;  ///< of the ticks: "GiB", "%"; empty: none
+  std::string unit;  ///< unit of the labels: "GiB", "%"; empty: none
 };
 
-/// Ticks at round numbers (in binary units for bytes), about as many steps as given or fewer.
+/// Makes an axis with ticks at round numbers (binary ones for bytes), in about `steps` steps.
 Axis MakeAxis(double top, Unit unit, int steps);
 
-/// Ticks of a K axis: every value, smallest first, without repeats.
+/// Makes the ticks of an x axis: one per different value, smallest first.
 std::vector<Tick> TicksAt(std::vector<double> values);
 
-/// The markup of an upright axis: a line from `left` to `right` at each tick, 0 at `bottom` and the
-/// axis's top at `top` (coordinates), with the ticks' texts and the unit before them.
+/// Returns the markup of a vertical axis: a line from `left` to `right` at each tick, and the
+/// labels and unit to the left of them. 0 is at coordinate `bottom`, the axis's top at `top`.
 std::string LevelsOf(const Axis& axis, double left, double right, double top, double bottom);
 
 }  // namespace shardwright::html

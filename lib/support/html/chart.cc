@@ -14,7 +14,7 @@
 namespace shardwright::html {
 namespace {
 
-// Units of the drawing: about pixels on a screen with two charts side by side.
+// Coordinates of the drawing, about one pixel each on a screen with two charts in a row.
 constexpr double kWidth = 540;
 constexpr double kHeight = 290;
 constexpr double kLeft = 52;
@@ -25,7 +25,7 @@ constexpr double kMark = 4;
 
 std::string StyleOf(std::size_t style) { return "s" + std::to_string(style); }
 
-/// The mark of a style: shapes differ, for paper without colours.
+/// Returns the marker of a style. Shapes differ, so that prints without color are readable.
 std::string Mark(double x, double y, std::size_t style, const std::string& note) {
   const std::string looks = "mark " + StyleOf(style);
   const std::string title = note.empty() ? "" : "<title>" + Escape(note) + "</title>";
@@ -53,7 +53,7 @@ std::string Mark(double x, double y, std::size_t style, const std::string& note)
   }
 }
 
-/// Curves that would hide each other.
+/// Curves with the same points.
 struct Group {
   const Curve* first = nullptr;
   std::string names;
@@ -83,7 +83,7 @@ std::vector<Group> GroupsOf(const std::vector<Curve>& curves) {
   return groups;
 }
 
-/// One chart while it is drawn.
+/// The drawing of one chart.
 class Drawing {
  public:
   explicit Drawing(const Chart& chart) : chart_(chart), groups_(GroupsOf(chart.curves)) {
@@ -127,7 +127,7 @@ class Drawing {
   double X(double x) const {
     const auto along = [&](double value) { return chart_.by_doubling ? std::log2(value) : value; };
     if (!(last_ > first_)) return (kLeft + kRight) / 2;
-    // Marks at the ends stay clear of the axis.
+    // Keeps markers at the ends away from the axis.
     const double margin = chart_.by_doubling ? 14 : 0;
     const double share = (along(x) - along(first_)) / (along(last_) - along(first_));
     return kLeft + margin + (kRight - kLeft - 2 * margin) * share;

@@ -50,7 +50,7 @@ std::string Render(const Document& document) {
   const bool runs = !document.script.empty();
   std::string text =
       "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\"/>\n"
-      // The browser itself refuses whatever would reach for a network.
+      // Makes the browser block all network access.
       "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; "
       "style-src 'unsafe-inline'";
   if (runs) text += "; script-src 'unsafe-inline'";

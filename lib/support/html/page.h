@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// lib/support/html: pages to look at.
-// One HTML file each that needs nothing else, no network and no foreign script. page.h makes the
-// file, chart.h draws curves, timeline.h what happened when. What is on a page is the business of
-// the module that reports: partial/planner/forecast/simulate_page.h, partial/report/sends_page.h,
-// placement/io/report_page.h.
+// lib/support/html: writes HTML reports.
+// Each report is one HTML file without external resources or foreign scripts. page.h
+// makes the file, chart.h draws curves, timeline.h draws events over time. The
+// contents are in the modules that report: partial/planner/forecast/simulate_page.h,
+// partial/report/sends_page.h and placement/io/report_page.h.
 
 #pragma once
 
@@ -12,25 +12,25 @@
 
 namespace shardwright::html {
 
-/// Text as the content of an element or of a quoted attribute: none of it is markup.
+/// Escapes a text for an element or a quoted attribute, so that none of it is markup.
 /// \pre UTF-8 without control characters
 /// Pure.
 std::string Escape(std::string_view text);
 
-/// JSON as the content of a script element: nothing in it can end the element.
+/// Escapes JSON for a script element, so that nothing in it can end the element.
 /// Pure.
 std::string ScriptSafe(std::string_view json);
 
-/// One page.
+/// Contents of one HTML file.
 struct Document {
   std::string title;  ///< plain text
-  std::string css;    ///< beside the styles that all pages have
+  std::string css;    ///< in addition to the common styles
   std::string body;   ///< markup
   std::string script;
 };
 
-/// The whole file. The page itself forbids the browser to reach for anything, and to run scripts if
-/// it has none. It follows the reader's choice of light or dark, and is light on paper.
+/// Returns the whole HTML file. Its content security policy forbids network access, and scripts if
+/// it has none. It follows the reader's choice of a light or dark theme, and prints light.
 /// Pure.
 std::string Render(const Document& document);
 

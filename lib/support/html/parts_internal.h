@@ -3,7 +3,7 @@
 
 namespace shardwright::html {
 
-// page.css, made part of the program by embed.cmake.
+// Contents of page.css, compiled in by embed.cmake.
 extern const char* const kPageCss;
 
 }  // namespace shardwright::html

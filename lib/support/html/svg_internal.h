@@ -9,9 +9,9 @@ namespace shardwright::html {
 
 using Attribute = std::pair<const char*, std::string>;
 
-/// A coordinate.
+/// Formats a coordinate.
 std::string At(double value);
-/// \param content  markup; empty: the element has none
+/// \param content  markup; if it is empty, the element has no content
 std::string Element(const char* name, const std::vector<Attribute>& attributes,
                     const std::string& content = "");
 std::string Text(double x, double y, const char* anchor, const std::string& text,

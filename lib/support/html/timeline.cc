@@ -25,7 +25,7 @@ std::string Rect(double x, double y, double width, double height, const std::str
                  note.empty() ? "" : "<title>" + Escape(note) + "</title>");
 }
 
-/// One timeline while it is drawn.
+/// The drawing of one timeline.
 class TimelineDrawing {
  public:
   explicit TimelineDrawing(const Timeline& timeline) : timeline_(timeline) {
@@ -52,7 +52,7 @@ class TimelineDrawing {
     text += Axes() + Bars() + Rows();
     for (const Timeline::Event& event : timeline_.events) {
       const double x = X(event.at);
-      const bool late = x > kRight - kLabel;  // its name has no room behind it
+      const bool late = x > kRight - kLabel;  // no room for its name on the right
       text += Line(x, kTop - 6, x, bottom_, "event") +
               Text(late ? x - 3 : x + 3, kTop - 8, late ? "end" : "start", event.name, "name") +
               "\n";

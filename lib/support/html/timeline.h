@@ -9,14 +9,14 @@
 
 namespace shardwright::html {
 
-/// What happened over a time: bars of equal slices of it, stacked, above rows of stretches.
+/// Events over time: stacked bars of equal time slices, above rows that mark time intervals.
 struct Timeline {
   static constexpr std::size_t kStyles = 4;
 
   struct Bars {
     std::string name;
     std::size_t style = 0;       ///< below kStyles
-    std::vector<double> values;  ///< of each slice
+    std::vector<double> values;  ///< one per slice
   };
   struct Stretch {
     double begin = 0;
@@ -31,17 +31,17 @@ struct Timeline {
     std::string name;
   };
 
-  std::string label;  ///< what it shows, for readers who do not see it
+  std::string label;  ///< text for screen readers
   double seconds = 0;
-  Unit unit = Unit::kCount;  ///< of a bar
+  Unit unit = Unit::kCount;  ///< unit of the bars
   std::vector<Bars> bars;
-  std::string stretch_name;  ///< of what a row is marked with
+  std::string stretch_name;  ///< name of the marked intervals, for the legend
   std::vector<Row> rows;
-  std::vector<Event> events;  ///< lines from top to bottom
+  std::vector<Event> events;  ///< vertical lines
 };
 
-/// The timeline as markup: a key, then an inline SVG that needs no script.
-/// \pre seconds is positive; all bars have the same slices, one at least; numbers are finite
+/// Returns the timeline as HTML: a legend, then an inline SVG without scripts.
+/// \pre seconds is positive; all bars have the same number of slices, at least 1; finite numbers
 /// Pure.
 std::string TimelineMarkup(const Timeline& timeline);
 

@@ -13,19 +13,19 @@
 namespace shardwright::json {
 namespace {
 
-constexpr std::uint64_t kTreeNodeBytes = 4 * sizeof(void*);  // what std::map adds to a member
+constexpr std::uint64_t kTreeNodeBytes = 4 * sizeof(void*);  // overhead of std::map per member
 constexpr std::uint64_t kMemberBytes =
     BlockBytes(kTreeNodeBytes + sizeof(Json::object_t::value_type));
 constexpr std::uint64_t kObjectBytes = BlockBytes(sizeof(Json::object_t));
 constexpr std::uint64_t kArrayBytes = BlockBytes(sizeof(Json::array_t));
 constexpr std::uint64_t kStringBytes = BlockBytes(sizeof(std::string));
 
-/// Bytes of a string's characters outside of the string object.
+/// Returns the bytes that a string's characters take outside of the string object.
 std::uint64_t CharBytes(std::size_t size) {
   return size <= std::string().capacity() ? 0 : BlockBytes(size + 1);
 }
 
-/// "line 3, column 17" of a byte.
+/// Formats the position of a byte as "line 3, column 17".
 std::string PlaceOf(std::string_view text, std::size_t byte) {
   const std::string_view before = text.substr(0, std::min(byte, text.size()));
   const auto lines = std::count(before.begin(), before.end(), '\n');
@@ -35,7 +35,7 @@ std::string PlaceOf(std::string_view text, std::size_t byte) {
          std::to_string(before.size() - start + 1);
 }
 
-/// Describes the word around an error, for the message.
+/// Describes the word at an error, for the message.
 std::string WordAt(std::string_view text, std::size_t byte) {
   constexpr std::string_view kEnds = " \t\r\n,:[]{}";
   if (byte >= text.size()) return "the text ends";
@@ -64,7 +64,7 @@ std::size_t TooDeepAt(std::string_view text) {
   return text.size();
 }
 
-/// Makes a tree of a parser's events. Memory and levels are counted before they are taken.
+/// Builds a tree from a parser's events. Checks memory and depth limits before it allocates.
 class Builder final : public nlohmann::json_sax<Json> {
  public:
   enum class Fault : std::uint8_t { kNone, kSyntax, kNumber, kTwice, kDeep, kMemory };
@@ -73,9 +73,9 @@ class Builder final : public nlohmann::json_sax<Json> {
       : budget_(bytes), most_depth_(most_depth) {}
 
   Fault fault() const { return fault_; }
-  /// Offset of the byte at which the parser has stopped. \pre kSyntax or kNumber
+  /// Returns the offset of the byte at which the parser stopped. \pre kSyntax or kNumber
   std::size_t byte() const { return byte_; }
-  /// The key that an object has twice. \pre kTwice
+  /// Returns the duplicate key of an object. \pre kTwice
   const std::string& twice() const { return twice_; }
   const TextBudget& budget() const { return budget_; }
   std::uint64_t most_depth() const { return most_depth_; }
@@ -128,7 +128,7 @@ class Builder final : public nlohmann::json_sax<Json> {
   }
   bool Charge(std::uint64_t bytes) { return budget_.Take(bytes) || Stop(Fault::kMemory); }
   bool CheckDepth() { return open_.size() < most_depth_ || Stop(Fault::kDeep); }
-  /// Puts a value where it belongs; null if memory would exceed the limit.
+  /// Adds a value to the open container. Returns null if memory would exceed the limit.
   Json* Add(Json value) {
     if (open_.empty()) {
       root_ = std::move(value);
@@ -160,13 +160,13 @@ class Builder final : public nlohmann::json_sax<Json> {
   const std::uint64_t most_depth_;
   Json root_;
   std::vector<Json*> open_;  // containers from the root down; they move only once closed
-  Json* member_ = nullptr;   // of the innermost object, whose value comes next
+  Json* member_ = nullptr;   // member of the innermost object, which the next value sets
   Fault fault_ = Fault::kNone;
   std::size_t byte_ = 0;
   std::string twice_;
 };
 
-/// The faults that texts and MessagePack have in common.
+/// Makes the error for the faults that JSON and MessagePack have in common.
 tl::unexpected<Error> Refuse(const Builder& builder, const std::string& where) {
   switch (builder.fault()) {
     case Builder::Fault::kTwice:
@@ -185,7 +185,7 @@ tl::unexpected<Error> Refuse(const Builder& builder, const std::string& where) {
 }  // namespace
 
 Result<Json> Parse(std::string_view text, const std::string& where) {
-  // The parser takes a NUL for the end of the text.
+  // The parser would treat a NUL byte as the end of the text.
   const std::size_t nul = text.find('\0');
   if (nul != std::string_view::npos) {
     return Fail(Errc::kBadInput, where + ": " + PlaceOf(text, nul) + ": a NUL byte");

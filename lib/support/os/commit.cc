@@ -1,27 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 // The commit protocol. Each step has a fault point of the same name, passed before the step.
 //
-//   1 commit.lock         flock OUTPUT.lock; put back what a killed run moved aside; refuse an
-//                         existing OUTPUT unless forced; drop or adopt leftovers
-//   2 commit.stage        make OUTPUT.partial-<run>, closed to others, and its .journal; the caller
-//                         writes into it
+//   1 commit.lock         lock OUTPUT.lock; restore an output that a killed run moved aside; fail
+//                         if OUTPUT exists without --force
+//   2 commit.stage        resume or remove leftovers; make OUTPUT.partial-<run>, for this user
+//                         only, and its .journal. The caller then writes into it
 //   3 commit.sync         sync each file, then each directory, children first
-//   4 commit.manifest     write and sync the manifest, sync the directory that holds it
-//   5 commit.verify       re-read, if asked
+//   4 commit.manifest     write and sync the manifest, sync the directory that contains it
+//   5 commit.verify       read the stage again, if requested
 //   6 commit.rename       move .journal out, to OUTPUT.partial-<run>.journal; give the stage the
 //                         permissions of .journal, which are those of new directories here, and
-//                         OUTPUT's name. If OUTPUT exists the two names are exchanged in one call;
-//                         where the file system cannot, OUTPUT becomes OUTPUT.partial-<run>.old
-//                         first
+//                         OUTPUT's name. If OUTPUT exists, both names are exchanged in one call. If
+//                         the file system cannot do that, OUTPUT is renamed to
+//                         OUTPUT.partial-<run>.old first
 //   7 commit.sync_parent  sync the parent
 //   8 commit.release      remove the old output and the journal, remove and free the lock
 //
-// What a kill leaves: up to step 6 a stage with .journal, which a resumed run continues. Later the
-// directory of that name is the finished stage or, after an exchange, the old output. Without
-// OUTPUT it must be the stage and gets its journal back; otherwise it is removed, never continued.
+// After a kill before step 6, a stage with .journal remains, which a resumed run continues. Later
+// the directory of that name is the finished stage or, after an exchange, the old output. If OUTPUT
+// is missing, it is the stage and gets its journal back. Otherwise Recover removes it.
 //
-// Where other users can write to the parent, any of these names may be theirs. Nothing of theirs is
-// continued, restored, removed or written to (Directory::WhyForeign, WhyShared).
+// If other users can write to the parent, any of these names may be theirs. A run never continues,
+// restores, removes or writes to their files (Directory::WhyForeign, WhyShared).
 
 #include "support/os/commit.h"
 
@@ -83,7 +83,7 @@ Status RefuseOddFile(const Directory& parent, const std::string& name, bool forc
   return {};
 }
 
-/// Opens a stage of this user that others may not write to.
+/// Opens a stage that belongs to this user and that others may not write to.
 Result<Directory> OpenOwnStage(const Directory& parent, const std::string& name) {
   SW_TRY_ASSIGN(Directory stage, parent.OpenDir(name));
   SW_TRY_ASSIGN(const NameStatus self, stage.Self());
@@ -134,11 +134,11 @@ Result<Stage> Stage::Begin(const std::string& output, const StageOptions& option
   return stage;
 }
 
-/// A directory that has the name of a stage, an old output or a journal of OUTPUT.
+/// A directory with the name of a stage, an old output or a journal of OUTPUT.
 struct Stage::Leftover {
   std::string id;
   std::string name;
-  std::string why;  // it is left alone; empty if it is this user's
+  std::string why;  // reason to keep it; empty if it is this user's
 };
 
 Result<std::vector<Stage::Leftover>> Stage::Leftovers(std::string_view suffix) const {
@@ -178,7 +178,7 @@ void Stage::NoteLeftAlone(const Leftover& leftover) {
   notes_.push_back("left " + parent_.PathOf(leftover.name) + " alone: " + leftover.why);
 }
 
-/// Removes a directory that is not needed any more. One that stays is no obstacle.
+/// Removes a directory that is not needed any more. A failure is only a warning.
 bool Stage::RemoveOrWarn(const std::string& name) {
   const Status removed = parent_.RemoveTree(name);
   if (removed) return true;
@@ -194,7 +194,7 @@ void Stage::Print(Sink& sink) {
   }
 }
 
-// Undoes or finishes a commit that was cut in step 6 or later.
+// Undoes or finishes a commit that was interrupted in step 6 or later.
 Status Stage::Recover() {
   SW_TRY_ASSIGN(const bool had_output, parent_.Exists(name_));
   SW_TRY_ASSIGN(const std::vector<Leftover> journals, Leftovers(kJournal));
@@ -236,7 +236,7 @@ Status Stage::Recover() {
   return {};
 }
 
-// Makes or adopts the directory to write into.
+// Creates or resumes the directory to write into.
 Status Stage::Enter(const StageOptions& options) {
   SW_TRY(FaultPoint("commit.stage"));
   SW_TRY_ASSIGN(const std::vector<Leftover> left, Leftovers(""));
@@ -284,7 +284,7 @@ Status Stage::Enter(const StageOptions& options) {
   return {};
 }
 
-/// Refuses an output that a commit could not move out of the way, before anything is written.
+/// Fails before anything is written, if the commit could not replace an existing output.
 Status Stage::RefuseImmovable() {
   SW_TRY_ASSIGN(const std::optional<NameStatus> there, parent_.Look(name_));
   if (!there) return {};
@@ -380,7 +380,7 @@ Status Stage::Finish() {
     error.message += "; " + output_ + " is in place but may not survive a power failure";
     return tl::unexpected<Error>(std::move(error));
   }
-  // From here on the output is durable: what fails below is reported, but the run has succeeded.
+  // From here on the output is durable. Later failures are warnings, as the run has succeeded.
   if (const Status point = FaultPoint("commit.release"); point) {
     if (!old_.empty()) RemoveOrWarn(old_);
     RemoveOrWarn(stage_name_ + std::string(kJournal));
@@ -392,7 +392,7 @@ Status Stage::Finish() {
 }
 
 Status Stage::Abandon(bool keep) {
-  if (!lock_.held()) return {};  // committed or given up before
+  if (!lock_.held()) return {};  // committed or abandoned before
   Status status;
   if (!keep && !committed_ && lock_.Check()) status = parent_.RemoveTree(stage_name_);
   Status released = lock_.Release();
@@ -415,7 +415,7 @@ Status CommitFile(const std::string& file, std::string_view text, bool force, bo
     SW_TRY(RefuseOddFile(parent, split.name, force));
     std::string partial = split.name + ".partial";
     SW_TRY_ASSIGN(const std::optional<NameStatus> stale, parent.Look(partial));
-    // Of a run that was killed here.
+    // Left by a killed run.
     if (stale && (!parent.WhyForeign(*stale).empty() || !parent.RemoveFile(partial))) {
       SW_TRY_ASSIGN(const std::string id, MakeRunId());
       partial.append("-").append(id);

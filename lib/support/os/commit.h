@@ -14,80 +14,80 @@
 
 namespace shardwright::os {
 
-/// Directory inside a stage that holds the journals of a run; never part of a committed output.
+/// Directory inside a stage that contains the journals of a run. It is never part of an output.
 inline constexpr const char* kJournalDir = ".journal";
 
 struct StageOptions {
   bool force = false;      ///< replace an existing output
-  bool resume = false;     ///< continue in the directory that a stopped run left
+  bool resume = false;     ///< continue in the directory of a stopped run
   std::string run_id;      ///< 1 to 64 of a-z A-Z 0-9 _ -
   bool take_over = false;  ///< as Lock::Take
 };
 
-/// What Commit does between writing and renaming.
+/// Optional and required actions of Commit between writing and renaming.
 struct CommitSteps {
-  /// The caller has synced every file that is in the stage (SyncFiles), each on the machine that
-  /// wrote it. Otherwise Commit syncs them one by one.
+  /// Set if the caller has synced every file of the stage (SyncFiles), each on the machine
+  /// that wrote it. Otherwise Commit syncs them one by one.
   bool files_synced = false;
-  /// Writes and syncs the manifest (WriteWholeFile or ReplaceFile) into the directory it is given.
-  /// After a resumed run a manifest may be there already.
+  /// Writes and syncs the manifest (WriteWholeFile or ReplaceFile) in the stage directory.
+  /// In a resumed run the manifest may already exist.
   std::function<Status(const Directory& stage)> write_manifest;
-  /// Re-reads the stage before it becomes the output; may be empty.
+  /// Reads the stage again before it becomes the output. May be empty.
   std::function<Status(const Directory& stage)> verify;
 };
 
-/// A new run id that no other run has: 16 hexadecimal digits. \error kInternal without randomness
+/// Makes a unique run id of 16 hexadecimal digits. \error kInternal without random bytes
 Result<std::string> MakeRunId();
 
-/// An output directory while it is made. It lives beside OUTPUT as OUTPUT.partial-<run> and takes
-/// OUTPUT's name only when it is complete; until then an older OUTPUT stays whole. Only the user
-/// can enter it before that. With several ranks one rank owns the Stage and the others learn path()
-/// and call OpenStage. All calls are local.
+/// An output directory that is being written. It is the sibling OUTPUT.partial-<run> of
+/// OUTPUT, and is renamed to OUTPUT when it is complete. Until then an older OUTPUT stays
+/// unchanged, and only the user can enter the stage. Of several ranks, one has the Stage. The
+/// others get path() from it and call OpenStage. All calls are local.
 class Stage {
  public:
-  /// Takes the lock and makes (or, with resume, finds) the stage.
-  /// A fresh run removes what killed runs for the same OUTPUT left, and notes it; an output that a
-  /// killed run had moved aside is put back first. Directories of other users, and those that
-  /// others may have put there (Directory::WhyShared), are left alone and noted. Others that cannot
-  /// be removed stay, with a warning.
-  /// \error kBusy if OUTPUT exists and force is off or cannot be renamed, another run holds the
-  ///        lock, or the only run to resume is not this user's or is open to others; kNotFound if
-  ///        the parent is missing; kUsage for a bad name or run id; kIo
+  /// Takes the lock and creates the stage, or finds it with resume.
+  /// First restores an output that a killed run had moved aside. Then removes stages of killed
+  /// runs for the same OUTPUT that it does not resume, with a note. It keeps directories of
+  /// other users, and those that others may have put there (Directory::WhyShared), with a
+  /// note. It keeps directories that it cannot remove, with a warning.
+  /// \error kBusy if OUTPUT exists without force or cannot be renamed, if another run has the
+  ///        lock, or if the only run to resume is another user's or others may write to it;
+  ///        kNotFound if the parent is missing; kUsage for a bad name or run id; kIo
   static Result<Stage> Begin(const std::string& output, const StageOptions& options);
 
   Stage(Stage&&) noexcept = default;
   Stage& operator=(Stage&&) noexcept = delete;
-  /// Unless committed or abandoned: as Abandon(true).
+  /// Calls Abandon(true) unless the stage was committed or abandoned.
   ~Stage() = default;
 
-  /// Makes the stage the output (see the steps in commit.cc). After an error the stage is as it
-  /// was, except when the message says that the output is in place; Abandon may follow.
-  /// \pre  write_manifest is set; not called before
-  /// \error kIo; what the callbacks return; kBusy if OUTPUT appeared meanwhile and force is off, or
-  ///        another run has taken the lock over
+  /// Makes the stage the output (see the steps in commit.cc). After an error the stage is
+  /// unchanged, unless the message states that the output is in place. Abandon may follow.
+  /// \pre  write_manifest is set, and Commit was not called before
+  /// \error kIo; errors of the callbacks; kBusy if OUTPUT was created meanwhile without
+  ///        force, or another run has taken over the lock
   Status Commit(const CommitSteps& steps);
 
-  /// Gives up; after a commit it does nothing. A run that has taken the lock over keeps the stage.
+  /// Discards the stage, or does nothing after a commit. A run that took over the lock keeps it.
   /// \param keep  leave the stage for a later resume instead of removing it
-  /// \error kIo if it cannot be removed
+  /// \error kIo if the stage cannot be removed
   Status Abandon(bool keep);
 
-  /// Where to write: OUTPUT.partial-<run>.
+  /// Path of the stage: OUTPUT.partial-<run>.
   const std::string& path() const { return path_; }
-  /// OUTPUT, with its parent resolved.
+  /// Path of OUTPUT, with its parent resolved.
   const std::string& output() const { return output_; }
-  /// The same, open.
+  /// The stage directory, open.
   const Directory& directory() const { return directory_; }
   std::string journal_dir() const { return path_ + "/" + kJournalDir; }
-  /// The stopped run's id when resumed.
+  /// Run id, which is the stopped run's id after a resume.
   const std::string& run_id() const { return run_id_; }
   bool resumed() const { return resumed_; }
   bool committed() const { return committed_; }
-  /// Events that the user should know of: leftovers removed, an output moved aside.
+  /// Messages for the user, such as removed leftovers or an output that was moved aside.
   const std::vector<std::string>& notes() const { return notes_; }
-  /// Directories that could not be removed and stay, with their sizes.
+  /// Directories that could not be removed, with their sizes.
   const std::vector<std::string>& warnings() const { return warnings_; }
-  /// Prints both, each text once.
+  /// Sends notes and warnings to `sink`, each text once.
   void Print(Sink& sink);
 
  private:
@@ -115,7 +115,7 @@ class Stage {
   bool force_ = false;
   bool resumed_ = false;
   bool committed_ = false;
-  std::uint32_t output_mode_ = 0;  // permissions that the stage gets with its name
+  std::uint32_t output_mode_ = 0;  // permissions of the output
   std::string old_;  // name of the replaced output until it is removed; empty if there was none
   int left_alone_ = 0;
   std::vector<std::string> notes_;
@@ -125,16 +125,16 @@ class Stage {
   Lock lock_;
 };
 
-/// Opens a stage, or what was left of one, on another rank than the one that has the Stage.
-/// \error kNotFound; kBusy if it is not this user's or others may write to it
+/// Opens a stage, or the remains of one, on a rank that does not have the Stage.
+/// \error kNotFound; kBusy if it is another user's or others may write to it
 /// Local.
 Result<Directory> OpenStage(const std::string& path);
 
-/// The same promise for an output that is one file: made beside its name as FILE.partial under the
-/// lock FILE.lock, synced, and then given its name in one step.
+/// Writes an output file atomically. It writes FILE.partial under the lock FILE.lock,
+/// syncs it, and renames it to FILE in one step.
 /// \param take_over  as Lock::Take
-/// \error kBusy if FILE exists and force is off, is no regular file, or another run holds the lock;
-///        kNotFound if the parent is missing; kUsage for a bad name; kIo
+/// \error kBusy if FILE exists without force, is not a regular file, or another run has the
+///        lock; kNotFound if the parent is missing; kUsage for a bad name; kIo
 /// Local.
 Status CommitFile(const std::string& file, std::string_view text, bool force,
                   bool take_over = false);

@@ -99,7 +99,7 @@ Status RenameNew(const Where& from, const Where& to) {
     return {};
   }
   if (IsUnsupported(errno)) {
-    // The file system has no such flag: ask first. The lock keeps our own runs apart.
+    // The file system lacks RENAME_NOREPLACE, so check first. The lock excludes our own runs.
     SW_TRY_ASSIGN(const bool taken, Exists(to));
     if (!taken) return Rename(from, to);
     errno = EEXIST;
@@ -172,7 +172,7 @@ Result<std::vector<std::byte>> ReadWhole(const File& file, std::uint64_t cap) {
 
 Status Replace(const Where& where, std::span<const std::byte> data) {
   const Where temporary(where.dir, where.name + ".tmp", where.shown + ".tmp");
-  SW_TRY_ASSIGN(const bool stale, Exists(temporary));  // of a run that was killed here
+  SW_TRY_ASSIGN(const bool stale, Exists(temporary));  // left by a killed run
   if (stale) SW_TRY(Remove(temporary));
   SW_TRY(WriteNew(temporary, data));
   Status renamed = Rename(temporary, where);
@@ -180,15 +180,15 @@ Status Replace(const Where& where, std::span<const std::byte> data) {
   return renamed;
 }
 
-// Names are resolved against descriptors that were opened with O_NOFOLLOW, so that no link put in
-// the way can lead outside.
+// Resolves names from descriptors that were opened with O_NOFOLLOW, so that a link that
+// another process creates meanwhile cannot lead outside.
 Status RemoveTree(Fd fd, const Where& where, int depth) {
   if (depth > kTreeDepth) {
     return Fail(Errc::kLimit,
                 where.shown + ": directories nested deeper than " + std::to_string(kTreeDepth));
   }
   const int self = fd.get();
-  // The names are read first: a descriptor of a listing ends with it.
+  // Reads the names first, because closing a listing closes its descriptor.
   Fd listed(::fcntl(self, F_DUPFD_CLOEXEC, 0));
   if (!listed.ok()) return SysFail(Errc::kIo, where.shown, "cannot list directory", errno);
   Result<std::vector<Entry>> entries = List(std::move(listed), where.shown);
@@ -276,7 +276,7 @@ Status MakeDirs(const std::string& path) {
     const std::string prefix = path.substr(0, slash);
     if (prefix == "/" || sys::MkdirAt(AT_FDCWD, prefix.c_str(), 0777) == 0) continue;
     const int error = errno;
-    // A parent on a read-only or foreign file system answers EROFS or EACCES though it exists.
+    // A parent on a read-only or foreign file system returns EROFS or EACCES although it exists.
     const Result<bool> is_dir = IsDir(prefix);
     if (is_dir && *is_dir) continue;
     if (!is_dir) return SysFail(Errc::kIo, prefix, "cannot create directory", is_dir.error().sys);
@@ -323,7 +323,7 @@ Result<FreeSpace> FreeSpaceAt(const std::string& path) {
   if (info.f_blocks > 0) {
     SW_TRY_ASSIGN(space.bytes, CheckedMul(info.f_bavail, info.f_frsize));
   }
-  // Without any, not even a stage can be made; rclone reports none at all times.
+  // Zero free files would not even allow a stage. rclone always reports zero, so it is ignored.
   if (info.f_files > 0 && info.f_favail > 0) space.files = info.f_favail;
   return space;
 }

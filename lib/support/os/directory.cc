@@ -24,7 +24,7 @@ struct Directory::Handle {
   Fd fd;
 };
 
-/// A name with its last component, looked up from the directory that holds it.
+/// A name split into its last component and the directory that contains it.
 struct Directory::Place {
   Fd parent;  // open if the name has several components
   Where where;
@@ -41,7 +41,7 @@ NameStatus StatusOf(const struct stat& info) {
           static_cast<std::uint64_t>(info.st_size)};
 }
 
-/// Since Linux 5.8 a sync of a whole file system reports writes that have failed.
+/// Returns whether a sync of a whole file system reports failed writes: since Linux 5.8.
 bool KernelReportsErrors() {
   utsname name{};
   int major = 0;
@@ -150,7 +150,7 @@ Result<bool> Directory::Exists(const std::string& name) const {
 }
 
 Result<std::vector<Entry>> Directory::List() const {
-  // Opened again: a listing moves the position of its descriptor.
+  // Opens the directory again, as listing moves the position of a descriptor.
   Fd again(sys::OpenAt(fd(), ".", O_RDONLY | O_DIRECTORY));
   if (!again.ok()) return SysFail(Errc::kNotFound, path_, "cannot open directory", errno);
   return at::List(std::move(again), path_);
@@ -192,7 +192,7 @@ Result<std::string> Directory::WhyImmovable(const std::string& name, const NameS
   }
   struct statfs system {};
   if (::fstatfs(fd(), &system) != 0 || system.f_type != OVERLAYFS_SUPER_MAGIC) return std::string();
-  // No directory takes the place of one that is not empty, so this changes nothing.
+  // Changes nothing, since a rename cannot replace a directory that is not empty.
   if (sys::RenameAt(fd(), name.c_str(), fd(), full.c_str(), 0) == 0 || errno != EXDEV) {
     return std::string();
   }
@@ -359,7 +359,7 @@ bool Directory::CanSyncFileSystem() const {
   return std::find(kKnown.begin(), kKnown.end(), magic) != kKnown.end() && KernelReportsErrors();
 }
 
-/// What the file system makes of a file that this user creates for themselves alone.
+/// Returns the status that the file system reports for a new private file of this user.
 Result<NameStatus> Directory::OwnStatus() const {
   SW_TRY_ASSIGN(const std::string id, RandomHex(8));
   const std::string name = ".shardwright-" + id;

@@ -59,8 +59,8 @@ constexpr std::array<std::pair<std::string_view, int>, 14> kErrors = {{{"eio", E
                                                                        {"enotempty", ENOTEMPTY},
                                                                        {"eintr", EINTR}}};
 
-// The only mutable state of lib/support/os: a process has one set of system calls, so one fault
-// hook.
+// State of the fault hook. It is global, because a process has one set of system calls,
+// and all of its threads share one hook.
 std::mutex& Mutex() {
   static std::mutex mutex;
   return mutex;
@@ -98,7 +98,7 @@ void WriteCounts() {
   }
   for (const auto& [name, count] : state.points) line += " " + name + "=" + std::to_string(count);
   line += "\n";
-  // One appending write: the lines of several ranks do not mix.
+  // Appends with one write, so that lines of several ranks do not mix.
   const int fd = ::open(CountFile().c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0666);
   if (fd < 0) return;
   [[maybe_unused]] const ssize_t written = ::write(fd, line.data(), line.size());
@@ -133,7 +133,7 @@ void ReadEnvironment() {
   internal::fault_state.store(internal::kFaultOn, std::memory_order_relaxed);
 }
 
-// Counts a call in every rule that aims at it; the first that is due strikes. Under the mutex.
+// Counts a call in every matching rule and returns the first due rule. The caller locks the mutex.
 template <class Aims>
 std::optional<FaultRule> Strike(State& state, Aims&& aims) {
   std::optional<FaultRule> struck;

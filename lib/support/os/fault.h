@@ -15,25 +15,25 @@
 
 namespace shardwright::os {
 
-// Fault injection, for tests only. Every system call of lib/support/os passes Hit() first. Unset it
-// costs one relaxed load. A process is told by the variable SHARDWRIGHT_FAULT, read once:
+// Fault injection, for tests only. Every system call of lib/support/os calls Hit() first, which
+// costs one relaxed load if it is off. The variable SHARDWRIGHT_FAULT, read once, enables it:
 //
-//   SHARDWRIGHT_FAULT=RULE[,RULE...]   RULE is TARGET:N[+]:ACTION: at the Nth call of TARGET (from
-//                                      the Nth on with "+"); the first rule that hits a call acts
+//   SHARDWRIGHT_FAULT=RULE[,RULE...]   RULE is TARGET:N[+]:ACTION: acts at call N of TARGET (at
+//                                      all calls from N on with "+"). The first matching rule acts
 //   SHARDWRIGHT_FAULT=count:FILE       append one line "NAME=COUNT ..." to FILE at exit
 //
-// TARGET  an operation (OpName), "any" (every mutating operation), "every" (those that only read
-//         too) or a named point with a dot ("commit.rename")
+// TARGET  an operation (OpName), "any" (every mutating operation), "every" (also the operations
+//         that only read) or a named point with a dot ("commit.rename")
 // ACTION  kill (SIGKILL before the call), term (SIGTERM, then the call), hang (SIGSTOP, then the
 //         call), short (the call moves half of the bytes), torn (half of the bytes, then SIGKILL),
-//         lose (a write says that it has written and has not), flip (one bit of what it writes
-//         differs), or an error: eio enospc edquot enomem eacces erofs emfile estale einval ebusy
-//         eperm exdev enotempty eintr
+//         lose (a write reports success without writing), flip (a write changes one bit), or an
+//         error: eio enospc edquot enomem eacces erofs emfile estale einval ebusy eperm exdev
+//         enotempty eintr
 //
-// A value that cannot be parsed makes every call fail with EINVAL: a typo never passes as a run
-// without faults.
+// If the value cannot be parsed, every call fails with EINVAL, so that a misspelled rule does not
+// pass as a run without faults.
 
-/// Kind of system call.
+/// Kind of a system call.
 enum class Op : std::uint8_t {
   kOpen,
   kCreate,
@@ -57,13 +57,13 @@ enum class Op : std::uint8_t {
 };
 inline constexpr std::size_t kOpCount = 19;
 
-/// Lower-case name of an operation, as in a fault rule.
+/// Returns the lower-case name of an operation, as in a fault rule.
 std::string_view OpName(Op op);
 
-/// True if "any" counts the operation: all but open, read, stat and list.
+/// Returns whether "any" includes the operation: all but open, read, stat and list.
 bool IsMutating(Op op);
 
-/// What happens to a call that a rule hits.
+/// Effect of a rule on the call that it matches.
 enum class FaultAction : std::uint8_t {
   kKill,
   kTerm,
@@ -75,24 +75,24 @@ enum class FaultAction : std::uint8_t {
   kError,
 };
 
-/// When and how a call fails.
+/// A rule: the calls that it matches, and its effect on them.
 struct FaultRule {
   std::string target;
-  std::uint64_t first = 1;  ///< the first call is 1
-  bool onward = false;      ///< every later call too
+  std::uint64_t first = 1;  ///< number of the first matching call, from 1
+  bool onward = false;      ///< matches all later calls too
   FaultAction action = FaultAction::kError;
   int error = 0;  ///< errno of kError
 };
 
-/// Parses TARGET:N[+]:ACTION.
-/// \error kUsage, with the part that is wrong
+/// Parses one rule, TARGET:N[+]:ACTION.
+/// \error kUsage  names the invalid part
 Result<FaultRule> ParseFault(std::string_view spec);
 
 /// Parses rules separated by commas. \error kUsage
 Result<std::vector<FaultRule>> ParseFaults(std::string_view specs);
 
-/// What the caller of Hit has to do: fail with `error`, move fewer bytes, die afterwards, write
-/// nothing and say it had, write one bit wrong.
+/// Instructions for the caller of Hit: fail with `error`, move fewer bytes, die after the
+/// call, report a write that it does not make, or write one bit wrong.
 struct Fault {
   int error = 0;
   bool cut = false;
@@ -108,25 +108,25 @@ Fault HitSlow(Op op);
 Status FaultPointSlow(const char* name);
 }  // namespace internal
 
-/// Counts one call and says what to do to it. Thread-safe.
+/// Counts one call and returns the fault to apply to it. Thread-safe.
 inline Fault Hit(Op op) {
   if (internal::fault_state.load(std::memory_order_relaxed) == internal::kFaultOff) return {};
   return internal::HitSlow(op);
 }
 
-/// A named place in a protocol where a rule may stop the process or inject an error.
-/// \pre the name holds a dot: "commit.rename"
-/// \error kIo, if a rule says so Thread-safe.
+/// A named point in a protocol where a rule may stop the process or inject an error.
+/// \pre the name contains a dot: "commit.rename"
+/// \error kIo if a rule requests it. Thread-safe.
 inline Status FaultPoint(const char* name) {
   if (internal::fault_state.load(std::memory_order_relaxed) == internal::kFaultOff) return {};
   return internal::FaultPointSlow(name);
 }
 
-/// Ends the process as if it had been killed from outside.
+/// Ends the process as if it had been killed by another process.
 [[noreturn]] void KillSelf();
 
-/// Puts rules (or only counting) in force for its lifetime, in place of what was there.
-/// Scopes nest; not for use on two threads at once.
+/// Activates rules (or only counting) for its lifetime, instead of the rules that were active.
+/// Scopes may be nested. Do not use it on two threads at the same time.
 class ScopedFault {
  public:
   ScopedFault() : ScopedFault(std::vector<FaultRule>()) {}
@@ -136,13 +136,13 @@ class ScopedFault {
   ScopedFault& operator=(const ScopedFault&) = delete;
   ~ScopedFault();
 
-  /// True once the rule at `index` has hit a call.
+  /// Returns true once the rule at `index` has affected a call.
   bool fired(std::size_t index = 0) const;
 
-  /// Calls of one operation in this scope.
+  /// Returns the number of calls of one operation in this scope.
   std::uint64_t Count(Op op) const;
 
-  /// Calls that "any" counts in this scope.
+  /// Returns the number of calls in this scope that "any" includes.
   std::uint64_t CountMutating() const;
 
  private:

@@ -21,10 +21,10 @@ namespace {
 
 constexpr auto kMaxOffset = static_cast<std::uint64_t>(std::numeric_limits<off_t>::max());
 
-// Linux moves at most 2^31 - 4096 bytes a call; round blocks keep later calls aligned.
+// Linux moves at most 2^31 - 4096 bytes per call. A power of two keeps later calls aligned.
 constexpr std::size_t kMaxCall = std::size_t{1} << 30;
 
-// O_NONBLOCK: a pipe in the place of a file must not make the open wait for its other end.
+// With O_NONBLOCK, opening a pipe instead of a file does not wait for the pipe's other end.
 constexpr int kOpenFlags = O_NONBLOCK | O_NOCTTY;
 
 bool FitsOffset(std::uint64_t offset, std::size_t bytes) {
@@ -169,7 +169,7 @@ Status File::Allocate(std::uint64_t bytes) const {
     const bool cannot = errno == EOPNOTSUPP || errno == ENOSYS || errno == EINVAL;
     if (!cannot) return SysFail(Errc::kIo, path_, what, errno);
   }
-  // Sets the size where nothing could be reserved, and cuts what was longer before.
+  // Sets the size if no space was reserved, and truncates a longer file.
   if (sys::Truncate(fd_, size) != 0) return SysFail(Errc::kIo, path_, what, errno);
   return {};
 }

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// lib/support/os: the only door to the file system.
-// Files, folders, locks, sockets and the journal of a run. Every call passes the fault hook
-// (fault.h), so that a test can stop the program, or make a call fail, at any of them. commit.h
-// gives an output its name in one step: whatever kills the program, the name leads to the whole old
-// output or to the whole new one. Names out of checkpoints are no paths until SafeName (dir.h) has
-// passed them.
+// lib/support/os: all access to files, locks and sockets.
+// Every file-system call passes the fault hook (fault.h), so that a test can stop
+// the program, or make a call fail, at any of them. commit.h renames an output to
+// its final name in one step: whenever the program is killed, the name leads to the
+// complete old or the complete new output. A name from a checkpoint must pass SafeName
+// (dir.h) before it is used in a path.
 
 #pragma once
 
@@ -18,7 +18,7 @@
 
 namespace shardwright::os {
 
-/// Who a file is: equal identities mean the same bytes as far as the file system can tell.
+/// Identity of a file. Equal identities mean the same bytes, as far as the file system reports.
 struct Identity {
   std::uint64_t bytes = 0;
   std::int64_t mtime_ns = 0;
@@ -26,8 +26,8 @@ struct Identity {
   friend bool operator==(const Identity&, const Identity&) = default;
 };
 
-/// An open file. Reads and writes are positioned, loop until done and may run on many threads at
-/// once. Every call passes the fault hook (support/os/fault.h).
+/// An open file. Reads and writes are positioned, repeat short system calls until done, and may
+/// run on many threads at once. Every call passes the fault hook (support/os/fault.h).
 class File {
  public:
   File() = default;
@@ -40,7 +40,7 @@ class File {
   static Result<File> OpenRead(const std::string& path);
 
   /// Creates a new file for reading and writing.
-  /// \param executable  whoever may read it may also run it
+  /// \param executable  if set, all users with read permission may also run the file
   /// \error kBusy if it exists; kIo otherwise
   static Result<File> Create(const std::string& path, bool executable = false);
 
@@ -48,36 +48,36 @@ class File {
   /// \error kNotFound if it is absent or not a regular file; kIo otherwise
   static Result<File> OpenWrite(const std::string& path);
 
-  /// \error kNotFound if it cannot be asked
+  /// Returns the identity of the file. \error kNotFound if it cannot be read
   Result<Identity> Stat() const;
 
-  /// True if its owner may run it. \error kNotFound if it cannot be asked
+  /// Returns whether its owner may run it. \error kNotFound if it cannot be checked
   Result<bool> IsExecutable() const;
 
-  /// Fills `out` from `offset`.
-  /// \error kBadInput if the file ends before; kNotFound on a read error
+  /// Reads `out.size()` bytes from `offset`.
+  /// \error kBadInput if the file ends earlier; kNotFound on a read error
   Status ReadAt(std::uint64_t offset, std::span<std::byte> out) const;
 
   /// Writes all of `data` at `offset`.
   /// \error kIo, with errno
   Status WriteAt(std::uint64_t offset, std::span<const std::byte> data) const;
 
-  /// Reserves space and sets the size. Falls back to setting the size where the file system cannot
-  /// reserve.
+  /// Reserves space and sets the size. If the file system cannot reserve space, it
+  /// only sets the size.
   /// \error kIo, with errno (ENOSPC before anything is written)
   Status Allocate(std::uint64_t bytes) const;
 
-  /// Flushes data and metadata to the device. A failure is final: never retried.
+  /// Flushes data and metadata to the device. Do not retry after a failure.
   /// \error kIo, with errno
   Status Sync() const;
 
-  /// Closes the file. A network or FUSE file system may report only here that it could not store
-  /// what was written.
-  /// \error kIo, with errno; the file is closed all the same
+  /// Closes the file. A network or FUSE file system may not report until now that
+  /// it could not store the data.
+  /// \error kIo, with errno; the file is closed even then
   Status Close();
 
-  /// Drops the file's pages from memory, so that the next read comes from the device.
-  /// \pre it was synced
+  /// Removes the file's pages from the page cache, so that the next read comes from the device.
+  /// \pre the file was synced
   /// \returns false if pages stayed in memory
   bool DropCache() const;
 

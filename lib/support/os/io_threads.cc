@@ -14,10 +14,10 @@
 namespace shardwright::os {
 namespace {
 
-/// Descriptors that the rest of the program may have open: output, logs, MPI, pools of files.
+/// Descriptors reserved for the rest of the program: output, logs, MPI, file pools.
 constexpr rlim_t kOtherDescriptors = 64;
 
-/// What the threads of one call share.
+/// State that the threads of one call share.
 struct Loop {
   Loop(std::uint64_t all, const std::function<Status(std::uint64_t)>& body)
       : count(all), act(body) {}
@@ -30,8 +30,8 @@ struct Loop {
   std::mutex mutex;
   std::exception_ptr exception;
 
-  /// Takes indices until there are none. An index is taken only when all below it have begun, and
-  /// what has begun comes to its end, so that the lowest index that fails is always found.
+  /// Processes indices until none are left. An index starts only after all lower ones have started,
+  /// and all that started are completed, so that the lowest failing index is always found.
   void Work() {
     try {
       while (!error.failed() && !thrown) {
@@ -64,12 +64,12 @@ Status ForEachFile(std::uint64_t count, unsigned threads,
   const std::uint64_t wanted =
       std::min<std::uint64_t>(count, std::max(1U, IoThreadsAllowed(threads)));
   others.reserve(wanted);
-  // The calling thread is one of them.
+  // The calling thread is one of the threads.
   for (std::uint64_t i = 1; i < wanted; ++i) {
     try {
       others.emplace_back([&loop] { loop.Work(); });
     } catch (const std::system_error&) {
-      break;  // no more threads for this user: those there are do it all
+      break;  // thread limit of the user; continue with those started
     }
   }
   loop.Work();

@@ -12,8 +12,8 @@
 
 namespace shardwright::os {
 
-/// The first error of many threads, by the lowest index of what failed, so that every run reports
-/// the same one; an error outranks a stop. Thread-safe but for Take.
+/// Keeps the first error of many threads: the one with the lowest index, so that every run reports
+/// the same error. Any other error takes precedence over a stop. Thread-safe except Take.
 class FirstError {
  public:
   bool failed() const { return failed_.load(std::memory_order_relaxed); }
@@ -28,10 +28,10 @@ class FirstError {
     failed_.store(true, std::memory_order_relaxed);
   }
 
-  /// The index of the error. Call it when the threads are done. \pre failed()
+  /// Returns the index of the error. Call it when the threads have ended. \pre failed()
   std::uint64_t index() const { return index_; }
 
-  /// The error, or success if none was set. Call it when the threads are done.
+  /// Returns the error, or success if there is none. Call it when the threads have ended.
   Status Take() {
     if (!failed()) return {};
     return tl::unexpected<Error>(std::move(error_));
@@ -44,28 +44,28 @@ class FirstError {
   Error error_;
 };
 
-/// How many files are worked on at the same time where nothing else was asked for.
+/// Default number of files that are processed at the same time.
 inline constexpr unsigned kIoThreads = 32;
-/// The most that can be asked for.
+/// Maximum number of files that are processed at the same time.
 inline constexpr unsigned kIoThreadsMax = 1024;
 
-/// Calls `act(index)` for every index below `count`, for up to `threads` of them at a time. The
-/// threads mostly wait for a file system, so there may be many more of them than processors. Uses
-/// fewer where the process may not open so many files or start so many threads. Indices begin in
-/// ascending order; after a failure nothing more begins.
+/// Calls `act(index)` for every index below `count`, on up to `threads` threads. The threads
+/// mostly wait for a file system, so there may be many more threads than processors. Uses
+/// fewer threads if the process may not open enough files or start enough threads. Indices
+/// start in ascending order, and no more start after a failure.
 /// \param act  opens at most kFilesPerIoThread files at a time; called from many threads
-/// \param failed  gets, with an error, the index of it; may be null
-/// \returns the error of the lowest index that failed, the same for every number of threads; an
-///          error outranks a stop (kStopped). Exceptions of `act` are passed on.
+/// \param failed  receives the index of the returned error; may be null
+/// \returns the error of the lowest failed index, which is the same for every number of threads.
+///        Any other error takes precedence over kStopped. Rethrows exceptions of `act`.
 /// Local.
 Status ForEachFile(std::uint64_t count, unsigned threads,
                    const std::function<Status(std::uint64_t index)>& act,
                    std::uint64_t* failed = nullptr);
 
-/// Descriptors that a thread of ForEachFile may need at a time.
+/// Maximum number of descriptors that `act` may have open at a time.
 inline constexpr unsigned kFilesPerIoThread = 4;
 
-/// Returns how many of `threads` the limit of open files of this process allows, at least one.
+/// Returns the part of `threads` that the process's limit of open files allows, at least one.
 /// Local.
 unsigned IoThreadsAllowed(unsigned threads);
 

@@ -80,7 +80,7 @@ JournalRecords Split(std::span<const std::byte> bytes) {
   return out;
 }
 
-/// Refuses what is not a file of this user alone: its bytes are somebody else's.
+/// Fails unless the file belongs to this user, is regular and has a single hard link.
 Status CheckOwn(const Directory& folder, const std::string& name, const NameStatus& status) {
   if (folder.IsOwnFile(status)) return {};
   std::string why = folder.WhyForeign(status);
@@ -88,7 +88,7 @@ Status CheckOwn(const Directory& folder, const std::string& name, const NameStat
   return Fail(Errc::kBusy, folder.PathOf(name) + ": not resumed: " + why);
 }
 
-// Records of one journal; valid_bytes 0 if the file ends inside its header.
+// Returns the records of one journal; valid_bytes is 0 if the file ends inside its header.
 Result<JournalRecords> Read(const File& file, const Fingerprint& fingerprint, std::uint64_t most) {
   const std::string& path = file.path();
   SW_TRY_ASSIGN(const Identity identity, file.Stat());
@@ -99,7 +99,7 @@ Result<JournalRecords> Read(const File& file, const Fingerprint& fingerprint, st
   std::vector<std::byte> bytes(static_cast<std::size_t>(identity.bytes));
   SW_TRY(file.ReadAt(0, bytes));
   if (bytes.size() < kHeaderBytes) {
-    // A kill while the file was made. Any other short file is not ours to overwrite.
+    // A kill during creation leaves such a file. Fails for other short files, which are not ours.
     const std::size_t magic_bytes = std::min(bytes.size(), kMagic.size());
     if (magic_bytes > 0 && std::memcmp(bytes.data(), kMagic.data(), magic_bytes) != 0) {
       return Fail(Errc::kBadInput, path + ": not a journal");
@@ -155,7 +155,7 @@ Status Journal::Append(std::span<const std::byte> payload) {
     return Fail(Errc::kLimit,
                 file_.path() + ": journal larger than " + std::to_string(writer_->most) + " bytes");
   }
-  // A record after a torn one would never be read, so nothing may follow a failure.
+  // A record after a truncated one could not be read, so later calls fail after an error.
   writer_->broken = true;
   SW_TRY(file_.WriteAt(writer_->end, record));
   writer_->broken = false;

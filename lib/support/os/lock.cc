@@ -35,7 +35,7 @@ constexpr std::string_view kFirstWord = "process ";
 
 constexpr std::size_t kTextBytes = 512;
 
-/// The text of a lock file, as far as it is read; nothing if it cannot be.
+/// Returns the text of a lock file, at most kTextBytes; nullopt if it cannot be read.
 std::optional<std::string> TextOf(int fd) {
   std::string text(kTextBytes, '\0');
   const ssize_t bytes = sys::Read(fd, text.data(), text.size(), 0);
@@ -50,15 +50,15 @@ std::string OwnerIn(const std::string& text) {
   return shown.substr(1, shown.size() - 2);
 }
 
-/// The process that a lock file names.
+/// The owner that a lock file names.
 struct Owner {
   std::uint64_t process = 0;
   std::string host;
   std::string boot;           // empty in the lock files of older versions
-  std::uint64_t started = 0;  // in ticks since the boot
+  std::uint64_t started = 0;  // in clock ticks since the boot
 };
 
-/// The number at the start of a text, which is cut off.
+/// Removes the number at the start of a text and returns it.
 std::optional<std::uint64_t> TakeNumber(std::string_view* text) {
   std::uint64_t number = 0;
   const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), number);
@@ -67,14 +67,14 @@ std::optional<std::uint64_t> TakeNumber(std::string_view* text) {
   return number;
 }
 
-/// True if a text starts with a word, which is cut off.
+/// Removes a word at the start of a text. Returns false if the text starts differently.
 bool TakeWord(std::string_view* text, std::string_view word) {
   if (!text->starts_with(word)) return false;
   text->remove_prefix(word.size());
   return true;
 }
 
-/// Inverse of DescribeOwner; nothing if the text was cut short.
+/// Inverse of DescribeOwner. Returns nullopt if the text was truncated.
 std::optional<Owner> ParseOwner(std::string_view text) {
   Owner owner;
   if (!TakeWord(&text, kFirstWord)) return std::nullopt;
@@ -96,11 +96,11 @@ std::optional<Owner> ParseOwner(std::string_view text) {
   return owner;
 }
 
-/// The start of a running process in ticks since the boot; 0 if it has ended.
+/// Returns the start of a running process in clock ticks since the boot; 0 if it has ended.
 std::uint64_t StartOf(std::uint64_t process) {
   std::ifstream file("/proc/" + std::to_string(process) + "/stat");
   const std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-  // After the name, which may hold anything: the state, and 18 numbers before the start.
+  // The fields after the name, which may contain any byte: the state, and 18 before the start.
   std::size_t at = text.rfind(')');
   if (at == std::string::npos || at + 2 >= text.size() || text[at + 2] == 'Z') return 0;
   constexpr int kFieldsBefore = 20;
@@ -121,10 +121,10 @@ std::string DescribeOwner(const std::string& note) {
 /// The last update of a lock file by its owner.
 struct Heartbeat {
   std::int64_t at_ns = 0;
-  std::int64_t age = 0;  // seconds
+  std::int64_t age = 0;  // in seconds
 };
 
-/// Both times are the file system's, whose clock another machine may have.
+/// Returns the heartbeat's time and age by the clock of the file system, not of this machine.
 Result<Heartbeat> HeartbeatOf(const Directory& folder, const std::string& path, int fd) {
   constexpr std::int64_t kSecond = 1'000'000'000;
   struct stat beat {};
@@ -140,8 +140,8 @@ Result<Heartbeat> HeartbeatOf(const Directory& folder, const std::string& path, 
   return Heartbeat{at, std::max<std::int64_t>(now - at, 0) / kSecond};
 }
 
-/// Refuses to write into a file that is not a lock of ours. A power failure may leave one empty,
-/// cut short or filled with bytes that are no text.
+/// Fails if a file is not one of our lock files. Accepts an empty, truncated or binary
+/// file, as a power failure may leave one.
 Status CheckIsLock(int fd, const std::string& path, std::string_view found) {
   struct stat info {};
   if (sys::Stat(fd, &info) != 0) return SysFail(Errc::kIo, path, "cannot stat", errno);
@@ -155,10 +155,10 @@ Status CheckIsLock(int fd, const std::string& path, std::string_view found) {
   return Fail(Errc::kBusy, path + ": is not a lock file; move it away, or choose another name");
 }
 
-/// What stands under the name of a lock.
+/// The file that a lock's name leads to.
 struct Opened {
-  Fd fd;                // not open: nothing any more
-  std::string foreign;  // "belongs to user ...": of another user, opened for reading only
+  Fd fd;                // not open if the file is gone
+  std::string foreign;  // "belongs to user ..."; another user's file is open for reading only
   bool fresh = false;
 };
 
@@ -186,7 +186,7 @@ Result<Opened> OpenLock(const Directory& folder, int folder_fd, const std::strin
     if (sys::Stat(opened.fd.get(), &info) != 0) {
       return SysFail(Errc::kIo, path, "cannot stat", errno);
     }
-    // Another file since the look.
+    // The file was replaced after Look.
     if (!S_ISREG(info.st_mode) || info.st_uid != there->owner) opened.fd = Fd();
     return opened;
   }
@@ -199,10 +199,10 @@ Result<Opened> OpenLock(const Directory& folder, int folder_fd, const std::strin
                  errno);
 }
 
-/// Looks at a file that could be locked, although it may be the lock of a running process: the
-/// locks of some file systems hold on one machine or through one mount only.
-/// \returns true  its owner is of another machine
-/// \error kBusy  the owner is a running process of this machine
+/// Checks the owner of a file that could be locked. On some file systems locks work only
+/// within one machine or one mount, so its owner may still be running.
+/// \returns true  the owner is on another machine
+/// \error kBusy  the owner is a running process on this machine
 Result<bool> IsOfAnotherMachine(const std::string& path, const std::string& text) {
   const std::optional<Owner> owner = ParseOwner(text);
   if (!owner) return false;
@@ -213,18 +213,18 @@ Result<bool> IsOfAnotherMachine(const std::string& path, const std::string& text
                                  ", which is running; the locks of this file system do not hold "
                                  "between its mounts");
   }
-  // A machine that was started again has lost its processes.
+  // A machine with another boot id has lost its processes.
   return !same_boot && owner->host != HostName();
 }
 
-/// What becomes of the lock of a process on another machine.
+/// Decides if the lock of a process on another machine may be removed.
 class Fence {
  public:
   explicit Fence(bool take_over) : take_over_(take_over) {}
 
-  /// Decides after a look at the lock file.
-  /// \returns true  its heartbeat has expired; false  it may still expire
-  /// \error kBusy  it is not to be taken over, or its owner is alive
+  /// Checks the heartbeat in the lock file.
+  /// \returns true  the heartbeat has expired; false it may still expire
+  /// \error kBusy  take_over is not set, or the owner has updated its heartbeat
   Result<bool> HasExpired(const std::string& path, const std::string& text, const Heartbeat& beat) {
     const std::string in_use = path + ": in use by " + OwnerIn(text) +
                                ", a process of another machine, whose last heartbeat was " +
@@ -243,13 +243,13 @@ class Fence {
 
  private:
   bool take_over_;
-  std::string text_;  // of the look before
+  std::string text_;  // found by the last call
   std::int64_t at_ns_ = 0;
 };
 
-/// Writes the text of a lock file. It is for people and for other machines, so a full disk does not
-/// keep a lock from being taken.
-/// \returns false  no space: the file is empty
+/// Writes the text of a lock file. The text is for users and other machines, so a
+/// full disk does not prevent locking.
+/// \returns false  the disk is full, and the file is empty
 Result<bool> WriteText(int fd, const std::string& path, const std::string& text) {
   bool ok = sys::Truncate(fd, 0) == 0;
   for (std::size_t done = 0; ok && done < text.size();) {
@@ -265,7 +265,7 @@ Result<bool> WriteText(int fd, const std::string& path, const std::string& text)
   return SysFail(Errc::kIo, path, "cannot write the lock file", error);
 }
 
-/// The text of a lock file that a process may be about to write: it has made the file just before.
+/// Returns a lock file's text. If it is empty, waits briefly for its owner to write it.
 std::optional<std::string> SettledText(int fd) {
   constexpr int kLooks = 10;
   constexpr std::chrono::milliseconds kPause(20);
@@ -277,8 +277,8 @@ std::optional<std::string> SettledText(int fd) {
   return text;
 }
 
-// Whether the name still leads to the file that was locked: its last owner may have removed it
-// between our open and our lock.
+// Returns whether the name still leads to the locked file. Its last owner may have
+// removed the file between our open and our lock.
 Result<bool> IsCurrent(int fd, int folder_fd, const std::string& name, const std::string& path) {
   struct stat mine {};
   struct stat named {};
@@ -304,15 +304,15 @@ tl::unexpected<Error> LockFail(const std::string& path, const Opened& opened,
   return SysFail(Errc::kBusy, path, opened.foreign + ": cannot lock", error);
 }
 
-/// A lock file that was there before and could be locked.
+/// Result for an existing lock file that could be locked.
 enum class Found : std::uint8_t {
   kFree,
-  kMayExpire,  ///< of another machine, with a young heartbeat
+  kMayExpire,  ///< of another machine, with a recent heartbeat
   kRemoved,    ///< was of another machine, with an expired heartbeat
 };
 
 /// \param own  the file is this user's
-/// \error kBusy  it is in use, or no lock file; kIo
+/// \error kBusy  the file is in use, or is not a lock file; kIo
 Result<Found> LookAtOwner(const Directory& folder, int folder_fd, const std::string& name, int fd,
                           bool own, Fence* fence) {
   const std::string path = folder.PathOf(name);
@@ -332,7 +332,7 @@ Result<Found> LookAtOwner(const Directory& folder, int folder_fd, const std::str
 
 }  // namespace
 
-/// A lock file that is locked, and the thread that updates it.
+/// A locked lock file and the thread that updates it.
 class Lock::Held {
  public:
   /// \param own  the file is this user's
@@ -342,16 +342,16 @@ class Lock::Held {
   Held& operator=(const Held&) = delete;
   ~Held() { StopBeating(); }
 
-  /// Names the owner in the file and starts the heartbeat.
+  /// Writes the owner to the file and starts the heartbeat.
   Status Describe(const std::string& note, std::chrono::milliseconds heartbeat) {
     if (!own_) return {};
     const std::string path = folder_.PathOf(name_);
     std::string text = DescribeOwner(note);
     SW_TRY_ASSIGN(const bool written, WriteText(fd_.get(), path, text));
     if (written) text_ = std::move(text);
-    // Object stores show a file to other machines once it is synced.
+    // Object stores make a file visible to other machines when it is synced.
     if (!folder_.CanSyncFileSystem()) static_cast<void>(sys::Sync(fd_.get()));
-    // Signals are for the threads of the command.
+    // Blocks signals in the heartbeat thread. The command's own threads handle them.
     sigset_t all{};
     sigset_t before{};
     ::sigfillset(&all);
@@ -366,7 +366,7 @@ class Lock::Held {
     return started;
   }
 
-  /// As Lock::Check.
+  /// Implements Lock::Check.
   Status Check() const {
     if (text_.empty()) return {};
     const std::string path = folder_.PathOf(name_);
@@ -381,7 +381,7 @@ class Lock::Held {
     return Fail(Errc::kBusy, path + ": taken over by " + OwnerIn(*text));
   }
 
-  /// As Lock::Release.
+  /// Implements Lock::Release.
   Status Release() {
     StopBeating();
     const Status mine = Check();
@@ -389,8 +389,8 @@ class Lock::Held {
       fd_ = Fd();
       return {};
     }
-    // Removed while still held: a process that waits with the old file open finds the name gone and
-    // retries.
+    // Removes the file before it unlocks: a process that waits with the old file open
+    // then finds that the name is gone, and retries.
     const bool removed = sys::UnlinkAt(folder_.fd(), name_.c_str()) == 0;
     const int error = errno;
     fd_ = Fd();
@@ -405,7 +405,7 @@ class Lock::Held {
   void Beat(std::chrono::milliseconds heartbeat) {
     std::unique_lock guard(mutex_);
     while (!stop_changed_.wait_for(guard, heartbeat, [this] { return stop_; })) {
-      // A lock that was taken over has another owner's heartbeat.
+      // Does not update the heartbeat of a new owner that has taken over the lock.
       if (Check()) sys::Touch(fd_.get());
     }
   }
@@ -423,7 +423,7 @@ class Lock::Held {
   Directory folder_;
   std::string name_;
   bool own_;
-  std::string text_;  // of the file; empty if it names another process or none
+  std::string text_;  // text of the file; empty if it names another process or none
   std::mutex mutex_;
   std::condition_variable stop_changed_;
   bool stop_ = false;  // guarded by mutex_
@@ -478,7 +478,7 @@ Result<Lock> Lock::Take(const Directory& folder, const std::string& name, const 
       if (!found) found.error().message += whose;
       SW_TRY(found);
       if (*found == Found::kMayExpire) {
-        held.reset();  // its owner may return
+        held.reset();  // unlocks, as its owner may return
         std::this_thread::sleep_for(std::chrono::seconds(1));
       }
       if (*found != Found::kFree) continue;

@@ -10,20 +10,20 @@
 
 namespace shardwright::os {
 
-/// Interval at which an owner updates the modification time of its lock file.
+/// Interval at which an owner updates the modification time of its lock file, in milliseconds.
 inline constexpr std::chrono::milliseconds kHeartbeat{20'000};
 
-/// Age of a heartbeat from which on a lock of another machine may be taken over.
+/// Age in seconds after which another machine's heartbeat has expired and its lock may be removed.
 inline constexpr std::chrono::seconds kHeartbeatExpires{180};
 
-/// An exclusive lock between processes: flock on a file that names its owner. The kernel drops it
-/// when the process ends, however it ends, so a file left by a killed run is no obstacle.
+/// An exclusive lock between processes: flock on a file that names its owner. The kernel releases
+/// it when the process ends for any reason, so a file of a killed run does not block others.
 ///
-/// Some file systems keep locks of each machine, or of each mount, apart. So the file also names
-/// the owner's machine, its boot and its start, and the owner updates it every kHeartbeat. A file
-/// that names a process of another machine, or a running process of this one, is not taken.
+/// On some file systems locks work only within one machine or one mount. So the file also contains
+/// the owner's machine, boot id and start time, and the owner updates it every kHeartbeat. Take
+/// fails if the file names a process of another machine, or a running process of this one.
 ///
-/// A lock file of another user is locked and never written.
+/// Another user's lock file is locked, but never written.
 class Lock {
  public:
   Lock();
@@ -31,29 +31,29 @@ class Lock {
   Lock& operator=(Lock&& other) noexcept;
   ~Lock();
 
-  /// Takes the lock or fails; without take_over at once.
-  /// \param note       what the owner does, for the message that others get
-  /// \param take_over  remove the lock of another machine's process: waits until its heartbeat has
-  ///                   expired, or fails once there is another one
+  /// Takes the lock or fails. Returns immediately unless take_over is set.
+  /// \param note  purpose of the owner, for the messages of other processes
+  /// \param take_over  remove a lock of another machine: wait until its heartbeat
+  ///        expires, or fail if it is updated
   /// \param heartbeat  interval of the updates
-  /// \error kBusy if another process holds or may hold it, with the owner, or the name leads to
-  ///        anything but a lock file; kIo if the file cannot be made or the file system has no
-  ///        locks
+  /// \error kBusy with the owner, if another process has or may have it, or if the name
+  ///        leads to a file that is not a lock; kIo if the file cannot be created or
+  ///        the file system has no locks
   /// Local.
   static Result<Lock> Take(const Directory& folder, const std::string& name,
                            const std::string& note, bool take_over = false,
                            std::chrono::milliseconds heartbeat = kHeartbeat);
-  /// The same of a path, whose folder must exist.
+  /// Takes the lock at a path. The folder of the path must exist.
   static Result<Lock> Take(const std::string& path, const std::string& note,
                            bool take_over = false);
 
-  /// Proves that no other process has taken the lock over.
-  /// \error kBusy, with the new owner
+  /// Checks that no other process has taken over the lock.
+  /// \error kBusy with the new owner
   Status Check() const;
 
-  /// Removes the file, then lets go. An error means that the file stays behind; the lock is free.
-  /// A file of another user, or of a process that has taken the lock over, may stay without an
-  /// error.
+  /// Removes the file, then releases the lock. After an error the lock is free, but the
+  /// file remains. If another user owns the file, or another process has taken over the
+  /// lock, the file may remain without an error.
   /// \error kIo
   Status Release();
 

@@ -16,8 +16,8 @@
 
 namespace shardwright::os {
 
-// Where the sum is all that is called, nothing else of the library is linked from a static one,
-// unlike with EVP, whose providers name every algorithm that there is.
+// With the deprecated SHA256 calls, a static link includes only their code. EVP would link
+// every algorithm of the library, because its providers refer to all of them.
 struct Sha256::State {
   SHA256_CTX context;
 };

@@ -12,7 +12,7 @@
 
 namespace shardwright::os {
 
-/// SHA-256 of bytes that come in stretches.
+/// Computes the SHA-256 of bytes that arrive in several parts.
 class Sha256 {
  public:
   Sha256();
@@ -21,7 +21,7 @@ class Sha256 {
   ~Sha256();
 
   void Add(std::span<const std::byte> bytes);
-  /// 64 hexadecimal digits in lower case. Nothing is added after that.
+  /// Returns 64 lower-case hexadecimal digits. Do not call Add afterwards.
   std::string Finish() &&;
 
  private:
@@ -29,12 +29,12 @@ class Sha256 {
   std::unique_ptr<State> state_;
 };
 
-/// The same of a text.
+/// Returns the SHA-256 of a text.
 std::string Sha256Of(std::string_view text);
 
-/// The same of a file.
-/// \error kNotFound  it cannot be read; kBadInput  it became shorter meanwhile
-/// Local; reads all of it.
+/// Returns the SHA-256 of a file.
+/// \error kNotFound  the file cannot be read; kBadInput  it was truncated meanwhile
+/// Local. Reads the whole file.
 Result<std::string> Sha256Of(const File& file);
 
 }  // namespace shardwright::os

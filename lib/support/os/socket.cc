@@ -21,20 +21,20 @@
 #include "support/base/peer.h"
 #include "support/os/sys_internal.h"
 
-// Sockets do not pass the fault hook: it counts what is done to files, and tests of this file and
-// of its users cut real connections.
+// Sockets do not pass the fault hook. It counts file operations only, and the tests of
+// this file and of its users cut real connections.
 
 namespace shardwright::os {
 namespace {
 
-/// One byte, and room for a descriptor with it.
+/// A message of one byte with space for a descriptor.
 class DescriptorMessage {
  public:
   DescriptorMessage() {
     message.msg_iov = &data_;
     message.msg_iovlen = 1;
     message.msg_control = control_.data();
-    message.msg_controllen = CMSG_LEN(sizeof(int));  // the system closes what is more
+    message.msg_controllen = CMSG_LEN(sizeof(int));  // the kernel closes further descriptors
   }
   DescriptorMessage& operator=(DescriptorMessage&&) = delete;
 
@@ -46,31 +46,31 @@ class DescriptorMessage {
   alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control_ = {};
 };
 
-/// Connections that wait to be accepted. Those to a port may be a crowd that says nothing, behind
-/// which others must not be dropped.
+/// Lengths of the queues of connections to accept. A port has a longer one, so that
+/// many idle clients do not block others.
 constexpr int kBacklog = 64;
 constexpr int kPortBacklog = 1024;
 constexpr std::size_t kAhead = 4096;
-/// The first bytes of TLS: of an alert and of a handshake. No line begins with them.
+/// The first bytes of a TLS alert and a TLS handshake. No line starts with them.
 constexpr char kTlsAlert = 0x15;
 constexpr char kTlsHandshake = 0x16;
 
 using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 
-/// A call that fails when less than this moves within its connection's timeout.
+/// A call fails if less than this moves within its connection's timeout.
 constexpr std::size_t kPaceBytes = std::size_t{64} << 10;
-/// How often a call that waits asks whether it is to stop.
+/// Interval at which a waiting call checks for a stop.
 constexpr milliseconds kStopTick(100);
-/// A socket file's queue is full: how long until the next try.
+/// Interval between attempts while the queue of a socket file is full.
 constexpr milliseconds kQueueTick(20);
 
 milliseconds Until(Clock::time_point end) {
   return std::max(std::chrono::ceil<milliseconds>(end - Clock::now()), milliseconds(0));
 }
 
-/// Waits for an event, at most until `end`; a signal does not end the wait early.
-/// \returns whether it has come
+/// Waits for a poll event, at most until `end`. A signal does not shorten the wait.
+/// \returns true if the event has occurred
 /// \error kStopped
 Result<bool> WaitFor(int fd, short events, Clock::time_point end, const Stop& stop) {
   for (;;) {
@@ -91,7 +91,7 @@ sockaddr_un LocalName(const std::string& path) {
   return name;
 }
 
-/// As Connection::peer.
+/// Returns the host for Connection::peer.
 std::string HostOf(const sockaddr_storage& name) {
   char text[INET6_ADDRSTRLEN] = "";
   if (name.ss_family == AF_INET) {
@@ -101,7 +101,7 @@ std::string HostOf(const sockaddr_storage& name) {
   }
   if (name.ss_family != AF_INET6) return {};
   in6_addr six = reinterpret_cast<const sockaddr_in6&>(name).sin6_addr;
-  const bool mapped = IN6_IS_ADDR_V4MAPPED(&six);  // an IPv4 host at a port of both
+  const bool mapped = IN6_IS_ADDR_V4MAPPED(&six);  // an IPv4 host at a port for both versions
   if (!mapped) std::fill(std::begin(six.s6_addr) + 8, std::end(six.s6_addr), std::uint8_t{0});
   ::inet_ntop(AF_INET6, &six, text, sizeof text);
   return mapped ? text : std::string(text) + "/64";
@@ -112,7 +112,7 @@ struct FreeAddresses {
 };
 using AddressList = std::unique_ptr<addrinfo, FreeAddresses>;
 
-/// The addresses of a host.
+/// Resolves the addresses of a host.
 Result<AddressList> Resolve(const Address& address, bool listen) {
   addrinfo hints{};
   hints.ai_socktype = SOCK_STREAM;
@@ -126,14 +126,14 @@ Result<AddressList> Resolve(const Address& address, bool listen) {
   return AddressList(found);
 }
 
-/// \returns false: errno says why
+/// \returns true if connected within `timeout`, false with errno otherwise
 /// \error kStopped
 Result<bool> ConnectWithin(int fd, const sockaddr* name, socklen_t bytes, milliseconds timeout,
                            const Stop& stop) {
   const Clock::time_point end = Clock::now() + timeout;
   while (::connect(fd, name, bytes) != 0) {
     if (errno == EINPROGRESS || errno == EINTR) break;
-    // A socket file whose queue is full: there is nothing to wait for but time.
+    // The queue of the socket file is full, for which there is no event to wait for.
     if (errno != EAGAIN) return false;
     if (stop && stop()) return Fail(Errc::kStopped, "stopped on request");
     if (Clock::now() >= end) {
@@ -186,7 +186,7 @@ Result<Fd> ConnectTcp(const Address& address, milliseconds timeout, const Stop& 
 }
 
 Result<Fd> ListenLocal(const Address& address) {
-  // Whoever holds no lock may listen all the same; a full queue is somebody's too.
+  // A process without the lock may also listen. A full queue (ETIMEDOUT) means that one listens.
   const auto alive = ConnectLocal(address, milliseconds(1000), {});
   if (alive || alive.error().sys == ETIMEDOUT) {
     return Fail(Errc::kBusy, ToText(address) + ": another process listens there");
@@ -205,7 +205,7 @@ Result<Fd> ListenLocal(const Address& address) {
     }
     ::unlink(address.path.c_str());
   }
-  // The mode counts from the first moment: nobody else gets in before a chmod.
+  // Sets the mode by umask, so that no other user can connect before a chmod.
   const mode_t before = ::umask(0177);
   const bool bound =
       fd.ok() && ::bind(fd.get(), reinterpret_cast<const sockaddr*>(&name), sizeof name) == 0;
@@ -250,7 +250,7 @@ Result<Fd> ListenTcp(const Address& address, std::uint16_t* port) {
 
 }  // namespace
 
-/// How long a call may go on waiting.
+/// Deadline of a call, extended whenever enough bytes have moved.
 class Connection::Pace {
  public:
   explicit Pace(milliseconds timeout) : timeout_(timeout), end_(Clock::now() + timeout) {}
@@ -367,7 +367,7 @@ Status Connection::Secure(std::unique_ptr<Channel> channel, milliseconds within,
   return {};
 }
 
-/// Sends what the socket takes.
+/// Sends as much as the socket accepts.
 Result<Channel::Step> Connection::TrySend(std::span<const std::byte> data) {
   if (channel_) {
     Result<Channel::Step> step = channel_->Send(data);
@@ -382,7 +382,7 @@ Result<Channel::Step> Connection::TrySend(std::span<const std::byte> data) {
   }
 }
 
-/// Receives what there is.
+/// Receives the available data without waiting.
 Result<Channel::Step> Connection::TryReceive(std::span<std::byte> out) {
   if (channel_) {
     Result<Channel::Step> step = channel_->Receive(out);
@@ -458,7 +458,7 @@ Result<int> Connection::ReceiveDescriptor() {
   return fd;
 }
 
-/// Receives what there is, and waits for it if there is nothing.
+/// Receives available data, and waits if there is none.
 Result<std::size_t> Connection::Some(std::span<std::byte> out, Pace* pace) {
   for (;;) {
     SW_TRY_ASSIGN(const Channel::Step got, TryReceive(out));
@@ -471,7 +471,7 @@ Result<std::size_t> Connection::Some(std::span<std::byte> out, Pace* pace) {
   }
 }
 
-/// Whether the other side takes this one for one that speaks TLS.
+/// Returns whether the peer sends TLS over a connection without a channel.
 bool Connection::MeetsTls() const {
   return !channel_ && !ahead_.empty() && (ahead_[0] == kTlsAlert || ahead_[0] == kTlsHandshake);
 }
@@ -562,7 +562,7 @@ Result<Listener> Listener::Open(const Address& address) {
   Listener listener;
   listener.address_ = address;
   if (address.is_local()) {
-    // The look at the old socket file and its replacement are one step.
+    // The lock makes the check of the old socket file and its replacement one step.
     SW_TRY_ASSIGN(listener.lock_, Lock::Take(address.path + ".lock", "listens"));
   }
   SW_TRY_ASSIGN(Fd fd, address.is_local() ? ListenLocal(address)
@@ -578,7 +578,7 @@ Result<std::optional<Connection>> Listener::Accept(milliseconds wait, millisecon
   socklen_t bytes = sizeof name;
   Fd fd(::accept4(fd_, reinterpret_cast<sockaddr*>(&name), &bytes, SOCK_CLOEXEC | SOCK_NONBLOCK));
   if (!fd.ok()) {
-    // The other side may have gone again before we came to it.
+    // The peer may have closed the connection before it was accepted.
     if (errno == EAGAIN || errno == EWOULDBLOCK || errno == ECONNABORTED || errno == EINTR) {
       return std::optional<Connection>();
     }

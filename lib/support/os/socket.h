@@ -16,12 +16,12 @@
 
 namespace shardwright::os {
 
-/// Where a process listens: a socket file, or a TCP port.
+/// Address of a server: a socket file, or a TCP host and port.
 struct Address {
-  std::string path;  ///< of a socket file; empty for TCP
-  std::string host;  ///< name or number; of IPv6 without brackets
+  std::string path;  ///< path of a socket file; empty for TCP
+  std::string host;  ///< name or number; IPv6 without brackets
   std::uint16_t port = 0;
-  /// Of a socket file: a user whose process may listen there, besides this process's user and root.
+  /// For socket files: a user who may run the server, in addition to this process's user and root.
   std::optional<std::uint32_t> trusted_user = {};
 
   bool is_local() const { return !path.empty(); }
@@ -29,46 +29,46 @@ struct Address {
 };
 
 /// Reads "unix:PATH", "HOST:PORT" or "[HOST]:PORT".
-/// \error kUsage  another form, a port above 65535, a path longer than a socket's name may be
+/// \error kUsage  wrong syntax, a port above 65535, or a path that is too long for a socket
 /// Pure.
 Result<Address> ParseAddress(std::string_view text);
 
-/// The inverse.
+/// Inverse of ParseAddress.
 std::string ToText(const Address& address);
 
-/// Asked several times a second while a call waits: true ends it with kStopped. Empty: never.
+/// Called several times a second by waiting calls. If it returns true, they end with kStopped.
 using Stop = std::function<bool()>;
 
-/// What stands between a connection and its socket and turns what is sent into other bytes
-/// (support/os/tls.h). No call waits. One thread at a time.
+/// A layer between a connection and its socket that encodes the data it sends, such as TLS
+/// (support/os/tls.h). Its calls never block. Use it from one thread at a time.
 class Channel {
  public:
-  /// What a call has done.
+  /// Result of a call.
   struct Step {
-    std::size_t bytes = 0;  ///< of the caller's that have moved
-    short wait = 0;         ///< where none has: an event of poll; 0: the other side has closed
+    std::size_t bytes = 0;  ///< bytes of the caller's that were moved
+    short wait = 0;         ///< poll event to wait for if none moved; 0: the peer has closed
   };
   virtual ~Channel() = default;
 
-  /// A step of the handshake over a socket, which stays the same.
-  /// \returns an event of poll to wait for; 0: it is done
-  /// \error kUsage  the other side speaks something else; kMismatch  it has not proved what it is
-  ///        asked to; kBusy  it has closed; kIo
+  /// Continues the handshake over the same socket.
+  /// \returns a poll event to wait for, or 0 when the handshake is complete
+  /// \error kUsage  the peer uses another protocol; kMismatch  it failed to authenticate;
+  ///        kBusy it has closed the connection; kIo
   virtual Result<short> Begin(int fd) = 0;
 
-  /// A call that has moved nothing is made again with the same data.
+  /// Sends data. If a call moves nothing, call it again with the same data.
   /// \error kIo
   virtual Result<Step> Send(std::span<const std::byte> data) = 0;
 
-  /// \error kIo; kBadInput  what comes is not what was sent
+  /// Receives data. \error kIo; kBadInput the data was modified on its way
   virtual Result<Step> Receive(std::span<std::byte> out) = 0;
 
-  /// Whether something was taken from the socket that Receive has not given yet.
+  /// Returns whether the channel has read data from the socket that Receive has not returned yet.
   virtual bool Holds() const = 0;
 };
 
-/// A stream to another process. A call fails when less than 64 KiB, or what is left to move, moves
-/// within the connection's timeout: whoever trickles is as good as silent.
+/// A stream to another process. A call fails if less than 64 KiB, or less than the remaining
+/// data, moves within the timeout. A peer that sends too slowly is treated as idle.
 /// Local; one thread at a time.
 class Connection {
  public:
@@ -77,56 +77,56 @@ class Connection {
   Connection& operator=(Connection&& other) noexcept;
   ~Connection();
 
-  /// \error kNotFound  nobody listens there, or the host is unknown; kMismatch  a process of
-  ///        another user listens at the socket file (CheckPeer, Address::trusted_user); kStopped
+  /// \error kNotFound  no process listens there, or the host is unknown; kMismatch  another user's
+  ///        process listens at the socket file (CheckPeer, Address::trusted_user); kStopped
   static Result<Connection> Open(const Address& address, std::chrono::milliseconds timeout,
                                  Stop stop = {});
 
-  /// Does the handshake of a channel; all that is sent and received afterwards passes it.
-  /// \pre nothing was sent or received
-  /// \param within  for the whole handshake
-  /// \param stop  asked besides the connection's own
-  /// \error as Channel::Begin; kIo  not done in time; kStopped
+  /// Performs the handshake of a channel, which then encodes all data of the connection.
+  /// \pre nothing was sent or received before
+  /// \param within  time limit for the whole handshake
+  /// \param stop  checked in addition to the connection's own
+  /// \error as Channel::Begin; kIo  the handshake took too long; kStopped
   Status Secure(std::unique_ptr<Channel> channel, std::chrono::milliseconds within,
                 const Stop& stop = {});
 
-  /// \error kIo  the other side is gone or does not read; kStopped
+  /// \error kIo  the peer has closed or does not read; kStopped
   Status Send(std::span<const std::byte> data);
   Status Send(std::string_view text);
 
-  /// Fills `out`. \error kIo  the other side is gone or silent before; kStopped
+  /// Fills `out`. \error kIo the peer closed or was silent before it was full; kStopped
   Status Receive(std::span<std::byte> out);
 
-  /// A line without its line feed.
-  /// \returns nothing if the other side has closed and no byte of a line has come
-  /// \error kLimit  longer than `cap`; kIo  gone or silent before the line's end; kUsage  the other
-  ///        side begins with TLS, and this one has no channel; kStopped
+  /// Receives a line and returns it without its line feed.
+  /// \returns nullopt if the peer has closed before the first byte of a line
+  /// \error kLimit  longer than `cap` bytes; kIo  the peer closed or was silent within the line;
+  ///        kUsage the peer starts a TLS handshake, but this connection has no channel; kStopped
   Result<std::optional<std::string>> ReceiveLine(std::size_t cap);
 
-  /// Sends a descriptor, which the other side gets as one of its own: one byte on the way.
+  /// Sends a copy of a descriptor to the peer, together with one byte.
   /// \pre is_local()
   /// \error as Send
   Status SendDescriptor(int fd);
 
-  /// Receives one.
-  /// \returns a descriptor that the caller closes
-  /// \pre is_local(), and the other side has sent nothing else since the last line
-  /// \error kBadInput  none has come; as Receive
+  /// Receives a descriptor.
+  /// \returns a descriptor, which the caller closes
+  /// \pre is_local(), and the peer has sent nothing else since the last line
+  /// \error kBadInput  the peer sent no descriptor; as Receive
   Result<int> ReceiveDescriptor();
 
-  /// Waits until ReceiveLine would return at once; what has come of a line is kept.
-  /// \returns false after `wait`
+  /// Waits until ReceiveLine would return immediately, and keeps a partial line.
+  /// \returns false if that takes longer than `wait`
   /// \error kIo
   Result<bool> HasLine(std::size_t cap, std::chrono::milliseconds wait);
 
-  /// Whether there is something to receive, or the other side has closed. Does not wait.
+  /// Returns without waiting if there is data to receive or the peer has closed.
   bool Readable() const;
 
   const std::string& name() const { return name_; }
-  /// Whether it came through a socket file.
+  /// Returns whether the connection uses a socket file.
   bool is_local() const { return local_; }
-  /// Of one that was accepted at a port, the other side's host as a number, of IPv6 its /64
-  /// network; else empty.
+  /// Returns the peer's host for connections accepted at a port: the number of an IPv4 host,
+  /// or the /64 network of an IPv6 host. Otherwise empty.
   const std::string& peer() const { return peer_; }
 
  private:
@@ -140,7 +140,7 @@ class Connection {
   bool MeetsTls() const;
 
   int fd_ = -1;
-  std::unique_ptr<Channel> channel_;  // null: the socket itself
+  std::unique_ptr<Channel> channel_;  // null: plain socket
   std::string name_;
   std::string peer_;
   bool local_ = false;
@@ -149,39 +149,39 @@ class Connection {
   std::string ahead_;  // received after a line
 };
 
-/// Where connections come in. Local.
+/// Accepts connections at an address. Local.
 class Listener {
  public:
   Listener() = default;
   Listener(Listener&& other) noexcept;
   Listener& operator=(Listener&& other) noexcept;
-  /// A socket file is removed.
+  /// Closes the listener and removes its socket file.
   ~Listener();
 
-  /// Port 0 takes any free port. A socket file that nobody listens on any more is replaced; only
-  /// its owner may connect to a new one. Another user's socket file is left alone. The lock
-  /// `<path>.lock` is held as long as the listener lives, so that of several that start at once one
-  /// gets the file, and the others kBusy.
-  /// \error kBusy  a process listens there, or the file is another user's: names the user; kIo
+  /// Listens at an address. Port 0 selects any free port. Replaces a socket file without a
+  /// listening process, but not another user's. Only the owner may connect to a new socket
+  /// file. The listener has the lock `<path>.lock` for its lifetime. If several start at
+  /// once, one gets the socket file and the others fail with kBusy.
+  /// \error kBusy  a process listens there, or the file is another user's (names the user); kIo
   static Result<Listener> Open(const Address& address);
 
   /// Waits for a connection.
-  /// \returns nothing after `wait`
-  /// \error kIo; kMismatch  a process that is neither this one's user nor root has connected to the
-  ///        socket file, and was cut
+  /// \returns nullopt if none arrives within `wait`
+  /// \error kIo; kMismatch  a process of a user other than this one and root connected to
+  ///        the socket file, and was disconnected
   Result<std::optional<Connection>> Accept(std::chrono::milliseconds wait,
                                            std::chrono::milliseconds timeout, Stop stop = {}) const;
 
-  /// Whether somebody has connected and waits to be accepted, after at most `wait`.
+  /// Waits at most `wait` and returns whether a connection is ready to be accepted.
   bool Pending(std::chrono::milliseconds wait) const;
 
-  /// With the port that was taken.
+  /// Returns the address, with the port that was chosen.
   const Address& address() const { return address_; }
 
  private:
   int fd_ = -1;
   Address address_;
-  Lock lock_;  // of a socket file
+  Lock lock_;  // for a socket file
 };
 
 }  // namespace shardwright::os

@@ -93,7 +93,7 @@ auto Run(Op op, Call&& call) -> decltype(call()) {
   }
 }
 
-// For calls that move bytes: a rule may cut them or end the process after them.
+// Runs a call that moves bytes. A rule may shorten it or end the process after it.
 template <class Call>
 ssize_t Move(Op op, std::size_t bytes, Call&& call) {
   for (;;) {
@@ -125,8 +125,8 @@ int OpenBelow(int dir, const char* path, int flags) {
   const int fd = Run(Op::kOpen, [&] {
     return static_cast<int>(::syscall(SYS_openat2, dir, path, &how, sizeof how));
   });
-  // Filters of system calls in containers answer EPERM to what they do not know, which no open for
-  // reading does.
+  // Seccomp filters of containers return EPERM for unknown system calls. An open for
+  // reading does not return EPERM itself.
   if (fd < 0 && (errno == ENOSYS || errno == EPERM)) {
     absent.store(true, std::memory_order_relaxed);
     errno = ENOSYS;
@@ -151,8 +151,8 @@ ssize_t Write(int fd, const void* from, std::size_t bytes, off_t offset) {
 }
 
 int Allocate(int fd, off_t bytes) {
-  // tmpfs reserves by making every page, on one thread: 0.57 s of a 1.4 s conversion of 4.4 GiB.
-  // Its writes make them on all threads.
+  // On tmpfs, reserving allocates every page on one thread: 0.57 s of a 1.4 s conversion
+  // of 4.4 GiB. Writes allocate them on all threads.
   struct statfs system = {};
   if (::fstatfs(fd, &system) == 0 && system.f_type == TMPFS_MAGIC) {
     errno = EOPNOTSUPP;
@@ -179,7 +179,7 @@ int Close(int fd) {
   const Fault fault = Hit(Op::kClose);
   int error = ::close(fd) == 0 ? 0 : errno;
   if (fault.error != 0) error = fault.error;
-  // Linux has closed the descriptor, and what was synced before is safe.
+  // After EINTR, Linux has closed the descriptor, and synced data is safe.
   if (error == 0 || error == EINTR) return 0;
   errno = error;
   return -1;

@@ -23,18 +23,18 @@ namespace shardwright::os {
 
 inline constexpr std::size_t kNameMax = 255;  ///< bytes of one path component
 
-/// "<where>: <what>: <errno in words>".
-/// \param error  of a call that makes a file in `dir`: ENOSPC may mean that no inodes are left
+/// Makes an error "<where>: <what>: <errno in words>" for a call that creates a file.
+/// \param dir  directory of the new file, to check on ENOSPC if it has no inodes left
 tl::unexpected<Error> CreateFail(int dir, std::string_view where, std::string_view what, int error);
 
-/// "<where>: <what>: <errno in words>".
+/// Makes an error "<where>: <what>: <errno in words>".
 tl::unexpected<Error> SysFail(Errc code, std::string_view where, std::string_view what, int error);
 
-/// `text` in double quotes with control characters escaped, cut after 300 bytes: for names that
-/// others chose.
+/// Returns `text` in double quotes with control characters escaped, cut after 300 bytes.
+/// Use it for names that other users chose.
 std::string EscapedName(std::string_view text);
 
-/// A descriptor that closes itself.
+/// Owner of a descriptor, which closes it.
 class Fd {
  public:
   explicit Fd(int fd = -1) : fd_(fd) {}
@@ -53,30 +53,30 @@ class Fd {
   int fd_;
 };
 
-/// The system calls of lib/support/os, all of them: each but Touch passes the fault hook and is
-/// repeated after EINTR (sync and close excepted, which are never repeated). They answer like the
-/// call itself: -1 and errno.
+/// All system calls of lib/support/os. Each but Touch passes the fault hook and is
+/// repeated after EINTR, except for sync and close, which are never repeated. They return
+/// the results of the system call: -1 and errno.
 namespace sys {
 
 int OpenAt(int dir, const char* path, int flags, mode_t mode = 0666);
 inline int Open(const std::string& path, int flags, mode_t mode = 0666) {
   return OpenAt(AT_FDCWD, path.c_str(), flags, mode);
 }
-/// Opens a name with several components in one call that follows no link on the way and does not
-/// leave `dir`. Fails with ENOSYS where the system has no such call.
+/// Opens a name with several components in one call that does not follow links and does not
+/// leave `dir`. Fails with ENOSYS if the kernel does not have this call.
 int OpenBelow(int dir, const char* path, int flags);
 ssize_t Read(int fd, void* to, std::size_t bytes, off_t offset);
 ssize_t Write(int fd, const void* from, std::size_t bytes, off_t offset);
 int Allocate(int fd, off_t bytes);
 int Truncate(int fd, off_t bytes);
-/// Sets the modification time to now. The clock decides when, so it does not pass the fault hook.
+/// Sets the modification time to now. Does not pass the fault hook, as timing decides its calls.
 void Touch(int fd);
 int Sync(int fd);
 int SyncFileSystem(int fd);
-/// Of a file that was written. The descriptor is closed in any case; an interruption is not an
-/// error.
+/// Closes a file that was written. The descriptor is closed in any case, and EINTR
+/// is not an error.
 int Close(int fd);
-/// flags: 0, RENAME_NOREPLACE or RENAME_EXCHANGE.
+/// Renames. \param flags 0, RENAME_NOREPLACE or RENAME_EXCHANGE
 int RenameAt(int from_dir, const char* from, int to_dir, const char* to, unsigned flags);
 int LinkAt(const std::string& from, int to_dir, const char* to);
 int Clone(int from, int to);
@@ -90,35 +90,35 @@ int StatAt(int dir, const char* path, struct stat* out, int flags);
 int StatVfs(const std::string& path, struct statvfs* out);
 int Access(const std::string& path, int mode);
 ssize_t ReadLink(const std::string& path, char* to, std::size_t bytes);
-/// Null and errno on failure; the caller frees.
+/// Returns null and errno on failure. The caller frees the result.
 char* RealPath(const std::string& path);
-/// Takes over the descriptor, on failure too.
+/// Takes ownership of the descriptor, also on failure.
 DIR* OpenDir(Fd fd);
-/// Null at the end (errno 0) or on failure.
+/// Returns null at the end (errno 0) or on failure.
 dirent* ReadDir(DIR* dir);
 
 }  // namespace sys
 
-/// A name, and the directory that it is looked up from: a path of the user, whose links are
-/// followed, or a name in an open directory, which must not be a link.
+/// A name and the directory to look it up from. A path of the user may contain links, which
+/// are followed. A name in an open directory must not be a link.
 struct Where {
   explicit Where(std::string path) : name(path), shown(std::move(path)) {}
   Where(int dir_fd, std::string name_in_it, std::string path)
       : dir(dir_fd), name(std::move(name_in_it)), shown(std::move(path)) {}
-  /// What an open needs so that the rule above holds.
+  /// Returns the flags for an open that follows this rule.
   int open_flags() const { return dir == AT_FDCWD ? 0 : O_NOFOLLOW; }
 
   int dir = AT_FDCWD;
   std::string name;
-  std::string shown;  // in messages
+  std::string shown;  // path for messages
 };
 
-/// Lets this module reach the descriptor of a File.
+/// Gives this module access to the descriptor of a File.
 struct FileFd {
   static int Get(const File& file) { return file.fd_; }
-  /// \param identity  gets the file's identity, unless it is null
+  /// \param identity  receives the file's identity, unless it is null
   static Result<File> OpenExisting(const Where& where, int flags, Identity* identity = nullptr);
-  /// The same by sys::OpenBelow. Error::sys is ENOSYS where the system has no such call.
+  /// Opens through sys::OpenBelow. Error::sys is ENOSYS if the kernel does not have this call.
   static Result<File> OpenBelow(const Where& where, int flags, Identity* identity = nullptr);
   static Result<File> Create(const Where& where, bool executable);
 
@@ -126,13 +126,13 @@ struct FileFd {
   static Result<File> Opened(Fd fd, const Where& where, int flags, Identity* identity);
 };
 
-/// What the functions of dir.h and of Directory have in common.
+/// Functions that dir.h and Directory share.
 namespace at {
 
 EntryType TypeOf(mode_t mode);
-/// True if an error means that the file system cannot do it.
+/// Returns whether an error means that the file system does not support the operation.
 bool IsUnsupported(int error);
-/// The same of an exchange of two names. FUSE file systems that ignore the flag try a rename.
+/// IsUnsupported for an exchange of two names. Some FUSE file systems ignore its flag and rename.
 bool CannotExchange(int error);
 Result<bool> Exists(const Where& where);
 Result<std::vector<Entry>> List(Fd fd, const std::string& shown);
@@ -146,11 +146,11 @@ Status SyncDir(int fd, const std::string& shown);
 Status SyncFile(const Where& where);
 Status WriteNew(const Where& where, std::span<const std::byte> data);
 Result<std::vector<std::byte>> ReadWhole(const File& file, std::uint64_t cap);
-/// Puts a file in the place of another under the same name. The caller syncs the directory.
+/// Replaces the file of a name. The caller syncs the directory.
 Status Replace(const Where& where, std::span<const std::byte> data);
-/// Removes what an open directory holds, then the directory itself, whose name is `where`.
+/// Removes the contents of an open directory, then the directory itself, with the name `where`.
 Status RemoveTree(Fd fd, const Where& where, int depth);
-/// The same of a name that may be absent or a file.
+/// Removes the tree or file of a name, which may be absent.
 Status RemoveAny(const Where& where);
 
 }  // namespace at

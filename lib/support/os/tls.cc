@@ -18,29 +18,29 @@
 #include "support/base/system.h"
 #include "support/os/sys_internal.h"
 
-// The library moves no bytes itself: a channel gives it what comes and takes what it makes, several
-// records at once, since a call for each record costs a third of the speed.
+// OpenSSL does not access the socket itself. A channel passes data between both, several records
+// at once, since one system call per record would cost a third of the throughput.
 
 namespace shardwright::os {
 namespace {
 
-/// What both sides call the key.
+/// Identity of the key on both sides.
 constexpr std::string_view kIdentity = "shardwright-agent-1";
-/// The cipher of TLS 1.3 that processors are fastest at, and its number on the wire.
+/// The fastest TLS 1.3 cipher on most processors, and its number in the protocol.
 constexpr const char* kCipher = "TLS_AES_128_GCM_SHA256";
 constexpr unsigned char kCipherNumber[] = {0x13, 0x01};
-/// The first byte of a handshake.
+/// First byte of a TLS handshake.
 constexpr unsigned char kHandshake = 0x16;
-/// What is sealed and sent at once.
+/// Bytes that are encrypted and sent at once.
 constexpr std::size_t kSealBytes = std::size_t{256} << 10;
-/// More than a sealed piece and answers of the library take together.
+/// Output buffer, larger than an encrypted piece together with OpenSSL's own messages.
 constexpr std::size_t kOutBytes = std::size_t{320} << 10;
-/// What is received at once.
+/// Bytes that are received at once.
 constexpr std::size_t kInBytes = std::size_t{128} << 10;
 
 using KeyBytes = std::array<unsigned char, TlsKey::kBytes>;
 
-/// Frees what belongs to the library.
+/// Frees OpenSSL objects.
 struct Freed {
   void operator()(SSL* one) const { SSL_free(one); }
   void operator()(SSL_CTX* one) const { SSL_CTX_free(one); }
@@ -48,7 +48,7 @@ struct Freed {
   void operator()(BIO_METHOD* one) const { BIO_meth_free(one); }
 };
 
-/// Why the library has failed, in its words.
+/// Returns OpenSSL's reason for the last error.
 std::string Reason() {
   const unsigned long code = ERR_peek_last_error();
   const char* text = code == 0 ? nullptr : ERR_reason_error_string(code);
@@ -57,7 +57,7 @@ std::string Reason() {
 
 tl::unexpected<Error> NoLibrary() { return Fail(Errc::kInternal, "OpenSSL: " + Reason()); }
 
-/// The session that the key stands for. \returns null: no memory
+/// Makes the TLS session of the key. \returns null if there is no memory
 SSL_SESSION* SessionOf(SSL* ssl, const KeyBytes& key) {
   std::unique_ptr<SSL_SESSION, Freed> session(SSL_SESSION_new());
   const SSL_CIPHER* cipher = SSL_CIPHER_find(ssl, kCipherNumber);
@@ -70,7 +70,7 @@ SSL_SESSION* SessionOf(SSL* ssl, const KeyBytes& key) {
 
 class Channel13;
 
-/// The library's side of a key.
+/// Implements TlsKey with OpenSSL.
 class Key final : public TlsKey {
  public:
   explicit Key(const KeyBytes& key) : key_(key) {}
@@ -103,7 +103,7 @@ class Channel13 final : public Channel {
   Result<Step> Receive(std::span<std::byte> out) override;
   bool Holds() const override { return SSL_has_pending(ssl_.get()) == 1; }
 
-  /// What the library writes and reads.
+  /// Write and read functions of OpenSSL's BIO.
   int Put(BIO* bio, const char* data, int bytes);
   int Take(BIO* bio, char* out, int bytes);
 
@@ -112,17 +112,17 @@ class Channel13 final : public Channel {
   Result<short> Look() const;
   Error HandshakeError();
 
-  const std::shared_ptr<const Key> key_;  // its method is in use
+  const std::shared_ptr<const Key> key_;  // keeps its method in use
   const std::unique_ptr<SSL, Freed> ssl_;
   const bool accepted_;
   int fd_ = -1;
-  bool looked_ = false;  // the other side begins with TLS
-  bool heard_ = false;   // something has come
-  bool closed_ = false;  // the other side has
-  int error_ = 0;        // of receiving
+  bool looked_ = false;  // the peer begins with TLS
+  bool heard_ = false;   // the peer has sent data
+  bool closed_ = false;  // by the peer
+  int error_ = 0;        // errno of receiving
   std::vector<char> out_;
   std::size_t out_done_ = 0;
-  std::size_t sealed_ = 0;  // bytes of the caller's that are in out_
+  std::size_t sealed_ = 0;  // bytes of the caller that are in out_
 };
 
 int Channel13::Put(BIO* bio, const char* data, int bytes) {
@@ -154,7 +154,7 @@ int Channel13::Take(BIO* bio, char* out, int bytes) {
   return static_cast<int>(got);
 }
 
-/// Sends what the library has written. \returns whether all is sent
+/// Sends OpenSSL's output. \returns true if all of it is sent
 Result<bool> Channel13::Flush() {
   while (out_done_ < out_.size()) {
     const ssize_t sent =
@@ -171,7 +171,7 @@ Result<bool> Channel13::Flush() {
   return true;
 }
 
-/// Whether the other side begins with TLS. \returns as Begin
+/// Checks that the peer begins with TLS. \returns as Begin
 Result<short> Channel13::Look() const {
   unsigned char first = 0;
   const ssize_t got = ::recv(fd_, &first, 1, MSG_PEEK);
@@ -205,14 +205,14 @@ Result<short> Channel13::Begin(int fd) {
   const int why = SSL_get_error(ssl_.get(), done);
   if (done != 1 && why != SSL_ERROR_WANT_READ && why != SSL_ERROR_WANT_WRITE) {
     Error error = HandshakeError();
-    (void)Flush();  // the alert, so that the other side knows too
+    (void)Flush();  // sends the alert, so that the peer fails too
     return tl::unexpected<Error>(std::move(error));
   }
   const Result<bool> flushed = Flush();
   if (!flushed) return Fail(Errc::kBusy, flushed.error().message, flushed.error().sys);
   if (!*flushed) return short{POLLOUT};
   if (done != 1) return short{POLLIN};
-  // Without certificates there is no other way to the end than the key.
+  // Without certificates, a handshake can only succeed with the key.
   if (SSL_session_reused(ssl_.get()) != 1) {
     return Fail(Errc::kMismatch, "the handshake did not use the key");
   }
@@ -238,7 +238,7 @@ Result<Channel::Step> Channel13::Receive(std::span<std::byte> out) {
   const int done = SSL_read_ex(ssl_.get(), out.data(), out.size(), &got);
   const int why = SSL_get_error(ssl_.get(), done);
   const std::string reason = done == 1 ? std::string() : Reason();
-  // An alert, or an answer to new keys; what the socket does not take now goes with what is sent.
+  // Sends an alert or a key update. If the socket is full, the rest goes with the next data.
   if (sealed_ == 0) (void)Flush();
   if (done == 1) return Step{got, 0};
   if (why == SSL_ERROR_WANT_READ) return Step{0, POLLIN};
@@ -260,7 +260,7 @@ long Control(BIO*, int what, long, void*) { return what == BIO_CTRL_FLUSH ? 1 : 
 
 int Key::Find(SSL* ssl, const unsigned char* identity, std::size_t bytes, SSL_SESSION** session) {
   const auto* key = static_cast<const Key*>(SSL_CTX_get_app_data(SSL_get_SSL_CTX(ssl)));
-  *session = nullptr;  // goes on without, and fails for want of a certificate
+  *session = nullptr;  // continues without a key, and fails without a certificate
   if (std::string_view(reinterpret_cast<const char*>(identity), bytes) != kIdentity) return 1;
   *session = SessionOf(ssl, key->key_);
   return *session == nullptr ? 0 : 1;
@@ -306,9 +306,9 @@ Result<std::unique_ptr<Channel>> Key::MakeChannel(bool accepted) const {
   BIO* bio = ssl ? BIO_new(method_.get()) : nullptr;
   if (bio == nullptr) return NoLibrary();
   SSL* raw = ssl.get();
-  SSL_set_bio(raw, bio, bio);  // which owns it now
+  SSL_set_bio(raw, bio, bio);  // takes ownership
   (accepted ? SSL_set_accept_state : SSL_set_connect_state)(raw);
-  // A certificate would be refused: nobody is trusted to have signed one.
+  // Rejects any certificate, as no authority is trusted.
   if (!accepted) SSL_set_verify(raw, SSL_VERIFY_PEER, nullptr);
   auto channel = std::make_unique<Channel13>(
       std::static_pointer_cast<const Key>(shared_from_this()), std::move(ssl), accepted);
@@ -317,17 +317,17 @@ Result<std::unique_ptr<Channel>> Key::MakeChannel(bool accepted) const {
   return std::unique_ptr<Channel>(std::move(channel));
 }
 
-/// A digit's value; above 15: it is none.
+/// Returns the value of a hexadecimal digit, 16 for other characters.
 unsigned Hexadecimal(char digit) {
   if (digit >= '0' && digit <= '9') return static_cast<unsigned>(digit - '0');
   if (digit >= 'a' && digit <= 'f') return static_cast<unsigned>(digit - 'a') + 10;
   return 16;
 }
 
-/// The text of a key file, its stops.
+/// Bytes of a key file, including the line feed.
 constexpr std::size_t kTextBytes = 2 * TlsKey::kBytes + 1;
 
-/// Whether the file is one that nobody else can have read or written.
+/// Checks that no other user can have read or written the file.
 Status CheckFile(int fd, const std::string& path) {
   struct stat info {};
   if (sys::Stat(fd, &info) != 0) return SysFail(Errc::kNotFound, path, "cannot stat", errno);

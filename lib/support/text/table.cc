@@ -44,7 +44,7 @@ std::vector<std::size_t> Table::Widths(std::size_t width) const {
   if (width == 0) return widths;
   std::size_t total = std::accumulate(widths.begin(), widths.end(), kGap * (widths.size() - 1));
   while (total > width) {
-    // The widest column that may shrink gives way, so that several of them end up alike.
+    // Shrinks the widest of the columns that may shrink, so that several end up with equal widths.
     std::size_t victim = widths.size();
     for (std::size_t c = 0; c < widths.size(); ++c) {
       if (!columns_[c].shrinks || widths[c] <= kNarrowest) continue;

@@ -7,27 +7,27 @@
 
 namespace shardwright::text {
 
-/// Rows in aligned columns, the answer of --list.
+/// Rows in aligned columns, used for --list and other answers.
 class Table {
  public:
   enum class Align { kLeft, kRight };
   struct Column {
-    std::string name;            ///< heading, shown in upper case by convention
+    std::string name;            ///< heading, in upper case by convention
     Align align = Align::kLeft;  ///< kRight for numbers and sizes
-    bool shrinks = false;        ///< may lose its end when the terminal is narrow
+    bool shrinks = false;        ///< may be truncated on a narrow terminal
   };
 
   /// \pre columns is not empty
   explicit Table(std::vector<Column> columns);
 
-  /// Adds one row. Control characters are escaped. \pre as many cells as columns
+  /// Adds one row and escapes its control characters. \pre as many cells as columns
   void AddRow(std::vector<std::string> cells);
 
-  /// Number of rows, the heading not counted.
+  /// Returns the number of rows, without the heading.
   std::size_t row_count() const { return rows_.size(); }
 
-  /// The heading and the rows, each ended by a line feed, columns two spaces apart.
-  /// \param width  columns of the terminal; 0 for a pipe, where nothing is ever cut
+  /// Returns the heading and the rows, each with a line feed, with two spaces between columns.
+  /// \param width  columns of the terminal; 0 for a pipe, where nothing is truncated
   std::string Render(std::size_t width) const;
 
  private:
@@ -37,7 +37,7 @@ class Table {
   std::vector<std::vector<std::string>> rows_;
 };
 
-/// For columns of numbers.
+/// Alignment for columns of numbers.
 inline constexpr Table::Align kRight = Table::Align::kRight;
 
 }  // namespace shardwright::text

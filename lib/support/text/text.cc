@@ -11,8 +11,8 @@ namespace {
 
 bool IsContinuation(char c) { return (static_cast<unsigned char>(c) & 0xC0U) == 0x80U; }
 
-/// Length of the well-formed UTF-8 sequence at the start of `text`, 0 if there is none. Overlong
-/// forms and surrogates are told apart by the second byte (RFC 3629 section 4).
+/// Returns the length of the well-formed UTF-8 sequence at the start of `text`, 0 if there is none.
+/// The second byte distinguishes overlong forms and surrogates (RFC 3629 section 4).
 std::size_t SequenceLength(std::string_view text) {
   const auto byte = [&](std::size_t i) { return static_cast<unsigned char>(text[i]); };
   const unsigned char first = byte(0);
@@ -48,7 +48,7 @@ char32_t CodePoint(std::string_view sequence) {
   return code;
 }
 
-/// True for characters that steer a terminal or the text around them and show nothing themselves:
+/// Returns whether a character is invisible and controls a terminal or the text around it:
 /// Unicode's categories Cc and Cf, and its two line separators.
 bool IsControl(char32_t code) {
   if (code < 0x7F) return code < 0x20;
@@ -188,7 +188,7 @@ std::string Ranges(std::vector<std::uint32_t> ids) {
 }
 
 std::string Nearest(std::string_view word, std::span<const std::string> candidates) {
-  // Longer words are the user's own invention; the cap also bounds the table of EditDistance.
+  // Longer words are not misspelled flags. The limit also bounds the table of EditDistance.
   if (word.size() > 64) return "";
   std::string best;
   std::size_t best_distance = std::max<std::size_t>(2, word.size() / 3) + 1;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// lib/support/text: text for terminals.
-// Widths, line breaks, tables, and the escaping of names out of files.
+// lib/support/text: formats text for terminals.
+// Widths, line breaks and tables, and escaping of names from files.
 
 #pragma once
 
@@ -13,46 +13,46 @@
 
 namespace shardwright::text {
 
-/// Columns that valid UTF-8 `text` takes on a terminal, one per code point.
+/// Returns the terminal columns of valid UTF-8 `text`, one per code point.
 /// Local.
 std::size_t DisplayWidth(std::string_view text);
 
-/// `text` cut to at most `width` columns, the last one an ellipsis when something was cut.
+/// Cuts `text` to at most `width` columns. A cut text ends with an ellipsis.
 /// \pre width > 0
 /// Local.
 std::string Truncate(std::string_view text, std::size_t width);
 
-/// `text` with control characters, invisible formatting characters (some of which turn the
-/// direction of the text around them) and bytes that are not UTF-8 written as \xNN, so that names
-/// out of a file cannot steer a terminal or show as other names. Tabs and line ends are control
-/// characters too.
+/// Escapes control characters, invisible formatting characters (some of which
+/// reverse the text direction) and invalid UTF-8 in `text` as \xNN, so that names
+/// from a file cannot control a terminal or look like other names. Tabs and line
+/// ends are escaped too.
 /// Local.
 std::string Printable(std::string_view text);
 
-/// `text` with only the control and formatting characters beyond ASCII written as \xNN: for pages,
-/// where line ends are white space.
+/// Escapes control and formatting characters beyond ASCII in `text` as \xNN. For HTML
+/// pages, where line ends are white space.
 /// Local.
 std::string VisibleText(std::string_view text);
 
-/// Lines of at most `width` columns broken at spaces; a longer word keeps a line of its own.
+/// Breaks a text at spaces into lines of at most `width` columns. Longer words get their own line.
 /// Local.
 std::vector<std::string> Wrap(std::string_view text, std::size_t width);
 
-/// Ranks as "rank 3" or "ranks 0-3,7".
+/// Formats ranks as "rank 3" or "ranks 0-3,7".
 /// \pre sorted, without repeats, not empty
 /// Local.
 std::string RankList(std::span<const int> ranks);
 
-/// Numbers in ascending order as "0, 3-5"; of none "none".
+/// Formats numbers in ascending order as "0, 3-5"; "none" if there are none.
 /// Pure.
 std::string Ranges(std::vector<std::uint32_t> ids);
 
-/// The candidate nearest to `word` by edits (insert, drop, replace, swap of neighbours), or "" when
-/// none is near enough to be a slip of the fingers.
+/// Returns the candidate with the fewest edits (insert, drop, replace, swap of adjacent
+/// characters) from `word`, or "" if none is close enough to be a typing error.
 /// Local.
 std::string Nearest(std::string_view word, std::span<const std::string> candidates);
 
-/// Duration for people: "0.42 s", "2.1 s", "95 s", "4 min 5 s", "3 h 12 min".
+/// Formats a duration: "0.42 s", "2.1 s", "95 s", "4 min 5 s", "3 h 12 min".
 /// Local.
 std::string FormatSeconds(double seconds);
 

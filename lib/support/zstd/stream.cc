@@ -52,7 +52,7 @@ Result<std::size_t> Stream::Read(std::span<std::byte> out) {
     if (ZstdFailed(left)) return damaged(ZSTD_getErrorName(left));
     used_ = from.pos;
     in_frame_ = left != 0;
-    // What the decoder held back has been given as well.
+    // All buffered output of the decoder has been returned too.
     if (all_taken && in_frame_ && to.pos == before) return damaged("it ends within a frame");
   }
   given_ += to.pos;

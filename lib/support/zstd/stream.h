@@ -14,9 +14,9 @@ struct ZSTD_DCtx_s;
 
 namespace shardwright::zstd {
 
-/// Decompresses a byte range of a file that holds zstd frames, one after the other. Reads from
-/// front to back only. Memory use does not depend on the decompressed size. For one thread at a
-/// time.
+/// Decompresses a byte range of a file that consists of consecutive zstd frames. Reads
+/// from front to back only. Memory use does not depend on the decompressed size. Use
+/// it from one thread at a time.
 class Stream {
  public:
   Stream();
@@ -45,7 +45,7 @@ class Stream {
   std::uint64_t next_ = 0;  // offset of the first stored byte that is not read yet
   std::uint64_t end_ = 0;
   std::vector<std::byte> stored_;
-  std::size_t used_ = 0;  // of stored_
+  std::size_t used_ = 0;  // bytes of stored_ that are decompressed
   bool in_frame_ = false;
   std::uint64_t given_ = 0;
 };

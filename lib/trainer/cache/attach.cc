@@ -27,16 +27,16 @@ using std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
 
 constexpr milliseconds kReachTick(100);
-/// How long a load that was reached may be silent while it sends.
+/// Time limit for a cache that sends nothing during a transfer.
 constexpr milliseconds kReachTimeout(60'000);
 
-/// Where a file lies: one of its copies.
+/// One copy of a file in memory: its process and its offset in the process's buffer.
 struct Copy {
   std::uint32_t process = 0;
   std::uint64_t at = 0;
 };
 
-/// What a load says, once it is understood.
+/// The parsed description of a cache.
 struct Description {  // NOLINT(bugprone-exception-escape): JSON's moves do not throw
   device::Kind kind = device::Kind::kHost;
   json told;
@@ -46,7 +46,7 @@ struct Description {  // NOLINT(bugprone-exception-escape): JSON's moves do not 
   layout::ShardMap map;
 };
 
-/// Reads members where they lie: in mapped memory.
+/// Reads members directly from mapped memory.
 class MappedBytes final : public exec::ByteSource {
  public:
   MappedBytes(const layout::ShardMap& map, std::unique_ptr<device::Device> device,
@@ -81,7 +81,7 @@ class MappedBytes final : public exec::ByteSource {
   std::atomic<std::uint64_t> bytes_ = 0;
 };
 
-/// Reads what Serve has packed: a value of another type throws, as nlohmann has it.
+/// Parses the description that Serve wrote. nlohmann throws if a value has another type.
 Result<Description> Understand(const json& from) {
   Description out;
   if (from.at("schema") != 1) return Fail(Errc::kUnsupported, "schema " + from.at("schema").dump());
@@ -129,7 +129,7 @@ Result<Description> Receive(os::Connection& connection) {
   }
 }
 
-/// The memory of all processes.
+/// Maps the memory of all processes.
 Result<std::vector<std::unique_ptr<device::Buffer>>> MapAll(device::Device& device,
                                                             std::vector<device::Handle> handles,
                                                             os::Connection& connection) {
@@ -146,7 +146,7 @@ Result<std::vector<std::unique_ptr<device::Buffer>>> MapAll(device::Device& devi
   return buffers;
 }
 
-/// What a checkpoint of such a load is called, and the names of tied parameters.
+/// Makes a checkpoint from the description of a cache, with the names of tied parameters.
 checkpoints::Checkpoint CheckpointOf(Description* from) {
   checkpoints::Checkpoint out;
   const json& told = from->told;
@@ -203,7 +203,7 @@ Result<Attached> Attach(comm::Comm& comm, const os::Address& address, millisecon
   SW_TRY_ASSIGN(std::unique_ptr<device::Device> device, device::OpenDevice(from.kind, comm));
   SW_TRY_ASSIGN(std::vector<std::unique_ptr<device::Buffer>> buffers,
                 comm.Agree(MapAll(*device, std::move(from.buffers), *out.connection)));
-  // Of several copies the one of this rank's place, as ranks are shared out to processes.
+  // Choose the copy of this rank's process, by the distribution of ranks over processes.
   const std::size_t processes = buffers.size();
   const auto mine = static_cast<std::uint32_t>(static_cast<std::size_t>(comm.rank()) * processes /
                                                static_cast<std::size_t>(comm.size()));

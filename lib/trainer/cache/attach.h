@@ -14,31 +14,31 @@
 
 namespace shardwright::cache {
 
-/// Connects to a load, also to one that is about to start.
-/// \param end  of the patience
-/// \error kNotFound  nobody listens by then; kMismatch  somebody else's; kStopped; kIo
+/// Connects to a cache, which may still be starting.
+/// \param end  deadline until which failed attempts are repeated
+/// \error kNotFound  no cache listens by then; kMismatch  it belongs to another user; kStopped; kIo
 /// Local.
 Result<os::Connection> Reach(const os::Address& address, std::chrono::steady_clock::time_point end,
                              const os::Stop& stop);
 
-/// A load as a source. The memory stays mapped as long as `input`.
+/// A shared-memory cache, opened as a source. Its memory stays mapped until `input` is destroyed.
 struct Attached {  // NOLINT(bugprone-exception-escape): JSON's moves do not throw
-  std::unique_ptr<convert::Input> input;  ///< its bytes are memory, the same on all ranks
-  nlohmann::json told;                    ///< as trainer::TellSource has it
+  std::unique_ptr<convert::Input> input;  ///< its bytes are in memory, the same on all ranks
+  nlohmann::json told;                    ///< as trainer::TellSource returns it
   std::shared_ptr<os::Connection> connection;
 };
 
-/// Maps the memory of a load, on every rank.
-/// \param wait  for it to be there and ready
-/// \error kNotFound  it is not there or not ready in time, or about to end; what the load has
-///        failed with; kMismatch  it is another user's; kBadInput  what it says makes no sense;
-///        kIo  it is gone; kStopped; as device::OpenDevice
+/// Maps the memory of a cache on every rank.
+/// \param wait  time to wait until the cache exists and is ready
+/// \error kNotFound  the cache is missing, not ready in time, or ending; the error with
+///        which it failed to load; kMismatch  it belongs to another user; kBadInput  its
+///        description is invalid; kIo  the connection broke; kStopped; as device::OpenDevice
 /// Collective.
 Result<Attached> Attach(comm::Comm& comm, const os::Address& address,
                         std::chrono::milliseconds wait, const Sink& sink);
 
-/// Lets go, and proves that the load was there until now.
-/// \error kIo  it was not: what was read is not to be trusted
+/// Disconnects, and verifies that the cache existed until now.
+/// \error kIo  the cache ended earlier, so the data read from it may be invalid
 /// Collective.
 Status Detach(comm::Comm& comm, const Attached& attached);
 

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // lib/trainer/cache: checkpoints in memory that trainers map.
-// Load brings a source into shared memory of devices, in the layout of a target: share_out.h says
-// which process holds what, and what several of them hold each reads a share of, and has the rest
-// from the others. Serve (serve.h) does that and stays; a trainer finds it behind a socket file
-// (attach.h), maps the memory, and reads from it what it needs, as from any other source. Nothing
-// here knows a trainer or a device: lib/trainer/load and lib/engine/device do. Source:
-// docs/formats/resident.md.
+// Load brings a source into shared memory of devices, in the layout of a target.
+// partition.h assigns tensors to processes. If several processes need the same data, each
+// reads a part and receives the rest from the others. Serve (serve.h) loads and keeps the
+// memory. A trainer connects to its socket file (attach.h), maps the memory, and reads it
+// like any other source. The folder knows neither trainers (see lib/trainer/load) nor
+// kinds of devices (see lib/engine/device). Source: docs/formats/resident.md.
 
 #pragma once
 
@@ -23,32 +23,32 @@
 namespace shardwright::cache {
 
 struct LoadOptions {
-  bool verify = true;  ///< compare what is read with the checksums of its files
+  bool verify = true;  ///< compare source data with the checksums of its files
   unsigned threads = 1;
-  /// Bytes of buffers that this rank may use beside the memory that is filled.
+  /// Limit for the buffers of this rank in bytes, in addition to the memory that is filled.
   std::uint64_t memory_bytes = std::uint64_t{1} << 30;
 };
 
 /// A source in memory.
 struct Loaded {
-  SharedOut where;                         ///< the same on all ranks
+  SharedOut where;                         ///< placement of tensors, the same on all ranks
   std::unique_ptr<device::Buffer> buffer;  ///< of this rank, kShared
   checkpoints::Layout layout;              ///< of the target
-  // Sums over all ranks.
+  // Totals over all ranks.
   std::uint64_t bytes_read = 0;      ///< of the source's payloads
-  std::uint64_t bytes_gathered = 0;  ///< that ranks had from others in place of the source
+  std::uint64_t bytes_gathered = 0;  ///< received from other ranks instead of the source
   std::uint64_t bytes_resident = 0;
   std::uint64_t members_verified = 0;
 };
 
-/// Brings a source into shared memory of all ranks' devices, as the files of a target have it. Rank
-/// r is process r of ShareOut. Each byte of the source is read by one rank, once. Tensors that the
-/// target would have and the source has not, as weights that are rounded masters, are left to who
-/// takes them.
+/// Loads a source into shared memory of all ranks' devices, in the layout of a target's
+/// files. Rank r is process r of ShareOut. Each byte of the source is read once, by one
+/// rank. Tensors of the target that the source lacks, such as weights derived from masters,
+/// are omitted: the trainer computes them when it reads the memory.
 /// \param format  the format of the target
-/// \error kUnsupported  a format whose files are for no ranks in particular; kLimit  memory_bytes
-///        is too small, or the device's memory; as `resolve` and `write` of the format, ShareOut,
-///        plan::Plan::Make and exec::UnitLoop; kBadInput  damage
+/// \error kUnsupported  the files of the format are not assigned to ranks;
+///        kLimit  memory_bytes or the device's memory is too small; as `resolve` and `write`
+///        of the format, ShareOut, plan::Plan::Make and exec::UnitLoop; kBadInput  damage
 /// Collective.
 Result<Loaded> Load(comm::Comm& comm, device::Device& device, const convert::Input& input,
                     const checkpoints::TargetSpec& spec, const checkpoints::Format& format,

@@ -19,13 +19,13 @@
 namespace shardwright::cache {
 namespace {
 
-/// A part that several processes hold, cut into stretches of units that fit the memory.
+/// A part that several processes store, cut into ranges of units that fit the memory limit.
 struct Stretches {
   std::uint32_t part = 0;
-  std::vector<std::uint64_t> begin;  ///< units of the part; and one past the last
+  std::vector<std::uint64_t> begin;  ///< first unit of each range, and one past the last unit
 };
 
-/// Bytes of buffers of each rank that are not for what the ranks send each other.
+/// Returns the buffer bytes of each rank that are not for exchanging data between ranks.
 std::uint64_t WorkspaceBytes(const LoadOptions& options, device::Kind kind) {
   const std::uint64_t staged = kind == device::Kind::kHost ? 0 : Staging::Bytes(options.threads);
   return options.threads * exec::kWorkspaceBytes + staged;
@@ -33,7 +33,7 @@ std::uint64_t WorkspaceBytes(const LoadOptions& options, device::Kind kind) {
 
 Status CheckOptions(const LoadOptions& options, device::Kind kind) {
   if (options.threads == 0) return Fail(Errc::kUsage, "threads: one at least");
-  // What a rank sends, and what it gets.
+  // One unit to send and one to receive.
   const std::uint64_t least = WorkspaceBytes(options, kind) + 2 * plan::kUnitBytes;
   if (options.memory_bytes >= least) return {};
   return Fail(Errc::kLimit, "memory " + FormatBytes(options.memory_bytes) + ": " +
@@ -41,7 +41,7 @@ Status CheckOptions(const LoadOptions& options, device::Kind kind) {
                                 " of buffers");
 }
 
-/// One load, on one rank.
+/// Runs one load on one rank.
 class Loader {
  public:
   Loader(comm::Comm& comm, device::Device& device, const convert::Input& input,
@@ -59,9 +59,9 @@ class Loader {
 
  private:
   const Part& PartAt(std::uint32_t part) const { return loaded_.where.parts[part]; }
-  /// This rank's place among those that hold a part; nothing where it does not.
+  /// Returns this rank's index in the processes of a part. Empty if it does not store the part.
   std::optional<std::size_t> PlaceIn(std::uint32_t part) const;
-  /// Where a part begins in this rank's buffer. \pre it holds the part
+  /// Returns the address of a part in this rank's buffer. \pre this rank stores the part
   std::byte* Base(std::uint32_t part) const;
   std::uint64_t OffsetOf(std::uint32_t part, std::uint64_t unit) const;
   Status Allocate();
@@ -84,7 +84,7 @@ class Loader {
   exec::UnitLoop* loop_ = nullptr;
   exec::UnitSink* to_ = nullptr;
   device::Stream* stream_ = nullptr;
-  std::vector<std::uint64_t> own_;              // units of parts that this rank alone holds
+  std::vector<std::uint64_t> own_;              // units of parts that only this rank stores
   std::vector<std::vector<Stretches>> phases_;  // parts that are filled at the same time
 };
 
@@ -99,7 +99,7 @@ std::byte* Loader::Base(std::uint32_t part) const {
   return loaded_.buffer->data() + PartAt(part).at[*PlaceIn(part)];
 }
 
-/// Where a unit begins in its part; the end of the part for the one past its last.
+/// Returns the offset of a unit in its part, or the part's size for the index past the last unit.
 std::uint64_t Loader::OffsetOf(std::uint32_t part, std::uint64_t unit) const {
   const plan::OutputFile& file = loaded_.where.target.files[part];
   const std::uint64_t first = plan_->first_unit(part, 0);
@@ -117,7 +117,7 @@ Status Loader::Allocate() {
   return comm_.Agree(make());
 }
 
-/// Shares parts out to phases, in each of which a rank has one part at most; and cuts them.
+/// Assigns parts to phases, in which a rank has at most one part each, and cuts the parts.
 void Loader::CutParts() {
   const std::uint64_t most = (options_.memory_bytes - WorkspaceBytes(options_, device_.kind())) / 2;
   std::vector<std::vector<bool>> taken;  // by phase and process
@@ -155,8 +155,8 @@ void Loader::CutParts() {
 
 Status Loader::FillOwn() { return comm_.Agree(loop_->ForUnits(own_, *to_)); }
 
-/// Of every stretch each rank of the part fills a share; then the shares go to all of them. They
-/// lie one after the other, so the memory itself is what is gathered into.
+/// Fills parts range by range. Each rank of a part fills its share of the range, then all
+/// gather the shares. Shares are consecutive in memory, so they are gathered in place.
 Status Loader::FillShared(const std::vector<Stretches>& parts) {
   std::vector<int> group(static_cast<std::size_t>(comm_.size()));
   std::iota(group.begin(), group.end(), static_cast<int>(parts.size()));
@@ -257,7 +257,7 @@ Status Loader::Run() {
   return {};
 }
 
-/// The target in memory. Pure.
+/// Plans the target in memory. Pure.
 Result<SharedOut> Plan(const convert::Input& input, const checkpoints::TargetSpec& spec,
                        const checkpoints::Format& format, std::uint32_t processes,
                        checkpoints::Layout* layout) {
@@ -269,8 +269,8 @@ Result<SharedOut> Plan(const convert::Input& input, const checkpoints::TargetSpe
   SW_TRY(checkpoints::CheckUnbound(input.checkpoint));
   SW_TRY_ASSIGN(*layout, format.resolve(spec, input.checkpoint));
   SW_TRY_ASSIGN(checkpoints::Written written, format.write(input.checkpoint, *layout));
-  // Weights and masters that follow from each other are worked out by who takes them, as of every
-  // source that has one of them: here they would be read twice.
+  // Omit tensors that the source lacks but that follow from others, such as rounded weights.
+  // The reader of the memory derives them, as from every source. Here they would be read twice.
   const layout::TensorIndex has(input.checkpoint.map);
   std::erase_if(written.target.map.tensors, [&](const layout::LogicalTensor& tensor) {
     return !has.Find(tensor.name, tensor.state);

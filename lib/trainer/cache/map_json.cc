@@ -31,7 +31,7 @@ json CutJson(const Cut& cut) {
           {"axes", cut.axes()}};
 }
 
-/// Reads what ToJson has made: a value of another type throws, as nlohmann has it.
+/// Parses the output of ToJson. nlohmann throws if a value has another type.
 Result<CutPtr> CutOf(const json& object, int depth) {
   if (depth > kCutDepth) return Fail(Errc::kBadInput, "a cut of too many cuts");
   if (object.contains("whole")) {

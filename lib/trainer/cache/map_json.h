@@ -11,14 +11,14 @@
 
 namespace shardwright::cache {
 
-/// A shard map as JSON, for another process of the same release. Member names and checksums stay
-/// behind; what several fragments cut alike is told once.
+/// Converts a shard map to JSON, for another process of the same release. Omits member
+/// names and checksums, and writes a cut that several fragments share only once.
 /// Pure.
 nlohmann::json ToJson(const layout::ShardMap& map);
 
-/// The inverse. Every index is one of the map, every member lies within its file.
+/// Inverse of ToJson. Checks that every index exists in the map and every member fits in its file.
 /// \param file_bytes  of the map's files
-/// \error kBadInput  it is none, in a word or two
+/// \error kBadInput  the JSON is not a valid map; the message has a word or two
 /// Pure.
 Result<layout::ShardMap> ParseMap(const nlohmann::json& json,
                                   const std::vector<std::uint64_t>& file_bytes);

@@ -38,7 +38,7 @@ class Sharing {
  private:
   using Processes = std::set<std::uint32_t>;
 
-  /// Arrays of one fragment in one place that repeat another such: `same_as_`.
+  /// Finds arrays of one fragment and slot that repeat another such array, for same_as_.
   void FindRepeated() {
     const auto& arrays = target_.map.arrays;
     uses_.resize(arrays.size());
@@ -62,7 +62,7 @@ class Sharing {
     }
   }
 
-  /// By array and holder: the processes, as the readers of files tell.
+  /// Finds the processes of every slot of every array, from the readers of files.
   void FindHolders() {
     for (const layout::Array& array : target_.map.arrays) {
       holders_.emplace_back(array.regions.size());
@@ -136,17 +136,17 @@ class Sharing {
         end += RoundUp(out_.target.files[p].bytes, kAlignment);
       }
     }
-    // A buffer of nothing is none.
+    // Give every process a buffer, even if it stores nothing.
     for (std::uint64_t& bytes : out_.buffer_bytes) bytes = std::max(bytes, kAlignment);
   }
 
   const plan::Target& target_;
   const checkpoints::FileReaders& readers_;
   const std::uint32_t processes_;
-  std::vector<std::uint32_t> uses_;                    // by array: fragments
-  std::vector<std::optional<std::uint32_t>> same_as_;  // by array
-  std::vector<std::vector<Processes>> holders_;        // by array and holder
-  std::vector<std::optional<std::uint32_t>> arrays_;   // by array: the new one
+  std::vector<std::uint32_t> uses_;                    // number of fragments, by array
+  std::vector<std::optional<std::uint32_t>> same_as_;  // the array that it repeats, by array
+  std::vector<std::vector<Processes>> holders_;        // by array and slot
+  std::vector<std::optional<std::uint32_t>> arrays_;   // the new array, by array
   std::map<Processes, std::uint32_t> parts_;
   plan::TargetBuilder builder_;
   SharedOut out_;

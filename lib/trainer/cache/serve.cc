@@ -31,24 +31,24 @@ using std::chrono::milliseconds;
 using Clock = std::chrono::steady_clock;
 
 constexpr milliseconds kServeTick(50);
-/// How long processes of the load wait for each other once all is loaded.
+/// Time limit for the processes of a cache to register their memory after loading.
 constexpr std::chrono::seconds kMeet(60);
-/// How long trainers that are attached have to let go: asked to stop, and after a signal, which
-/// launchers follow up with a harder one, mpirun in a second.
+/// Time for attached trainers to disconnect, after a stop request and after a
+/// signal. Launchers send SIGKILL soon after a signal; mpirun waits one second.
 constexpr milliseconds kGrace(10'000);
 constexpr milliseconds kSignalGrace(300);
-/// How long a load answers at least: trainers that wait for one try every 100 ms to reach it, and
-/// hear why it failed also where it fails at once.
+/// Minimum time for which a cache answers. Clients retry every 100
+/// ms, so that they receive the error even if loading fails at once.
 constexpr milliseconds kHeard(2'000);
 
-/// How long who stops a load waits: it may be loading, which is not broken off.
+/// Time limit of a stop request. A cache that is still loading finishes that first.
 constexpr std::chrono::hours kStopPatience(24);
 
 std::string_view WhyText(End end) {
   return end == End::kAsked ? "asked to" : end == End::kSignal ? "a signal" : "its deadline";
 }
 
-/// \error kUnsupported  names two nodes
+/// \error kUnsupported  the ranks run on several nodes; names two of them
 /// Collective.
 Status CheckOneNode(comm::Comm& comm) {
   SW_TRY_ASSIGN(const std::vector<comm::Node> nodes, comm::NodesOfRanks(comm));
@@ -61,7 +61,7 @@ Status CheckOneNode(comm::Comm& comm) {
   return {};
 }
 
-/// How this rank's memory reaches others. Host memory may be read only from now on.
+/// Exports this rank's memory to other processes, and seals host memory against further writes.
 Result<device::Handle> Share(device::Device& device, const device::Buffer& buffer) {
   SW_TRY_ASSIGN(device::Handle handle, device.Export(buffer));
   if (handle.descriptor < 0) return handle;
@@ -73,12 +73,12 @@ Result<device::Handle> Share(device::Device& device, const device::Buffer& buffe
   return handle;
 }
 
-/// What trainers get: docs/formats/resident.md.
+/// Makes the description that trainers receive: docs/formats/resident.md.
 /// Collective.
 Result<std::string> Describe(comm::Comm& comm, const ServeOptions& options,
                              const convert::Input& input, const Loaded& loaded,
                              const checkpoints::Format& format, const device::Handle& handle) {
-  // Not as text: a token may be any bytes.
+  // MessagePack, because a token may have any bytes.
   const std::vector<std::uint8_t> mine =
       json::to_msgpack({{"bytes", handle.bytes}, {"token", handle.token}});
   SW_TRY_ASSIGN(const std::vector<comm::Bytes> all, comm.AllGather(std::as_bytes(std::span(mine))));
@@ -108,7 +108,7 @@ Result<std::string> Describe(comm::Comm& comm, const ServeOptions& options,
   return std::string(packed.begin(), packed.end());
 }
 
-/// One run, on one rank.
+/// Runs a cache on one rank.
 class Run {
  public:
   Run(comm::Comm& comm, const ServeOptions& options, const checkpoints::TargetSpec& spec,
@@ -161,8 +161,8 @@ class Run {
   std::string secret_;
   std::unique_ptr<device::Device> device_;
   Served served_;
-  std::unique_ptr<Server> server_;  // of rank 0
-  os::Connection leash_;            // of the others, to rank 0
+  std::unique_ptr<Server> server_;  // on rank 0 only
+  os::Connection leash_;            // on other ranks, to rank 0
 };
 
 Status Run::Load() {
@@ -195,7 +195,7 @@ Status Run::Load() {
   return {};
 }
 
-/// Brings what others need to map this rank's memory to rank 0.
+/// Sends the handle of this rank's memory to rank 0, which collects the handles of all processes.
 Status Run::Meet(const device::Handle& handle) {
   const bool descriptor = handle.descriptor >= 0;
   if (server_ != nullptr) {
@@ -218,7 +218,7 @@ Status Run::Meet(const device::Handle& handle) {
   return {};
 }
 
-/// Rank 0, until the end.
+/// Waits for the end on rank 0.
 Status Run::Answer() {
   const auto begun = Clock::now();
   Status outcome;
@@ -251,7 +251,7 @@ Status Run::Answer() {
   return outcome;
 }
 
-/// Another rank, until rank 0 says that it is over. No call of MPI: its waits keep processors busy.
+/// Waits for the end on other ranks. Avoids MPI calls, because their waits keep processors busy.
 Status Run::Stay() {
   bool told = false;
   for (;;) {
@@ -264,7 +264,7 @@ Status Run::Stay() {
   }
 }
 
-/// A number and the text of that length behind it.
+/// Requests a status. The reply is a number and a text of that length.
 Result<json> ReceiveStatus(os::Connection& connection) {
   SW_TRY(connection.Send("status\n"));
   SW_TRY_ASSIGN(const std::string rest, os::ReceiveAnswer(connection, "a resident load"));
@@ -292,7 +292,7 @@ Result<json> AskStatus(const os::Address& address, milliseconds wait, const os::
     Result<json> status = ReceiveStatus(connection);
     const bool loading = status && (*status)["state"] == "loading";
     if (wait.count() == 0 || (status && !loading)) return status;
-    // One that has ended in this moment may come back.
+    // A cache that just ended may be restarted.
     if (!status && status.error().code != Errc::kIo) return status;
     if (Clock::now() >= end) {
       return Fail(Errc::kNotFound, ToText(address) + ": not ready after " +

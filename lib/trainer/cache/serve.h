@@ -24,13 +24,13 @@ struct ServeOptions {
   convert::InputOptions input;
   device::Kind kind = device::Kind::kHost;
   LoadOptions load;
-  /// Ends by itself so long after it was ready. Nothing: never.
+  /// Time after which a ready cache ends by itself. Empty: never.
   std::optional<std::chrono::seconds> deadline;
 };
 
 enum class End : std::uint8_t { kAsked, kSignal, kDeadline };
 
-/// What a load was, once it is over.
+/// Summary of a cache after it ended.
 struct Served {
   Loaded loaded;
   std::string target;  ///< JSON, as checkpoints::Layout::Json
@@ -38,29 +38,29 @@ struct Served {
   End end = End::kAsked;
 };
 
-/// TokenCounts a source into memory and serves it until it is told to stop: by a request, by a stop
-/// of the sink, or by its deadline. It listens from the beginning on, so that trainers may come
-/// while it loads, and answers for two seconds at least, so that they hear why it failed. Trainers
-/// that are attached get a few seconds to let go. All ranks are on one node, where rank 0 answers
-/// for all.
-/// \error kUsage  an address that is no socket file; kBusy  somebody listens there; kUnsupported
-///        ranks on several nodes; kStopped  asked to stop while it loads; kIo  another rank is
-///        gone; as convert::OpenInput, device::OpenDevice and Load
+/// Loads a source into memory and serves it until a request, the sink or the deadline stops
+/// it. It listens from the start, so that trainers can connect while it loads, and answers for
+/// at least two seconds, so that they receive the error if loading fails. At the end, attached
+/// trainers get a few seconds to disconnect. All ranks must be on one node, where rank 0
+/// answers for all.
+/// \error kUsage  the address is not a socket file; kBusy  a process listens there already;
+///        kUnsupported  ranks on several nodes; kStopped  a stop was requested while it loads;
+///        kIo  another rank ended early; as convert::OpenInput, device::OpenDevice and Load
 /// Collective.
 Result<Served> Serve(comm::Comm& comm, const ServeOptions& options,
                      const checkpoints::TargetSpec& spec, const checkpoints::Format& format,
                      Sink& sink);
 
-/// What a load says of itself: docs/formats/resident.md.
-/// \param wait  for it to be there and ready; zero: as it is now
-/// \error kNotFound  nobody listens, or not ready in time; what it has failed with; kStopped; kIo
+/// Requests the status of a cache: docs/formats/resident.md.
+/// \param wait  time to wait until it is ready; zero: report the current state
+/// \error kNotFound  no cache listens, or not ready in time; its own load error; kStopped; kIo
 /// Local.
 Result<nlohmann::json> AskStatus(const os::Address& address, std::chrono::milliseconds wait,
                                  const os::Stop& stop);
 
-/// Ends a load, one that is under way when it has loaded, and waits until its address is free
-/// again.
-/// \error kNotFound  nobody listens; kIo; kStopped
+/// Ends a cache, after it has finished loading, and
+/// waits until its address is free again.
+/// \error kNotFound  no cache listens; kIo; kStopped
 /// Local.
 Status AskStop(const os::Address& address, const os::Stop& stop);
 

@@ -13,7 +13,7 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr milliseconds kSessionTick(100);
-/// How long a transfer to a client may stand still.
+/// Time limit for a transfer to a client without progress.
 constexpr milliseconds kSessionTimeout(30'000);
 
 }  // namespace
@@ -109,7 +109,7 @@ void Server::Reap(bool all) {
 }
 
 void Server::Serve(Session& session, os::Connection connection) {
-  // What was asked in the moment of the end is answered too.
+  // Answer requests that arrived just before the end.
   for (bool over = false; !over;) {
     over = over_;
     const Result<bool> line = connection.HasLine(os::kLineBytes, kSessionTick);
@@ -128,7 +128,7 @@ void Server::Serve(Session& session, os::Connection connection) {
   lost_ = Error{Errc::kIo, "process " + std::to_string(*session.process) + " of the load is gone"};
 }
 
-/// \error where the connection is of no more use
+/// \error any  the connection cannot be used any more
 Status Server::Answer(Session& session, os::Connection& connection, const std::string& line) {
   const std::vector<std::string_view> words = os::WordsOf(line);
   const std::string_view what = words.empty() ? std::string_view() : words[0];
@@ -164,7 +164,7 @@ Status Server::Attach(Session& session, os::Connection& connection) {
   if (!there) return os::SendAnswer(connection, there);
   if (!std::exchange(session.attached, true)) ++attached_;
   ++attaches_;
-  // It stays as it is once it is published.
+  // The description does not change after Publish.
   SW_TRY(os::SendAnswer(connection, {}, std::to_string(description_.size())));
   return connection.Send(description_);
 }
@@ -182,7 +182,7 @@ Status Server::SendMemory(const Session& session, os::Connection& connection,
   return connection.SendDescriptor(descriptor);
 }
 
-/// Another process of the load hands its memory over, and stays on the line.
+/// Registers the memory of another process of the cache. Its connection stays open.
 Status Server::TakeOver(Session& session, os::Connection& connection,
                         const std::vector<std::string_view>& words) {
   const auto process = os::ParseNumber(words[1], ~std::uint32_t{0}, "process");

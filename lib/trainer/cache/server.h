@@ -22,41 +22,41 @@
 
 namespace shardwright::cache {
 
-/// Connections at once: ranks of trainers, and the other processes of the load.
+/// Limit of simultaneous connections: ranks of trainers, and the other processes of the cache.
 inline constexpr std::size_t kSessions = 512;
-/// Bytes of a description, which is as long as its map.
+/// Limit of a description's size in bytes. It is as long as its map.
 inline constexpr std::uint64_t kTextBytes = std::uint64_t{1} << 30;
 
-/// Answers for a load on its socket file, also while it is under way; every connection has its
-/// thread. Source: docs/formats/resident.md.
+/// Answers requests to a cache on its socket file, also while it loads.
+/// Every connection has its own thread. Source: docs/formats/resident.md.
 class Server {
  public:
-  /// \param secret  that the other processes of the load know
+  /// \param secret  authenticates the other processes of the cache
   /// \pre sink outlives it
   Server(os::Listener listener, std::string secret, Sink& sink);
   Server(const Server&) = delete;
   Server& operator=(const Server&) = delete;
   ~Server() { End(); }
 
-  /// What "status" says beside the state.
+  /// Sets the entries that "status" returns in addition to the state.
   void Tell(nlohmann::json status);
-  /// The load has failed: whoever waits for it hears so.
+  /// Reports that loading failed. Waiting clients receive the error.
   void Refuse(Error error);
-  /// Has a descriptor of a process's memory; that of a process that hands it over by itself is not
-  /// given here. Takes it over.
+  /// Registers a process and the descriptor of its memory, -1
+  /// if the memory has none. Takes ownership of the descriptor.
   void Hold(std::uint32_t process, int descriptor);
-  /// Whether so many processes have handed over what they have to, within the time.
+  /// Waits until so many processes are registered. Returns false after the time limit.
   bool Await(std::size_t processes, std::chrono::milliseconds wait);
-  /// From now on trainers attach. \param description  that they get
+  /// Lets trainers attach from now on. \param description  the text that they receive
   void Publish(std::string description);
 
   bool stop_asked() const { return stop_asked_; }
-  /// A process of the load that went before the end.
+  /// Returns an error if a process of the cache disconnected before the end.
   std::optional<Error> lost() const;
   std::uint64_t attached() const { return attached_; }
   std::uint64_t attaches() const { return attaches_; }
 
-  /// Cuts what is under way, and tells the other processes that it is over.
+  /// Stops accepting connections, finishes the open ones, and informs the other processes.
   void End();
 
  private:
@@ -65,7 +65,7 @@ class Server {
     std::thread thread;
     std::atomic<bool> over = false;
     bool attached = false;
-    std::optional<std::uint32_t> process;  // of the load, not of a trainer
+    std::optional<std::uint32_t> process;  // process of the cache; empty for a trainer
   };
 
   void Accept();
@@ -83,17 +83,17 @@ class Server {
   Sink& sink_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
-  State state_ = State::kLoading;  // under the mutex, as all until the flags
-  Error error_;                    // kFailed
+  State state_ = State::kLoading;  // guarded by mutex_, like all members up to lost_
+  Error error_;                    // for kFailed
   nlohmann::json status_ = nlohmann::json::object();
   std::string description_;
-  std::map<std::uint32_t, int> descriptors_;  // by process; -1: there is none to hand over
+  std::map<std::uint32_t, int> descriptors_;  // by process; -1: its memory has no descriptor
   std::optional<Error> lost_;
   std::atomic<bool> over_ = false;
   std::atomic<bool> stop_asked_ = false;
   std::atomic<std::uint64_t> attached_ = 0;
   std::atomic<std::uint64_t> attaches_ = 0;
-  std::list<Session> sessions_;  // touched by the accepting thread only
+  std::list<Session> sessions_;  // used by the accepting thread only
   std::thread thread_;
 };
 

@@ -26,7 +26,7 @@ Result<std::unique_ptr<Staging>> Staging::Make(device::Device& device, device::S
 
 Result<std::span<std::byte>> Staging::Buffer(const plan::Unit&, std::uint64_t bytes) {
   const std::lock_guard lock(mutex_);
-  // Each thread fills one slot at most, so that half of them are not being filled.
+  // Each thread fills at most one slot, so at least half of the slots are not being filled.
   Slot* oldest = nullptr;
   for (Slot& slot : slots_) {
     if (!slot.filling && (oldest == nullptr || slot.since < oldest->since)) oldest = &slot;

@@ -15,20 +15,20 @@
 
 namespace shardwright::cache {
 
-/// Brings units to the memory of a device: gathered in pinned memory, copied by a stream while
-/// others are gathered. Threads share the slots of that memory.
+/// Copies units to device memory. Gathers a unit in pinned memory while a
+/// stream copies other units. Threads share the slots of the pinned memory.
 class Staging final : public exec::UnitSink {
  public:
-  /// Where a unit goes, in memory of the device.
+  /// Returns the address of a unit in device memory.
   using Place = std::function<std::byte*(const plan::Unit&)>;
 
-  /// \param threads  that gather; there are two slots of a unit's size for each
+  /// \param threads  number of gathering threads; each gets two slots of a unit's size
   /// \pre device and stream outlive it
   /// \error as Device::Allocate
   static Result<std::unique_ptr<Staging>> Make(device::Device& device, device::Stream& stream,
                                                unsigned threads, Place place);
 
-  /// Bytes of pinned memory that it takes.
+  /// Returns the number of bytes of pinned memory that it uses.
   static std::uint64_t Bytes(unsigned threads);
 
   bool sums() const override { return false; }
@@ -39,7 +39,7 @@ class Staging final : public exec::UnitSink {
  private:
   struct Slot {
     std::unique_ptr<device::Buffer> memory;
-    std::unique_ptr<device::Event> copied;  // null: nothing was copied out of it
+    std::unique_ptr<device::Event> copied;  // null: nothing was copied from it yet
     bool filling = false;
     std::uint64_t since = 0;
   };
@@ -52,7 +52,7 @@ class Staging final : public exec::UnitSink {
   std::uint64_t count_ = 0;
 };
 
-/// Units that are gathered where they stay.
+/// Gathers units directly at their final address in host memory.
 class InPlace final : public exec::UnitSink {
  public:
   explicit InPlace(Staging::Place place) : place_(std::move(place)) {}

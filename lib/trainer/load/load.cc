@@ -23,7 +23,7 @@
 namespace shardwright::trainer {
 namespace {
 
-/// The tensors of one rank: the file of that rank in the target.
+/// Writes to the tensors of one rank, which are the file of that rank in the target.
 class Tensors final : public exec::UnitSink {
  public:
   /// \param payloads  of the file
@@ -64,11 +64,11 @@ class Tensors final : public exec::UnitSink {
  private:
   const std::vector<Memory> payloads_;
   std::mutex mutex_;
-  std::vector<std::byte*> free_;   // of the staging memory
-  std::vector<std::byte*> taken_;  // by units that are gathered
+  std::vector<std::byte*> free_;   // free units of the staging memory
+  std::vector<std::byte*> taken_;  // by units that are being gathered
 };
 
-/// What every rank holds, as all ranks tell it.
+/// Exchanges the lists of shards between all ranks.
 Result<std::vector<std::vector<TrainerShard>>> HeldByAll(comm::Comm& comm,
                                                          const std::vector<TrainerShard>& mine) {
   nlohmann::json list = nlohmann::json::array();
@@ -86,17 +86,17 @@ Result<std::vector<std::vector<TrainerShard>>> HeldByAll(comm::Comm& comm,
   return out;
 }
 
-/// Who reads what.
+/// Assignment of source members to ranks.
 struct Readers {
   std::vector<int> of_member;    ///< the rank that reads each source member
-  std::uint64_t unit_bytes = 0;  ///< most bytes that a unit of any rank reads
+  std::uint64_t unit_bytes = 0;  ///< largest number of bytes that a unit of any rank reads
 };
 
-/// Ranks whose needs of a file differ by less than a part of this are alike.
+/// Two ranks need a file equally if the bytes they need differ by less than 1/kAlike.
 constexpr std::uint64_t kAlike = 8;
 
-/// A file is read by who needs most of it. Where several ranks need about as much, as of weights
-/// that all of them hold, they share its members out.
+/// Assigns each file to the rank that needs most of it. If several ranks need it
+/// about equally, such as weights that every rank has, they share its members.
 class ReaderChoice {
  public:
   ReaderChoice(const layout::ShardMap& source, std::size_t ranks)
@@ -106,7 +106,7 @@ class ReaderChoice {
     }
   }
 
-  /// \param need  by rank: bytes
+  /// \param need  bytes, by rank
   void Choose(std::uint32_t file, std::span<const std::uint64_t> need,
               std::vector<int>* of_member) {
     const std::uint64_t most = std::ranges::max(need);
@@ -125,14 +125,14 @@ class ReaderChoice {
  private:
   const layout::ShardMap& source_;
   std::vector<std::vector<std::uint32_t>> members_;  // by file
-  std::vector<std::uint64_t> reads_;                 // by rank: bytes so far
+  std::vector<std::uint64_t> reads_;                 // bytes so far, by rank
 };
 
-/// Collective.
+/// Chooses the rank that reads each source member. Collective.
 Result<Readers> ReadersOf(comm::Comm& comm, const plan::Plan& plan,
                           std::span<const std::uint64_t> units) {
   const std::size_t files = plan.source().files.size();
-  std::vector<std::uint64_t> needs(files + 1);  // and, at last, the most that a unit reads
+  std::vector<std::uint64_t> needs(files + 1);  // and, as last entry, the most that a unit reads
   plan::Program program;
   for (const std::uint64_t index : units) {
     plan.Fill(plan.unit(index), &program);
@@ -174,12 +174,12 @@ Status CheckStrict(const LoadOptions& options, const Match& match) {
   return Fail(Errc::kMismatch, std::move(message));
 }
 
-/// What one rank needs beside what the ranks share.
+/// Returns the bytes that one rank needs in addition to the memory for exchanging data.
 std::uint64_t BufferBytes(const LoadOptions& options) {
   return options.threads * exec::kWorkspaceBytes + options.staging.size();
 }
 
-/// Plans and runs one load, on one rank.
+/// Plans and runs one load on one rank.
 class Loader {
  public:
   Loader(comm::Comm& comm, const LoadOptions& options, Sink& sink)
@@ -226,7 +226,7 @@ Status Loader::Fill(const convert::Input& input, const Match& match, std::span<c
   loop_options.stopped = "stopped on request: the trainer's tensors hold anything";
   for (const std::uint64_t index : units) loop_options.bytes_total += plan.unit(index).bytes;
   exec::UnitLoop loop(plan, source, arena_, sink_, std::move(loop_options));
-  // The least of all ranks, whose rounds and windows are of one size.
+  // Use the smallest budget of all ranks, because their rounds and windows have one size.
   SW_TRY_ASSIGN(const std::uint64_t most_missing,
                 comm_.AllReduceMax(~(options_.memory_bytes - BufferBytes(options_))));
   const std::uint64_t budget = ~most_missing;
@@ -245,11 +245,11 @@ Status Loader::Fill(const convert::Input& input, const Match& match, std::span<c
   return {};
 }
 
-/// Rounds after which ranks meet though nobody sends: what one of them has to say, an error or that
-/// it was told to stop, is not heard before, and a process group does not wait for ever.
+/// Number of rounds after which ranks meet even if no data is sent. Only then do they
+/// learn of errors and stop requests of other ranks, and a process group has a timeout.
 constexpr std::uint64_t kRoundsAlone = 64;
 
-/// As exec::ForUnitsInRounds, but ranks seldom meet for rounds in which they do not send.
+/// Same as exec::ForUnitsInRounds, but ranks rarely meet in rounds without data to send.
 Status Loader::FillInRounds(const plan::Plan& plan, exec::Exchange& source, exec::UnitLoop& loop,
                             std::span<const std::uint64_t> units, std::uint64_t most, Tensors& to) {
   SW_TRY_ASSIGN(const std::vector<bool> sends, source.RoundsThatSend(plan, units, most));
@@ -257,7 +257,7 @@ Status Loader::FillInRounds(const plan::Plan& plan, exec::Exchange& source, exec
     const std::uint64_t begin = std::min<std::uint64_t>(first * most, units.size());
     return units.subspan(begin, std::min<std::uint64_t>(last * most, units.size()) - begin);
   };
-  Status alone;  // of the rounds since ranks have met
+  Status alone;  // status of the rounds since the last meeting
   std::uint64_t done = 0;
   for (std::uint64_t round = 0; round < sends.size(); ++round) {
     if (!sends[round] && (round + 1) % kRoundsAlone != 0) continue;
@@ -281,7 +281,7 @@ Status Loader::Verify(const plan::Plan& plan, exec::Exchange& source, exec::Sour
   return {};
 }
 
-/// Before anything is opened. Collective.
+/// Checks options before any file is opened. Collective.
 Status CheckOptions(comm::Comm& comm, const LoadOptions& options) {
   const std::uint64_t least = BufferBytes(options);
   Status enough;
@@ -299,8 +299,8 @@ Status CheckOptions(comm::Comm& comm, const LoadOptions& options) {
 
 namespace {
 
-/// A trainer that loads only its model needs no optimizer of the checkpoint; one that loads its
-/// optimizer too must not get a part of it.
+/// Fails if the checkpoint's optimizer state is incomplete and the trainer loads
+/// an optimizer. A trainer that loads only its model does not need the state.
 Status CheckOptimizer(const convert::Input& input,
                       const std::vector<std::vector<TrainerShard>>& held) {
   Status whole = checkpoints::CheckUnbound(input.checkpoint);
@@ -343,7 +343,7 @@ Result<Loaded> Load(comm::Comm& comm, const LoadOptions& options,
                     Sink& sink) {
   SW_TRY(CheckOptions(comm, options));
   convert::InputOptions from = options.input;
-  from.bound = true;  // LoadFrom knows what the trainer wants of it
+  from.bound = true;  // LoadFrom checks the rank-specific state
   SW_TRY_ASSIGN(std::unique_ptr<convert::Input> input, convert::OpenInput(comm, from, sink));
   for (const std::string& one : checkpoints::OptimizerLeftOut(input->checkpoint)) sink.Warn(one);
   return LoadFrom(comm, std::move(input), options, mine, memory, sink);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // lib/trainer/load: checkpoints straight into the tensors of a trainer.
-// Every rank of a running trainer says what it holds of which tensor (TrainerShard); together they
-// are the target map, with a file for the memory of each rank (match.h). Load plans and runs as for
-// files, but puts units into that memory. Ranks talk through the trainer's own collectives
-// (trainer_comm.h). What is not a tensor is told as JSON (tell.h), for the trainer to set. Nothing
-// here knows PyTorch: lib/trainer/torch does.
+// Every rank of a running trainer describes its tensors and shards (TrainerShard). Together
+// they form the target map, with one file for the memory of each rank (match.h). Load plans
+// and runs as for files, but writes units into that memory. Ranks communicate through the
+// trainer's own collectives (trainer_comm.h). Data that is not a tensor is returned as JSON
+// (load_result_json.h). Nothing here depends on PyTorch; lib/trainer/torch does.
 
 #pragma once
 
@@ -23,7 +23,7 @@
 
 namespace shardwright::trainer {
 
-/// A tensor in memory that this process cannot write to by itself, such as that of a GPU.
+/// A tensor in memory that this process cannot access directly, such as GPU memory.
 class DeviceTensor {
  public:
   DeviceTensor() = default;
@@ -31,62 +31,62 @@ class DeviceTensor {
   DeviceTensor& operator=(const DeviceTensor&) = delete;
   virtual ~DeviceTensor() = default;
 
-  /// Copies bytes to those of the tensor from `first` on; they may go when it returns. Many threads
-  /// call it at once, for stretches that do not overlap.
-  /// \pre both ends are bounds of elements
+  /// Copies bytes to byte `first` of the tensor and the following ones. `bytes` may
+  /// be freed on return. Threads call it concurrently for disjoint byte ranges.
+  /// \pre both ends of the range are element boundaries
   virtual Status Fill(std::uint64_t first, std::span<const std::byte> bytes) = 0;
 };
 
-/// Where a tensor is.
+/// Memory of a tensor.
 struct Memory {
-  std::span<std::byte> bytes;  ///< its elements, row-major; of a far one nothing
+  std::span<std::byte> bytes;  ///< its elements, row-major; empty on a device
   DeviceTensor* far = nullptr;
 };
 
 struct LoadOptions {
   convert::InputOptions input;
-  bool strict = true;  ///< refuse what is missing or unused
-  bool verify = true;  ///< compare what is read with the checksums of its files
-  /// The trainer loads an optimizer too. Optimizer states of the source that it lacks then count as
-  /// unused, also where its own optimizer has no states.
+  bool strict = true;  ///< fail if tensors are missing or unused
+  bool verify = true;  ///< compare source data with the checksums of its files
+  /// The trainer loads an optimizer too. Optimizer states of the source that
+  /// it lacks then count as unused, even if its own optimizer has no states.
   bool optimizer = false;
-  /// The source is memory of every rank: each reads what it needs by itself, nothing is sent, and
-  /// nothing compared, as there are no checksums.
+  /// The source is memory that every rank maps. Each rank reads the data it
+  /// needs, sends nothing, and verifies nothing, because there are no checksums.
   bool in_memory = false;
   unsigned threads = 1;
-  /// Bytes of buffers that this rank may use, as exec::RunOptions::memory_bytes.
+  /// Limit for the buffers of this rank, as exec::RunOptions::memory_bytes.
   std::uint64_t memory_bytes = std::uint64_t{1} << 30;
-  /// Memory that a device copies from without a detour, a unit (plan::kUnitBytes) for each thread:
-  /// units of far tensors are gathered there. Empty: in ordinary memory. A part of memory_bytes.
+  /// Pinned memory from which a device copies directly: plan::kUnitBytes for each thread. Counts
+  /// towards memory_bytes. Empty: units of device tensors are gathered in ordinary memory.
   std::span<std::byte> staging;
 };
 
-/// What a load did.
+/// Result of a load.
 struct Loaded {
   std::unique_ptr<convert::Input> input;
-  std::vector<std::string> missing;  ///< of the trainer's tensors: the source does not have them
-  std::vector<std::string> unused;   ///< of the source's tensors: the trainer does not have them
-  std::uint64_t bytes_filled = 0;    ///< of the trainer's tensors, all ranks
-  std::uint64_t bytes_read = 0;      ///< of the source's payloads, all ranks
+  std::vector<std::string> missing;  ///< tensors of the trainer that the source lacks
+  std::vector<std::string> unused;   ///< tensors of the source that the trainer lacks
+  std::uint64_t bytes_filled = 0;    ///< total of the trainer's tensors on all ranks
+  std::uint64_t bytes_read = 0;      ///< total of the source's payloads on all ranks
   std::uint64_t members_verified = 0;
 };
 
-/// Fills the tensors of all ranks from a source that was opened. With several ranks each
-/// source file is read by one of them, which sends the others what they need. After an error the
-/// tensors hold anything.
-/// \param input   the source; its roots in `options` are for messages
-/// \param mine    what this rank holds
-/// \param memory  of each: its elements as `mine` cuts them; written to, never kept
-/// \pre mine.size() == memory.size(), and what is not far has the bytes that its cut and type tell
-/// \error kMismatch  a tensor of another shape, or strict, and something is missing or unused:
-///        named; kBadInput  tensors that all ranks together do not hold whole; kLimit  memory_bytes
-///        is too small; as plan::Plan::Make and exec::UnitLoop
+/// Fills the tensors of all ranks from an opened source. With several ranks, each source file
+/// is read by one rank, which sends the others their parts. After an error, the contents of the
+/// tensors are undefined.
+/// \param input   the source; its source paths in `options` are for messages
+/// \param mine    the shards of this rank
+/// \param memory  of each shard: its elements as its cut orders them; used only during the call
+/// \pre mine.size() == memory.size(), and host memory has the size of its shard in bytes
+/// \error kMismatch  a tensor has another shape; `strict`, and tensors are missing or unused,
+///        which the message names; kBadInput  the ranks together do not have a complete tensor;
+///        kLimit memory_bytes is too small; as plan::Plan::Make and exec::UnitLoop
 /// Collective.
 Result<Loaded> LoadFrom(comm::Comm& comm, std::unique_ptr<convert::Input> input,
                         const LoadOptions& options, const std::vector<TrainerShard>& mine,
                         std::span<const Memory> memory, Sink& sink);
 
-/// The same from a source of any layout and format.
+/// Opens a source of any layout and format, and fills the tensors of all ranks as LoadFrom does.
 /// \error as LoadFrom and convert::OpenInput
 /// Collective.
 Result<Loaded> Load(comm::Comm& comm, const LoadOptions& options,

@@ -19,12 +19,12 @@ using nlohmann::json;
 using pickle::Kind;
 using pickle::Node;
 
-/// Of a loss scaler, as the optimizers of DeepSpeed keep it.
+/// Attributes of a loss scaler, as DeepSpeed's optimizers store it.
 constexpr std::array<std::string_view, 9> kScalerKeys = {
     "loss_scaler",        "dynamic_loss_scale", "overflow",     "cur_scale", "cur_iter",
     "last_overflow_iter", "scale_factor",       "scale_window", "clip_grad"};
 
-/// Turns graphs into JSON. One node may hang in many places, so what is made is counted.
+/// Converts graphs to JSON. A node can have many parents, so the size of the output is limited.
 class Plain {
  public:
   explicit Plain(std::vector<std::string>* left) : left_(*left) {}
@@ -68,7 +68,7 @@ class Plain {
     }
   }
 
-  /// All or none: places in a list mean something.
+  /// Returns all items or none, because positions in a list have a meaning.
   std::optional<json> Items(const Node& node, const std::string& path) {
     json items = json::array();
     for (const Node* item : node.items) {
@@ -113,7 +113,7 @@ class Plain {
   std::size_t made_ = 0;
 };
 
-/// The entries of a dict that `wanted` takes, as PlainJson has a dict.
+/// Returns the entries of a dict that `wanted` accepts, in the form of PlainJson.
 template <class Wanted>
 json Chosen(const Node* dict, const std::string& path, std::vector<std::string>* left,
             const Wanted& wanted) {
@@ -128,8 +128,8 @@ json Chosen(const Node* dict, const std::string& path, std::vector<std::string>*
   return {{"dict", std::move(entries)}};
 }
 
-/// Options as the source has them, and under the names that optimizers have what it says in
-/// neutral words.
+/// Returns the options of the source, and adds its
+/// format-independent values under the names that optimizers use.
 json OptionsOf(const checkpoints::Group& group, std::vector<std::string>* left) {
   json options = Chosen(group.options, "option ", left, [](const Node*) { return true; });
   json entries = options.is_null() ? json::array() : std::move(options["dict"]);

@@ -8,35 +8,35 @@
 
 namespace shardwright::trainer {
 
-/// What a load tells the trainer: what was loaded, and all of the checkpoint that is no tensor of
-/// the model or the optimizer.
+/// Returns the result of a load for the trainer: a summary, and all data
+/// of the checkpoint that is not a tensor of the model or the optimizer.
 ///
 ///   "step"         iteration, or null
 ///   "samples"      consumed samples, or null
-///   "missing", "unused", "not_carried"   lists of texts
+///   "missing", "unused", "not_carried"   lists of strings
 ///   "bytes_read", "bytes_filled", "members_verified"
-///   "holders"      by name of a tied parameter: the name that holds its data
-///   "steps"        by name of a trained parameter: the steps of its optimizer
+///   "holders"      maps the name of a tied parameter to the name that has its data
+///   "steps"        maps the name of a trained parameter to its number of optimizer steps
 ///   "groups"       list of {"params": names, "options": a dict as PlainJson makes it}
-///   "engine", "scaler"   what DeepSpeed's engine and its loss scaler keep, or null
+///   "engine", "scaler"   state of DeepSpeed's engine and loss scaler, or null
 /// Pure.
 nlohmann::json LoadResultJson(const Loaded& loaded);
 
-/// What of that is of the source alone, and not of what was loaded from it: "step", "samples",
+/// Returns the part of the result that depends on the source alone: "step", "samples",
 /// "origin", "tag", "holders", "steps", "groups", "engine", "scaler", "not_carried".
 /// Pure.
 nlohmann::json TellSource(const convert::Input& input);
 
-/// Adds what is of the load: "missing", "unused", "bytes_read", "bytes_filled", "members_verified".
+/// Adds "missing", "unused", "bytes_read", "bytes_filled" and "members_verified" of the load.
 /// Pure.
 void TellLoad(const Loaded& loaded, nlohmann::json* told);
 
-/// A value of Python as JSON: None, bool, int, float and str as they are, a list as a list, and
-/// objects {"tuple": [...]}, {"dict": [[key, value], ...]}, {"float": "inf"}, and {"object": CLASS,
-/// "dict": ...} for objects with plain attributes. Entries that are anything else are left out.
-/// \param path  where the value is, for `left`
-/// \param left  gets the places of what is left out
-/// \returns null, and the place of the value itself in `left`, where it is none of these
+/// Converts a Python value to JSON. None, bool, int, float, str and list keep their form. Other
+/// values become objects: {"tuple": [...]}, {"dict": [[key, value], ...]}, {"float": "inf"}, and
+/// {"object": CLASS, "dict": ...} for objects with plain attributes. Omits entries of other types.
+/// \param path  path of the value, for `left`
+/// \param left  receives the paths of omitted entries
+/// \returns null if the value itself has another type; `left` then has its path
 /// Pure.
 nlohmann::json PlainJson(const pickle::Node* node, const std::string& path,
                          std::vector<std::string>* left);

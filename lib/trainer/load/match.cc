@@ -17,10 +17,10 @@ namespace {
 
 using layout::LogicalTensor;
 
-/// Weights, masters, frozen parameters and buffers: the same value for one name.
+/// Returns true for weights, masters, frozen parameters and buffers, which have one value per name.
 bool IsModel(const std::string& kind) { return kind == kParam || layout::IsModelState(kind); }
 
-/// Where the values of a held tensor are in the source, and the state to ask a plan for.
+/// Location of a tensor's values in the source, and the state to request from the plan.
 struct Found {
   std::uint32_t tensor = 0;
   std::string state;
@@ -32,7 +32,7 @@ std::optional<Found> Find(const layout::TensorIndex& index, const std::string& n
     const auto found = index.Find(name, kind);
     return found ? std::optional(Found{*found, kind}) : std::nullopt;
   }
-  // What a trainer trains may be frozen or a buffer to who saved it, and the reverse.
+  // A parameter that one trainer trains may be frozen or a buffer in the other, and the reverse.
   const bool master = kind == layout::kMaster;
   const std::string_view wanted = master ? layout::kMaster : layout::kWeight;
   const auto trained = [&]() -> std::optional<Found> {
@@ -50,7 +50,7 @@ std::optional<Found> Find(const layout::TensorIndex& index, const std::string& n
   return found ? found : trained();
 }
 
-/// Puts the target together, tensor by tensor.
+/// Builds the target, one tensor at a time.
 class Matcher {
  public:
   Matcher(const checkpoints::Checkpoint& source, bool optimizer)
@@ -69,7 +69,7 @@ class Matcher {
   plan::TargetBuilder target_;
   Match match_;
   std::set<std::string> unused_;
-  // By source tensor, state and type: the target's tensor.
+  // Maps source tensor, state and type to the target's tensor.
   std::map<std::tuple<std::uint32_t, std::string, DType>, std::uint32_t> tensors_;
   std::set<std::string> missing_;
   std::set<std::uint32_t> used_;
@@ -93,7 +93,7 @@ Status Matcher::Add(std::size_t rank, std::uint32_t number, const TrainerShard& 
     return {};
   }
   const LogicalTensor& from = source_.map.tensors[found->tensor];
-  const bool one = Elems(from.shape) == 1 && Elems(held.shape) == 1;  // [] and [1]
+  const bool one = Elems(from.shape) == 1 && Elems(held.shape) == 1;  // shapes [] and [1] are equal
   if (from.shape != held.shape && !one) {
     return Fail(Errc::kMismatch, Label(held) + ": the trainer has shape " + ToString(held.shape) +
                                      ", the checkpoint " + ToString(from.shape));

@@ -13,23 +13,23 @@
 
 namespace shardwright::trainer {
 
-/// What a trainer holds, as the target of a plan.
+/// The tensors of a trainer, as the target of a plan.
 struct Match {
-  /// File r is the memory of rank r. Its payloads are the tensors of that rank that the source has,
-  /// one after the other.
+  /// File r is the memory of rank r. Its payloads are the tensors
+  /// of that rank that the source also has, in consecutive order.
   plan::Target target;
-  /// By rank: the tensor of each payload, an index into what that rank holds.
+  /// For each rank and payload: the index of its tensor in the list of the rank's shards.
   std::vector<std::vector<std::uint32_t>> payloads;
   std::vector<std::string> missing;  ///< sorted
   std::vector<std::string> unused;   ///< sorted
 };
 
-/// Returns true if a held tensor of this kind belongs to the model: a weight, a frozen parameter or
-/// a buffer. Masters and states belong to the optimizer.
+/// Returns true if a tensor of this kind belongs to the model: a weight, a
+/// frozen parameter or a buffer. Masters and states belong to the optimizer.
 bool IsOfModel(const std::string& kind);
 
-/// Finds the name in the source that holds the data of a trainer's parameter: its own, that of a
-/// wrapped module (checkpoints::PlainName), or of the parameter to which it is tied.
+/// Finds the name under which the source stores a trainer's parameter: its own name, that
+/// of a wrapped module (checkpoints::PlainName), or of the parameter to which it is tied.
 class Names {
  public:
   explicit Names(const checkpoints::Checkpoint& source);
@@ -37,15 +37,15 @@ class Names {
 
  private:
   std::unordered_map<std::string, std::string> alias_of_;
-  std::unordered_map<std::string, std::string> wrapped_;  // by plain name, where it is another
+  std::unordered_map<std::string, std::string> wrapped_;  // by plain name, if that differs
 };
 
-/// Finds the source of everything that the ranks of a trainer hold. What several ranks hold alike
-/// is of the first of them, and a replica on the others.
-/// \param by_rank    what each rank holds
-/// \param optimizer  the trainer loads an optimizer (LoadOptions); masters or states in `by_rank`
-///        imply it
-/// \error kMismatch  a tensor of another shape; both sides are named
+/// Finds the source data for all shards of a trainer's ranks. If several ranks have
+/// the same elements, the first one gets the shard, and the others get replicas.
+/// \param by_rank    the shards of each rank
+/// \param optimizer  the trainer loads an optimizer (LoadOptions); masters or
+///        states in `by_rank` imply it
+/// \error kMismatch  a tensor has another shape; the message has both shapes
 /// Pure.
 Result<Match> MatchHeld(const checkpoints::Checkpoint& source,
                         const std::vector<std::vector<TrainerShard>>& by_rank, bool optimizer);

@@ -91,7 +91,7 @@ class TrainerComm final : public comm::Comm {
     const std::uint64_t* received_bytes = nullptr;
     const bool ok = !broken_ && swap_(static_cast<std::int32_t>(what), root, sent.data(),
                                       sent_bytes.data(), &received, &received_bytes) == 0;
-    // A function of another language may also end without having said anything.
+    // A function in another language may also fail without setting its results.
     if (!ok || received_bytes == nullptr) {
       broken_ = true;
       return Fail(Errc::kIo, "a collective of the trainer's process group failed");

@@ -8,23 +8,23 @@
 
 namespace shardwright::trainer {
 
-/// What a trainer's collectives have to do for us: one C function, so that it may be of any
-/// language. All ranks call it alike. What it gives stays until it is called again.
+/// Runs one collective of the trainer. It is a C function, so that it can be written in any
+/// language. All ranks call it in the same order. Its results stay valid until the next call.
 /// \param what      of Transport
-/// \param root      kFromRoot: whose bytes
-/// \param sent      kEachToEach: the pieces for rank 0, 1, ..., one after the other; else one piece
+/// \param root      kFromRoot: the rank that sends
+/// \param sent      kEachToEach: the pieces for rank 0, 1, ..., concatenated; otherwise one piece
 /// \param sent_bytes      of each piece
 /// \param received        kEachToEach, kToAll: one piece of each rank; kFromRoot: one piece
 /// \param received_bytes  of each piece
-/// \returns 0, or anything else where it failed: then the ranks may no longer be in step
+/// \returns 0, or another number on failure: then the ranks may be out of step
 using SwapFunction = int (*)(std::int32_t what, std::int32_t root, const void* sent,
                              const std::uint64_t* sent_bytes, const void** received,
                              const std::uint64_t** received_bytes);
 
 enum class Transport : std::int32_t { kEachToEach = 0, kToAll = 1, kFromRoot = 2 };
 
-/// The ranks of a trainer, which talk through a function of it. After a failure of that function
-/// every call fails.
+/// Makes a communicator for the ranks of a trainer, which exchange
+/// data through `swap`. After `swap` fails once, every call fails.
 /// \pre 0 <= rank < size
 std::unique_ptr<comm::Comm> MakeTrainerComm(int rank, int size, SwapFunction swap);
 

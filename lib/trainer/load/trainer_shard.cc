@@ -58,7 +58,7 @@ Result<layout::MeshSplit> SplitOf(const json& split) {
   return Fail(Errc::kUnsupported, "placement " + split.dump());
 }
 
-/// The elements [first, first + count) of the flattened tensor.
+/// Makes the cut with elements [first, first + count) of the flattened tensor.
 Result<layout::Cut> RangeOf(const Shape& shape, std::uint64_t first, std::uint64_t count) {
   const std::uint64_t elems = Elems(shape);
   if (first > elems || count > elems - first) {
@@ -84,7 +84,7 @@ Result<layout::Cut> CutOf(const Shape& shape, const json& object) {
     }
     const auto first = object["first"].get<std::uint64_t>();
     const auto count = object["count"].get<std::uint64_t>();
-    // One form for what is whole: ranks that hold the same are found by it.
+    // Use one form for whole tensors, so that ranks with the same elements are recognized.
     if (first == 0 && count == Elems(shape)) return layout::Cut::Whole(shape);
     return RangeOf(shape, first, count);
   }

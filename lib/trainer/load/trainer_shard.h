@@ -19,29 +19,29 @@ namespace shardwright::trainer {
 /// engine/layout/states.h.
 inline constexpr std::string_view kParam = "param";
 
-/// What one rank holds of one tensor of its trainer.
+/// One rank's shard of one tensor of its trainer.
 struct TrainerShard {
   std::string name;  ///< of the parameter or buffer
   std::string kind;  ///< kParam, "frozen", "buffer", "fp32", or a state of the optimizer
   Shape shape;       ///< of the whole tensor
   DType dtype = DType::kF32;
-  layout::CutPtr cut;  ///< which elements, in which order
+  layout::CutPtr cut;  ///< its elements and their order
 };
 
-/// Parses the list of what a rank holds. Each is an object with "name", "kind", "shape", "dtype"
-/// and one of: "first" and "count", a range of the flattened tensor; "mesh", "splits" and
-/// "coordinate" as DTensors have them, where a split is ["replicate"], ["shard", DIM] or
-/// ["strided", DIM, FACTOR]; "offset" and "sizes", a box of the tensor; none, for all of it.
-/// \error kUsage  it is none; kBadInput  a range or split that leaves its tensor; names the tensor
+/// Parses the list of a rank's shards. Each is an object with "name", "kind", "shape", "dtype" and
+/// the keys of one form: "first" and "count", a range of the flattened tensor; "mesh", "splits" and
+/// "coordinate" as in DTensors, where a split is ["replicate"], ["shard", DIM] or ["strided", DIM,
+/// FACTOR]; "offset" and "sizes", a box of the tensor; no key: the whole tensor.
+/// \error kUsage  not such a list; kBadInput  a range or split exceeds its tensor; names the tensor
 /// Pure.
 Result<std::vector<TrainerShard>> ParseShards(const nlohmann::json& list);
 
-/// What ParseShards makes the same of again, by the boxes of its cut.
-/// \pre !held.cut->is_composed(), and at most one box, as of ParseShards
+/// Inverse of ParseShards for one shard. Writes the boxes of its cut.
+/// \pre !held.cut->is_composed(), and at most one box, as ParseShards makes them
 /// Pure.
 nlohmann::json ToJson(const TrainerShard& held);
 
-/// "\"layer.weight\" exp_avg", for messages.
+/// Formats a shard for messages: "\"layer.weight\" exp_avg".
 std::string Label(const TrainerShard& held);
 
 }  // namespace shardwright::trainer

@@ -10,9 +10,9 @@
 
 namespace shardwright::trainer_torch {
 
-/// What an operator says to a request: {"result": ...} or {"error": {"code", "message", "rank"}}.
+/// Runs an operator. Returns {"result": ...} or {"error": {"code", "message", "rank"}}.
 /// \param work  Result<json>(json request)
-/// Nothing is thrown.
+/// Converts exceptions to errors, so nothing is thrown.
 template <class Work>
 std::string Answer(const std::string& request, Work&& work) {
   using nlohmann::json;

@@ -27,7 +27,7 @@ class FarTensor final : public trainer::DeviceTensor {
   Status Fill(std::uint64_t first, std::span<const std::byte> bytes) override {
     try {
       const auto elems = static_cast<std::int64_t>(bytes.size() / item_bytes_);
-      // It is read only, which from_blob has no word for.
+      // The bytes are only read, but from_blob does not accept const memory.
       auto* const data = const_cast<std::byte*>(bytes.data());
       const std::array<std::int64_t, 1> size = {elems};
       const std::array<std::int64_t, 1> stride = {1};
@@ -36,7 +36,7 @@ class FarTensor final : public trainer::DeviceTensor {
       Tensor flat = flat_;
       Tensor to =
           torch::stable::narrow(flat, 0, static_cast<std::int64_t>(first / item_bytes_), elems);
-      torch::stable::copy_(to, from);  // returns when it is done
+      torch::stable::copy_(to, from);  // returns when the copy is complete
       return {};
     } catch (const std::exception& error) {
       return Refused(error);

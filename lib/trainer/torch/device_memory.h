@@ -10,8 +10,8 @@
 
 namespace shardwright::trainer_torch {
 
-/// A tensor on a device, which PyTorch copies to: whatever device it knows. What was queued for the
-/// tensor has to have ended. It keeps the tensor.
+/// Wraps a tensor on any device that PyTorch supports. PyTorch copies the data to it. Operations
+/// queued for the tensor must have completed. The result keeps a reference to the tensor.
 /// \pre it is contiguous
 /// \error kIo  PyTorch cannot make a flat view of it
 Result<std::shared_ptr<trainer::DeviceTensor>> MakeFar(const torch::stable::Tensor& tensor);

@@ -5,9 +5,9 @@
 
 namespace shardwright::trainer_torch {
 
-/// The operator `check_step`: whether steps of an optimizer with these options can be made again.
-/// \param request  {"optimizer": name of the class, "options": {name: number}}, as
-///       optimizer_steps::StepOf
+/// Implements the operator `check_step`: verifies that an optimizer's steps can be replayed.
+/// \param request  {"optimizer": name of the class, "options": {name: number}}, as in
+///        optimizer_steps::StepOf
 /// \returns  {"result": {}} or {"error": ...}. Local, nothing is thrown.
 std::string CheckStepRequest(const std::string& request);
 

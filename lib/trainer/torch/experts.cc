@@ -20,7 +20,7 @@ namespace {
 
 using nlohmann::json;
 
-/// A plan and the ranks that hold it.
+/// A plan and the ranks that store its experts.
 struct Read {
   placement::PlanFile file;
   placement::TokenCounts shape;  ///< its layers and experts, no tokens
@@ -35,7 +35,7 @@ Result<Read> ReadFor(const std::string& path, std::uint32_t ranks) {
   read.shape.experts = read.file.experts;
   read.shape.layer_id = read.file.layer_id;
   read.shape.tokens.assign(std::size_t{read.shape.layers} * read.shape.experts, 0);
-  // Who does not tell its cluster does not tell nodes either: every rank is one.
+  // A plan without a cluster has no nodes either, so every rank is its own node.
   read.cluster = read.file.cluster ? *read.file.cluster : placement::UniformCluster(ranks, 1, 0);
   for (std::uint32_t d = 0; d < read.cluster.device_count(); ++d) {
     if (read.cluster.alive(d)) read.device.push_back(d);
@@ -48,7 +48,7 @@ Result<Read> ReadFor(const std::string& path, std::uint32_t ranks) {
   return read;
 }
 
-/// What every rank holds of a plan, on a cluster whose live devices are the ranks.
+/// Returns the experts of every rank in a plan, on a cluster whose live devices are the ranks.
 Result<json> ExpertsOfRank(const std::string& path, const placement::PlanFile& plan,
                            const Read& on) {
   auto placed = placement::PlacedOn(plan, on.shape, on.cluster);
@@ -96,7 +96,7 @@ Result<json> ReadPlan(const json& request) {
   return Describe(path, read);
 }
 
-/// A plan as it was when the trainer read it.
+/// Reads a plan again. Fails if it has changed since the trainer read it.
 Result<Read> ReadAgain(const std::string& path, std::uint32_t ranks, const std::string& digest) {
   SW_TRY_ASSIGN(Read read, ReadFor(path, ranks));
   SW_TRY_ASSIGN(const json told, Describe(path, read));

@@ -9,15 +9,15 @@
 namespace shardwright::trainer_torch {
 namespace {
 
-// A signal handler has nothing else to look at.
+// A signal handler can only access global variables.
 std::atomic<bool> taken = false;
 std::atomic<bool> seen = false;
 std::atomic<bool> handed_on = false;
 struct sigaction before;
 
 void OnInterrupt(int number, siginfo_t* info, void* context) {
-  // The first one waits until the operator ends: in the middle of a collective of the trainer,
-  // Python would leave it half done. Who sends a second one does not want to wait.
+  // Delay the first SIGINT until the operator ends, because Python would interrupt a collective
+  // of the trainer in the middle. A second one means that the user does not want to wait.
   if (!seen.exchange(true)) return;
   handed_on.store(true);
   if ((before.sa_flags & SA_SIGINFO) != 0) {

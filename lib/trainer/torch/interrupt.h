@@ -13,9 +13,9 @@
 
 namespace shardwright::trainer_torch {
 
-/// Notes the first SIGINT while an operator runs, and hands it on when it ends, to who had it
-/// before: Python, which then raises KeyboardInterrupt. A second one is handed on at once. Of
-/// several operators at once the first one notes it.
+/// Records the first SIGINT while an operator runs, and passes it to the previous handler
+/// when the operator ends. That is Python's, which raises KeyboardInterrupt. Passes a second
+/// SIGINT at once. If several operators run at once, the first one records the signal.
 class Interrupts {
  public:
   Interrupts();
@@ -23,14 +23,14 @@ class Interrupts {
   Interrupts& operator=(const Interrupts&) = delete;
   ~Interrupts();
 
-  /// True once there was one. Any thread.
+  /// Returns true after a SIGINT. May be called from any thread.
   static bool Seen();
 
  private:
   bool owns_ = false;
 };
 
-/// Keeps warnings, shows nothing, and asks to stop after SIGINT.
+/// Collects warnings, shows nothing, and requests a stop after SIGINT.
 class OperatorSink final : public NullSink {
  public:
   OperatorSink();

@@ -48,25 +48,25 @@ std::unique_ptr<comm::Comm> CommOf(const json& request) {
   const int size = request.at("ranks").get<int>();
   if (size == 1) return comm::MakeSerialComm();
   const auto address = request.at("swap").get<std::uintptr_t>();
-  // NOLINTNEXTLINE(performance-no-int-to-ptr): the package tells the function by its address.
+  // NOLINTNEXTLINE(performance-no-int-to-ptr): the package passes the address of the function.
   const auto swap = reinterpret_cast<trainer::SwapFunction>(address);
   return trainer::MakeTrainerComm(request.at("rank").get<int>(), size, swap);
 }
 
-/// What this rank brings to a load.
+/// Shards and tensors of this rank for a load.
 struct Brought {
   std::vector<trainer::TrainerShard> held;
   std::vector<trainer::Memory> memory;
 };
 
-/// The tensor after those that are loaded, if there is one.
+/// Returns the staging memory: the tensor after the tensors to load, if there is one.
 std::span<std::byte> StagingOf(const json& request, std::span<const Given> tensors) {
   if (tensors.size() <= request.at("held").size()) return {};
   return {tensors.back().data, tensors.back().elems};
 }
 
 Result<Brought> Bring(json* request, const Result<std::vector<Given>>& tensors) {
-  // The package found something wrong: all ranks have to hear of it.
+  // The Python package reported an error, which all ranks must receive.
   if (const json& failed = request->at("failed"); !failed.is_null()) {
     return Fail(static_cast<Errc>(failed.at("code").get<int>()),
                 failed.at("message").get<std::string>());
@@ -95,7 +95,7 @@ Result<Brought> Bring(json* request, const Result<std::vector<Given>>& tensors) 
   return out;
 }
 
-/// What is said of stores only, and what it is for.
+/// Returns the options of a restore, from the keys of the request that only stores use.
 Result<partial::RestoreOptions> RestoreOptionsOf(const json& request) {
   const json& asked = request.at("store");
   partial::RestoreOptions options;
@@ -111,7 +111,7 @@ Result<partial::RestoreOptions> RestoreOptionsOf(const json& request) {
   options.pattern_files = request.at("patterns").get<std::vector<std::string>>();
   options.agents = asked.at("agents").get<std::vector<std::string>>();
   options.lost_unreachable = asked.at("lost_unreachable").get<bool>();
-  // Weights alone are for a look at the model; training restarts with its optimizer.
+  // Weights alone serve to inspect the model. Training restarts with its optimizer.
   options.read_only = asked.at("read_only").get<bool>() || asked.at("weights_only").get<bool>();
   options.begin = asked.at("begin").get<bool>();
   options.allow_empty = options.begin;
@@ -130,8 +130,8 @@ Result<partial::RestoreOptions> RestoreOptionsOf(const json& request) {
   return options;
 }
 
-/// Whether the source is a store; who begins a run knows that it will be one.
-/// \error kUsage  what is said of stores only is said of something else
+/// Returns true if the source is a store, or if the caller begins a run in a new store.
+/// \error kUsage  keys for stores are set, but the source is not a store
 /// Collective.
 Result<bool> IsStore(comm::Comm& comm, const json& request) {
   const json& asked = request.at("store");
@@ -171,8 +171,8 @@ Result<json> LoadStore(comm::Comm& comm, const json& request, const trainer::Loa
   return told;
 }
 
-/// The address of a resident load, if that is what the source is.
-/// \error kUsage  what is said of other sources is said of it; an address that is none
+/// Returns the address of a shared-memory cache, or nothing if the source is something else.
+/// \error kUsage  keys for other sources are set; an invalid address
 Result<std::optional<os::Address>> ResidentOf(const json& request) {
   const auto roots = request.at("source").get<std::vector<std::string>>();
   if (roots.size() != 1 || !roots.front().starts_with("unix:")) return std::optional<os::Address>();

@@ -21,7 +21,7 @@ namespace {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-/// The name of an element type, or nothing for one that we do not know.
+/// Returns the name of an element type, or nothing for an unsupported type.
 std::optional<std::string> NameOf(ScalarType type) {
   switch (type) {
     case ScalarType::Double:
@@ -63,7 +63,7 @@ Result<std::vector<Given>> Take(const std::vector<Tensor>& tensors) {
   std::vector<Given> out;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const Tensor& tensor = tensors[i];
-    // The package has looked, and said it of the tensor's name; this is for other callers.
+    // The package reports this with the tensor's name; this check is for other callers.
     const std::string where = "tensor " + std::to_string(i);
     if (!tensor.is_contiguous()) return Fail(Errc::kUnsupported, where + ": has strides");
     std::optional<std::string> name = NameOf(tensor.scalar_type());
@@ -81,15 +81,15 @@ Result<std::vector<Given>> Take(const std::vector<Tensor>& tensors) {
   return out;
 }
 
-// TORCH_BOX is for functions that take values.
+// TORCH_BOX requires functions that take parameters by value.
 // NOLINTBEGIN(performance-unnecessary-value-param)
 
-/// torch.ops.shardwright.load
+/// torch.ops.shardwright.load: fills tensors from a checkpoint.
 std::string LoadOperator(std::string request, std::vector<Tensor> tensors) {
   return LoadRequest(request, Take(tensors));
 }
 
-/// torch.ops.shardwright.parse_size: {"size": "1.5GB"} as {"bytes": 1500000000}.
+/// torch.ops.shardwright.parse_size: {"size": "1.5GB"} yields {"bytes": 1500000000}.
 std::string ParseSizeOperator(std::string request) {
   return Answer(request, [](const nlohmann::json& of) -> Result<nlohmann::json> {
     SW_TRY_ASSIGN(const std::uint64_t bytes, ParseBytes(of.at("size").get<std::string>()));
@@ -97,7 +97,7 @@ std::string ParseSizeOperator(std::string request) {
   });
 }
 
-/// torch.ops.shardwright.prepare_store: partial::Store::Prepare of {"store": PATH}, as {}.
+/// torch.ops.shardwright.prepare_store: partial::Store::Prepare for {"store": PATH}; yields {}.
 std::string PrepareStoreOperator(std::string request) {
   return Answer(request, [](const nlohmann::json& of) -> Result<nlohmann::json> {
     SW_TRY(partial::Store::Prepare(of.at("store").get<std::string>()));

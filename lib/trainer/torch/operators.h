@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // lib/trainer/torch: operators for PyTorch, and the Python package that calls them.
-// operators.cc registers torch.ops.shardwright.* on the stable ABI of LibTorch, so that one library
-// is for every PyTorch from 2.10 on. An operator takes a request as JSON and answers with JSON, an
-// error with our message and code included: nothing is thrown into PyTorch. Those of tokens.cc are
-// on tensors and have no other way to fail than to throw. What they do is lib/trainer/load and
-// lib/placement. The folder shardwright is the package: it knows trainers, and which of their
-// tensors are what.
+// operators.cc registers torch.ops.shardwright.* on the stable ABI of LibTorch, so
+// that one library supports every PyTorch from 2.10 on. An operator takes a request
+// as JSON and returns JSON. It returns an error with its code and message, and
+// throws nothing into PyTorch. Only the operators of tokens.cc, which return
+// tensors, throw. Operators call lib/trainer/load, lib/placement and other modules.
+// The folder shardwright is the Python package, which knows the tensors of trainers.
 
 #pragma once
 
@@ -20,19 +20,19 @@
 
 namespace shardwright::trainer_torch {
 
-/// A tensor of the trainer as an operator was given it, without strides.
+/// A tensor of the trainer as an operator received it, without strides.
 struct Given {
-  std::byte* data = nullptr;                   ///< null where it is far
-  std::shared_ptr<trainer::DeviceTensor> far;  ///< null on the CPU
+  std::byte* data = nullptr;                   ///< null if it is on a device
+  std::shared_ptr<trainer::DeviceTensor> far;  ///< null on the CPU; otherwise copies to the device
   std::uint64_t elems = 0;
   std::string dtype;  ///< as in torch: "float32"
 };
 
-/// Carries out the operator `load`.
-/// \param request  JSON: "held" as trainer::ParseShards takes it but for "dtype", one for each
-///        tensor, and what load.cc reads of it
-/// \param tensors  one more where some are far: LoadOptions::staging
-/// \returns  JSON: {"result": as trainer::Tell} or {"error": {"code", "message", "rank"}}
+/// Implements the operator `load`.
+/// \param request  JSON: "held" as in trainer::ParseShards, without "dtype", one for each tensor,
+///        and the further keys that load.cc reads
+/// \param tensors  followed by LoadOptions::staging if some tensors are on a device
+/// \returns  JSON: {"result": as trainer::LoadResultJson} or {"error": {"code", "message", "rank"}}
 /// Collective. Nothing is thrown.
 std::string LoadRequest(const std::string& request, const Result<std::vector<Given>>& tensors);
 

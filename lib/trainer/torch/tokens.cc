@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tokens to replicated experts and back: torch.ops.shardwright.{count_experts, dispatch_plan,
-// pack_tokens, unpack_tokens, token_dots, sum_parts} on the CPU, and extra_capacity. Derivatives,
-// other devices and shapes without data are registered by the package.
+// Moves tokens to replicated experts and back: torch.ops.shardwright.{count_experts,
+// dispatch_plan, pack_tokens, unpack_tokens, token_dots, sum_parts} on the CPU, and
+// extra_capacity. The package registers derivatives, other devices and shapes without data.
 
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
@@ -31,10 +31,10 @@ namespace {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 
-// Bytes that a thread takes at least.
+// Minimum number of bytes per thread.
 constexpr std::int64_t kGrainBytes = std::int64_t{1} << 18;
 
-/// An operator on tensors has no other way to fail. The package makes its Error of the text.
+/// Throws, because an operator on tensors cannot return an error. The package parses the text.
 [[noreturn]] void Raise(const Error& error) {
   throw std::runtime_error("shardwright error " + std::to_string(static_cast<int>(error.code)) +
                            ": " + error.message);
@@ -58,7 +58,7 @@ std::string ShapeText(const Tensor& tensor) {
   return text + "]";
 }
 
-/// A tensor on the CPU, without strides, of so many dimensions.
+/// Fails unless a tensor is on the CPU, without strides, and has so many dimensions.
 void RequirePlain(const Tensor& tensor, const char* name, std::int64_t dims) {
   Require(tensor.is_cpu(), Errc::kUnsupported, std::string(name) + ": not on the CPU");
   Require(tensor.dim() == dims, Errc::kUsage,
@@ -83,7 +83,7 @@ Tensor MakeNumbers(const std::vector<std::int64_t>& numbers,
   return out;
 }
 
-/// Calls `visit` with a value of a floating type of 16 bits or more.
+/// Calls `visit` with a value of the tensor's floating type, of at least 16 bits.
 template <class Visit>
 void ForFloating(const Tensor& tensor, const char* name, Visit&& visit) {
   switch (tensor.scalar_type()) {
@@ -115,7 +115,7 @@ T* DataOf(Tensor* tensor) {
   return static_cast<T*>(tensor->mutable_data_ptr());
 }
 
-/// Rows of tokens, proved against each other.
+/// Row of each token and choice, verified to be valid.
 struct Places {
   std::span<const std::int64_t> place;
   std::int64_t tokens = 0, choices = 0;
@@ -133,7 +133,7 @@ Places PlacesOf(const Tensor& place, std::int64_t rows) {
   return out;
 }
 
-/// Every row is taken once: what is not taken would hold anything.
+/// Fails unless every row is used once. Unused rows would have undefined contents.
 void RequireEachRowOnce(const Places& places, std::int64_t rows) {
   std::vector<bool> used(static_cast<std::size_t>(rows), false);
   std::int64_t count = 0;
@@ -173,7 +173,7 @@ device::TokenRows<T> WorkOf(const Places& places, const std::optional<Tensor>& w
   return work;
 }
 
-/// Calls body(token) for all tokens, on PyTorch's threads where there is enough to do.
+/// Calls body(token) for all tokens, on PyTorch's threads if there is enough work.
 template <class Body>
 void ForTokens(std::int64_t tokens, std::int64_t bytes_each, const Body& body) {
   const std::int64_t grain =
@@ -183,7 +183,7 @@ void ForTokens(std::int64_t tokens, std::int64_t bytes_each, const Body& body) {
   });
 }
 
-// TORCH_BOX is for functions that take values.
+// TORCH_BOX requires functions that take parameters by value.
 // NOLINTBEGIN(performance-unnecessary-value-param)
 
 Tensor PackTokens(Tensor tokens, Tensor place, std::optional<Tensor> weights, std::int64_t rows) {
@@ -283,7 +283,7 @@ Tensor CountExperts(Tensor chosen, std::int64_t experts) {
   return MakeNumbers(count, {experts});
 }
 
-/// The table that all ranks work out alike.
+/// Computes the dispatch table. All ranks compute the same one.
 placement::DispatchTable TableOf(const Tensor& replicas, const Tensor& tokens, const Tensor& node,
                                  const std::string& rule) {
   const auto held = Numbers(replicas, "replicas", 2);
@@ -339,7 +339,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> DispatchPlan(Tensor chosen, Tensor to
           MakeNumbers(arrangement, {static_cast<std::int64_t>(arrangement.size()), 1})};
 }
 
-/// Tokens above their capacity that experts process to make up for lost ones.
+/// Returns the tokens above capacity that experts process to compensate for lost tokens.
 Tensor ExtraCapacity(Tensor tokens, Tensor capacity, Tensor debt, std::int64_t devices) {
   const auto routed = Numbers(tokens, "tokens", 1);
   const auto room = Numbers(capacity, "capacity", 1);

@@ -17,7 +17,7 @@ using layout::SplitRule;
 struct Piece {
   Box box;
   bool empty = false;
-  bool shared = false;  // held by several ranks
+  bool shared = false;  // stored by several ranks
 };
 
 Result<std::uint64_t> RankOf(const pickle::Node* key) {
@@ -40,8 +40,8 @@ const pickle::Node* RankEntry(const pickle::Node* ranks, std::uint64_t rank) {
   return nullptr;
 }
 
-// Where an offset with row-major strides lies in `shape`; the strides of the piece must be those of
-// the shape in every dimension along which the piece extends.
+// Converts an offset with row-major strides to coordinates in `shape`. The strides must equal
+// those of the shape in every dimension along which the piece has more than one element.
 Result<std::vector<std::uint64_t>> Unravel(const pickle::Node* side, const Shape& piece,
                                            const Shape& shape, const char* what) {
   if (side == nullptr ||
@@ -105,9 +105,9 @@ Result<Piece> ReadPiece(const pickle::Node* node, const Shape& whole, const Shap
   return piece;
 }
 
-// The shape that the map gives a shard. It may be that of a view: AutoTP stores shards in the
-// parameter's own number of dimensions, and describes those of a layer with a `shape` in that
-// shape's.
+// Returns the shape that the map records for a shard. It may be the shape of a
+// view: AutoTP stores shards in the parameter's own number of dimensions, but
+// describes shards of layers with a `shape` in the dimensions of that shape.
 Result<Shape> DescribedShape(const pickle::Node* entry, const Shape& shard, std::uint64_t rank) {
   SW_TRY_ASSIGN(Shape described, pickle::AsShape(entry->Find("shard_shape")));
   SW_TRY_ASSIGN(const std::uint64_t elems, CountElems(described));
@@ -132,7 +132,7 @@ Result<std::vector<Piece>> ReadRank(const pickle::Node* entry, const Shape& whol
   return pieces;
 }
 
-// The one dimension that pieces cut, if there is one; the first when they cut none.
+// Returns the only dimension that pieces cut, the first one if they cut none, or nothing.
 std::optional<std::uint32_t> CutDimension(const std::vector<std::vector<Piece>>& ranks,
                                           const Shape& whole) {
   std::optional<std::size_t> cut;
@@ -149,8 +149,8 @@ std::optional<std::uint32_t> CutDimension(const std::vector<std::vector<Piece>>&
   return static_cast<std::uint32_t>(cut.value_or(0));
 }
 
-// The pieces as one stack of sub-tensors along `dim`: the i-th pieces of all ranks, in rank order,
-// are the i-th sub-tensor.
+// Describes the pieces as one stack of sub-tensors along `dim`: the i-th pieces of all ranks,
+// in rank order, are the i-th sub-tensor. Returns nothing if they are not such a stack.
 std::optional<SplitRule> AsStack(const std::vector<std::vector<Piece>>& ranks, const Shape& whole,
                                  std::uint32_t dim) {
   SplitRule rule;
@@ -183,7 +183,7 @@ std::optional<SplitRule> AsStack(const std::vector<std::vector<Piece>>& ranks, c
   return rule;
 }
 
-// A rule for the parameter as it is stored, of one that is for a view of it.
+// Converts the rule of a parameter's view to a rule for the stored parameter.
 Status SeeThroughView(std::span<const Shape> shards, Ruled* ruled) {
   SplitRule& rule = ruled->rule;
   if (rule.split == Split::kListed) {
@@ -207,7 +207,7 @@ Status SeeThroughView(std::span<const Shape> shards, Ruled* ruled) {
   return {};
 }
 
-// The rule that the pieces of all ranks follow, each of whose shards has the shape given for it.
+// Returns the rule for the pieces of all ranks. `shards` has the shape of each rank's shard.
 Result<SplitRule> RuleOfPieces(std::vector<std::vector<Piece>>* ranks, const Shape& whole,
                                const std::vector<Shape>& shards) {
   SplitRule rule;

@@ -10,13 +10,13 @@
 
 namespace shardwright::checkpoints {
 
-/// The rule that one parameter's entry of an affine_map (format version 1) amounts to: replicated,
-/// a cut along one dimension, a stack of sub-tensors, or boxes listed by rank.
-/// The map may describe a view of the parameter, as AutoTP does for layers with a `shape`. The rule
-/// applies to the stored parameter.
-/// \param shards shapes of the shards that the checkpoint holds, by tensor-parallel rank
-/// \error kBadInput     not an entry, or it disagrees with the shards; kUnsupported for scaled or
-///        partly replicated pieces, and for blocks of a view that no rule describes
+/// Converts a parameter's entry of an affine_map (format version 1) to a rule:
+/// replicated, cut along one dimension, a stack of sub-tensors, or boxes listed
+/// by rank. The map may describe a view of the parameter, as AutoTP does for
+/// layers with a `shape`. The returned rule applies to the stored parameter.
+/// \param shards  shapes of the shards in the checkpoint, by tensor-parallel rank
+/// \error kBadInput  not an entry, or it contradicts the shards; kUnsupported for scaled
+///        or partly replicated pieces, and for blocks of a view that no rule can describe
 /// Pure.
 Result<Ruled> RuleFromAffine(const pickle::Node* entry, std::span<const Shape> shards);
 

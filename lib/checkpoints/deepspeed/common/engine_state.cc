@@ -16,7 +16,7 @@ namespace {
 
 using pickle::Node;
 
-/// Keys of a model file that every engine writes, whether or not they say anything.
+/// Keys of a model file that every engine writes, even without a value.
 constexpr std::array<std::string_view, 8> kEngineKeys = {"global_steps",
                                                          "global_samples",
                                                          "skipped_steps",
@@ -47,7 +47,7 @@ Result<std::uint64_t> IterationOf(const EngineState& state, const std::string& t
   return *found;
 }
 
-/// Calls `act` with key and value of everything that a model file holds of client state.
+/// Calls `act` with key and value of each entry of client state in a model file.
 template <class Act>
 void ForClientState(const Node* root, const Act& act) {
   if (root == nullptr || !root->is_dict()) return;
@@ -108,7 +108,7 @@ void AddMembers(const Passed& from, const Node* value, std::vector<std::uint32_t
   }
 }
 
-/// Names of opaque entries of tensor-parallel ranks for which another rank's stand.
+/// Returns the names of opaque entries that are lost because another rank's replace them.
 std::vector<std::string> LostEntries(const EngineState& state, const Topology& from,
                                      const Topology& to) {
   std::vector<std::string> lost;
@@ -122,7 +122,7 @@ std::vector<std::string> LostEntries(const EngineState& state, const Topology& f
   return lost;
 }
 
-/// Compares tensors of opaque entries of two checkpoints by the checksums of their storages.
+/// Compares tensors in opaque entries of two checkpoints by the checksums of their storages.
 SameTensor BySums(const Checkpoint& a, const Passed& from_a, const Checkpoint& b,
                   const Passed& from_b) {
   return [&](const pickle::Tensor& x, const pickle::Tensor& y) {

@@ -17,8 +17,8 @@
 
 namespace shardwright::checkpoints {
 
-/// A source file kept for what is passed through: client state, scheduler, loss scaler, random
-/// states.
+/// A source file with content that the target receives unchanged:
+/// client state, scheduler, loss scaler, random states.
 struct Passed {
   torch_pt::Document document;
   std::vector<std::uint32_t> members;  ///< by storage of the document: index into map.members
@@ -28,16 +28,16 @@ struct Passed {
 /// module returned, or None. It is read as a graph of inert nodes and written back unchanged.
 struct OpaqueEntry {
   struct Value {
-    std::shared_ptr<const Passed> from;  ///< the file that holds it
+    std::shared_ptr<const Passed> from;  ///< the file that contains it
     const pickle::Node* node = nullptr;
   };
   std::string name;                   ///< in the model's state dict
   std::string after;                  ///< the tensor before it in the state dict, or empty
-  std::vector<std::uint32_t> layers;  ///< pipeline: layer files that hold it
+  std::vector<std::uint32_t> layers;  ///< pipeline: layer files that contain it
   std::vector<Value> by_tp;           ///< by tensor-parallel rank; `from` is null where absent
 };
 
-/// What DeepSpeed's engine keeps beside the tensors; native and universal folders have the same.
+/// Engine state other than tensors. Native and universal folders store the same state.
 struct EngineState : OwnState {
   std::vector<Passed> model_states;  ///< by mp rank: root is the model-states dict of ZeRO rank 0
   std::vector<Passed> optimizer;  ///< by mp rank: root is the shard's `optimizer_state_dict` dict
@@ -53,8 +53,8 @@ struct EngineState : OwnState {
 /// Compares two tensors of graphs.
 using SameTensor = std::function<bool(const pickle::Tensor& a, const pickle::Tensor& b)>;
 
-/// Returns true if two graphs hold the same plain values, and `same` returns true for their
-/// tensors. If `same` is null, no two tensors are equal. Pure.
+/// Returns true if two graphs contain the same plain values, and `same` returns
+/// true for their tensors. If `same` is null, no two tensors are equal. Pure.
 bool SameValues(const pickle::Node* a, const pickle::Node* b, const SameTensor& same = nullptr);
 
 /// Describes opaque entries: "entries of the state dict that are not tensors: x._extra_state
@@ -66,44 +66,44 @@ std::string DescribeEntries(const std::vector<OpaqueEntry>& entries);
 /// Pure.
 std::vector<std::string> EntryDifferences(const Checkpoint& a, const Checkpoint& b);
 
-/// The engine's state of a checkpoint, or null if its format has none.
+/// Returns the engine's state of a checkpoint, or null if its format has none.
 const EngineState* EngineStateOf(const Checkpoint& checkpoint);
 
-/// What two model files of a checkpoint do not have the same of client state, by key: "\"rng\"".
-/// Tensors are never the same, for their elements are not compared.
-/// \param a, b  model-states dicts, which may be one
+/// Returns the keys of client state in which two model files of a checkpoint differ, such
+/// as "\"rng\"". Tensors always count as different, because their elements are not compared.
+/// \param a, b  model-states dicts, which may be the same one
 /// Pure.
 std::vector<std::string> OwnClientState(const pickle::Node* a, const pickle::Node* b);
 
-/// Describes the client state and opaque entries that are lost if a target has a different number
-/// of tensor-parallel or pipeline ranks: those of ranks that another one replaces (PassedRank).
-/// Returns one sentence for each.
+/// Describes the client state and opaque entries that are lost if a target has
+/// a different number of tensor-parallel or pipeline ranks, because the target
+/// takes another rank's state (PassedRank). Returns one sentence for each.
 /// Pure.
 std::vector<std::string> LostClientState(const EngineState& state, const Topology& from,
                                          const Topology& to);
 
-/// The model-parallel rank whose engine state goes on at rank `mp` of the target.
+/// Returns the source's model-parallel rank that supplies the engine state of target rank `mp`.
 std::uint64_t PassedRank(const Topology& from, const Topology& to, std::uint64_t mp,
                          std::size_t ranks);
 
-/// Completes a checkpoint that a reader of DeepSpeed's files has made: layout, the engine's state,
-/// and the neutral values that it holds (iteration, samples, optimizer, hyper-parameters).
+/// Completes a checkpoint read from DeepSpeed's files: sets its layout, the engine's state, and
+/// the format-independent values of that state (iteration, samples, optimizer, hyper-parameters).
 void TakeEngineState(const Topology& topology, EngineState state, Checkpoint* checkpoint);
 
-/// Key of stage-3 model files of ours: a dict of frozen parameters by name, each whole. It holds
-/// the other names of tied ones that were left out, for which DeepSpeed's files have a place at
-/// stages 0 to 2 only.
+/// Key in stage-3 model files that Shardwright writes: a dict of whole
+/// frozen parameters by name. It contains the other names of tied
+/// parameters, which DeepSpeed's files can store at stages 0 to 2 only.
 inline constexpr std::string_view kWholeFrozen = "shardwright_frozen";
 
 /// Key in model files of Shardwright's universal folders: a list of opaque entries (entries.h).
 inline constexpr std::string_view kOpaqueEntries = "shardwright_entries";
 
-/// Key in native model files of ours: a dict of kinds of untrained tensors that DeepSpeed's lists
-/// do not record, by name: "frozen", "entry", or "undecided" (Param::undecided), whatever lists of
-/// DeepSpeed's the name is in.
+/// Key in native model files that Shardwright writes: a dict from names of untrained
+/// tensors to kinds that DeepSpeed's lists do not record: "frozen", "entry" or "undecided"
+/// (Param::undecided). It takes precedence over any of DeepSpeed's lists that contain the name.
 inline constexpr std::string_view kKinds = "shardwright_kinds";
 
-/// Keys of a model file that depend on the layout or hold what the writer builds anew.
+/// Keys of a model file that depend on the layout or that the writer creates.
 inline constexpr std::array<std::string_view, 16> kModelKeys = {
     "module",
     "model",
@@ -123,7 +123,7 @@ inline constexpr std::array<std::string_view, 16> kModelKeys = {
     kKinds,
 };
 
-/// True if a dict's key is one of these texts.
+/// Returns true if a dict's key is one of these texts.
 bool IsOneOf(const pickle::Node* key, std::span<const std::string_view> keys);
 
 }  // namespace shardwright::checkpoints

@@ -15,13 +15,13 @@ namespace {
 
 using pickle::Node;
 
-/// KeySet that bitsandbytes adds below the name of a quantised weight.
+/// Keys that bitsandbytes adds below the name of a quantised weight.
 constexpr std::array<std::string_view, 5> kQuantised = {"absmax", "quant_map", "nested_absmax",
                                                         "nested_quant_map", "quant_state"};
-/// KeySet that bitsandbytes adds next to an 8-bit weight.
+/// Keys that bitsandbytes adds next to an 8-bit weight.
 constexpr std::array<std::string_view, 2> kNextToWeight = {"SCB", "weight_format"};
 
-/// Longer names are not looked into.
+/// Maximum length of names that ClueOf parses.
 constexpr std::size_t kLongestName = 1024;
 
 template <std::size_t kSize>
@@ -29,10 +29,10 @@ bool IsIn(const std::array<std::string_view, kSize>& list, std::string_view text
   return std::find(list.begin(), list.end(), text) != list.end();
 }
 
-/// What a name alone tells of an entry.
+/// Information about an entry that its name reveals.
 struct NameClue {
   bool entry = false;
-  std::string quantised;  ///< the weight whose quantisation state it is, or empty
+  std::string quantised;  ///< the weight to which this quantisation state belongs, or empty
 };
 
 using KeySet = std::unordered_set<std::string_view>;
@@ -52,7 +52,7 @@ NameClue ClueOf(const KeySet& keys, const std::string& name) {
   const std::string_view end = std::string_view(name).substr(last == name.npos ? 0 : last + 1);
   out.entry = end == "_extra_state" || IsIn(kNextToWeight, end);
   for (std::size_t dot = name.find('.'); dot != name.npos; dot = name.find('.', dot + 1)) {
-    // A parameter or buffer is no module, so that nothing but a part of it is below its name.
+    // A parameter or buffer is not a module, so names below its name are parts of it.
     const std::string holder = name.substr(0, dot);
     const std::string_view below = std::string_view(name).substr(dot + 1);
     const bool weight = holder == "weight" || holder.ends_with(".weight");
@@ -66,7 +66,7 @@ NameClue ClueOf(const KeySet& keys, const std::string& name) {
 
 namespace {
 
-/// A name with "#" in place of each part that is a number.
+/// Returns a name with "#" in place of each part that is a number.
 std::string WithoutNumbers(std::string_view name) {
   std::string out;
   while (true) {
@@ -87,7 +87,7 @@ FrozenLists FrozenLists::Of(const Node* root, std::uint64_t stage) {
   FrozenLists out;
   const Node* shapes = root->Find("frozen_param_shapes");
   if (shapes == nullptr) return out;
-  // Stages 2 and 3 list frozen parameters unless they leave them out.
+  // Stages 2 and 3 list frozen parameters unless exclude_frozen_parameters was set.
   out.left_out = shapes->is_none() && stage >= 2;
   out.listed = shapes->is_dict();
   for (std::size_t i = 0; out.listed && i < shapes->entry_count(); ++i) {
@@ -142,7 +142,7 @@ std::unordered_set<std::string> EntryNames(const Node* dict, const std::string& 
     const bool empty = Elems(dict->value(i)->tensor->shape) == 0;
     if (frozen.listed && empty && !clue.entry) continue;
     (clue.entry || frozen.listed ? sure : rest).insert(name);
-    // The quantisation state of a weight that is not there: frozen weights were left out.
+    // A quantisation state without its weight: the save excluded frozen weights.
     const bool gone = !clue.quantised.empty() && !keys.contains(clue.quantised);
     left_out = left_out || (gone && !frozen.listed);
   }

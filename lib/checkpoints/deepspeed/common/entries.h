@@ -24,20 +24,20 @@ namespace shardwright::checkpoints {
 
 /// Frozen parameters that a model file records.
 struct FrozenLists {
-  bool listed = false;    ///< frozen_param_shapes is a dict: it names all of them
-  bool left_out = false;  ///< the file is known to hold none (exclude_frozen_parameters)
-  std::unordered_set<std::string> names;               ///< listed: their names
-  std::unordered_map<std::string, std::string> kinds;  ///< of kKinds
+  bool listed = false;                    ///< frozen_param_shapes is a dict that names all of them
+  bool left_out = false;                  ///< true if the file has none (exclude_frozen_parameters)
+  std::unordered_set<std::string> names;  ///< if listed: their names
+  std::unordered_map<std::string, std::string> kinds;  ///< contents of kKinds
 
-  /// Returns what kKinds has of a tensor, or nothing.
+  /// Returns the kind of a tensor in kKinds, or an empty text.
   std::string_view KindOf(const std::string& name) const;
-  /// Reads frozen_param_shapes and kKinds. \param stage  of ZeRO
+  /// Reads frozen_param_shapes and kKinds. \param stage  the ZeRO stage
   static FrozenLists Of(const pickle::Node* root, std::uint64_t stage);
 };
 
-/// Returns the names of a state dict's tensors that are surely neither parameters nor buffers.
-/// Stages 0 and 1 do not list frozen parameters. There only the names of entries of PyTorch and
-/// bitsandbytes are sure; see UnlistedParameters for the others.
+/// Returns the names of a state dict's tensors that are certainly neither parameters nor
+/// buffers. Stages 0 and 1 do not list frozen parameters. In these stages only the names of
+/// PyTorch's and bitsandbytes' own entries are certain; UnlistedParameters guesses the others.
 /// \param prefix  prefix of the dict's keys in the model
 /// \param known   returns true for trained parameters, buffers and tied names
 /// Pure.
@@ -45,14 +45,14 @@ std::unordered_set<std::string> EntryNames(const pickle::Node* dict, const std::
                                            const FrozenLists& frozen,
                                            const std::function<bool(const std::string&)>& known);
 
-/// Decides by name whether a tensor that is neither trained nor a buffer is a frozen parameter,
-/// where no list says so (stages 0 and 1).
+/// Decides by name if a tensor that is neither trained nor a buffer is a frozen
+/// parameter. Readers use it for stages 0 and 1, which do not list frozen parameters.
 class UnlistedParameters {
  public:
   void AddTrained(const std::string& name);
-  /// Returns true if the name is one of a parameter: its last part is or ends in "weight" or
-  /// "bias", it is a part of PyTorch's parametrizations, or differs from a trained parameter's in
-  /// numbers only (modules of a list are alike). False: nothing is known of the tensor.
+  /// Returns true if the name looks like a parameter's: its last part ends in "weight"
+  /// or "bias", it is a part of PyTorch's parametrizations, or it differs from a trained
+  /// parameter's name in numbers only (modules of a list are similar). False means unknown.
   bool Contains(const std::string& name) const;
 
  private:
@@ -67,7 +67,7 @@ struct EntryList {
 
 /// Adds a tensor-parallel rank's value of an opaque entry.
 /// \param tps  number of tensor-parallel ranks
-/// \returns the entry
+/// \returns the entry, which is added if the list does not have it
 OpaqueEntry& AddOpaque(EntryList* list, const std::string& name, const std::string& after,
                        std::uint64_t tp, std::uint64_t tps, OpaqueEntry::Value value);
 
@@ -76,7 +76,7 @@ class EntryTaker {
  public:
   explicit EntryTaker(Document& document) : document_(document) {}
   /// Returns the value of a rank, or another rank's value if it has none.
-  /// \error kBadInput as Graft::Take
+  /// \error kBadInput as for Graft::Take
   Result<const pickle::Node*> Take(const OpaqueEntry& entry, std::uint64_t tp);
   /// Inserts entries into a state dict of tensors, each after the tensor that preceded it.
   /// \param local  converts names in the model to keys of the dict
@@ -93,7 +93,7 @@ Result<const pickle::Node*> EntriesNode(Document& document, const std::vector<Op
                                         std::uint64_t tp);
 
 /// Inverse of EntriesNode: adds the entries of a model file of a universal folder.
-/// \error kBadInput  not a list from EntriesNode
+/// \error kBadInput  not a list that EntriesNode made
 Status ParseEntries(const std::shared_ptr<const Passed>& from, std::uint64_t tp, std::uint64_t tps,
                     EntryList* entries);
 

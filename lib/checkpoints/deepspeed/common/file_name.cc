@@ -8,7 +8,7 @@ namespace {
 
 bool IsDigit(char c) { return c >= '0' && c <= '9'; }
 
-/// Reads a name from left to right; one failed step fails the whole.
+/// Reads a name from left to right. After a failed step all further steps fail.
 class Scanner {
  public:
   explicit Scanner(std::string_view text) : rest_(text) {}
@@ -29,7 +29,7 @@ class Scanner {
     return true;
   }
 
-  /// The text before `end`, which must be the end of the name.
+  /// Reads the text before `end`, which must be the end of the name.
   bool UpTo(std::string_view end, std::string* text) {
     if (!rest_.ends_with(end)) return false;
     *text = rest_.substr(0, rest_.size() - end.size());

@@ -8,7 +8,7 @@
 
 namespace shardwright::checkpoints {
 
-/// What a file of a DeepSpeed tag folder is, by its name.
+/// Kinds of files in a DeepSpeed tag folder, distinguished by name.
 enum class FileRole : std::uint8_t {
   kModel,        ///< mp_rank_XX_model_states.pt
   kModelZero3,   ///< zero_pp_rank_D_mp_rank_XX_model_states.pt
@@ -21,7 +21,7 @@ enum class FileRole : std::uint8_t {
 struct FileName {
   FileRole role = FileRole::kModel;
   std::uint64_t rank = 0;    ///< kModelZero3, kShard: in the ZeRO group; kExpertOptim: expert rank
-  std::uint64_t mp = 0;      ///< all but kLayer
+  std::uint64_t mp = 0;      ///< for all roles except kLayer
   std::uint64_t layer = 0;   ///< kLayer: pipeline layer; kExpert: MoE layer
   std::uint64_t expert = 0;  ///< kExpert: global id
   std::string prefix;        ///< kShard: "", "bf16_" or "fp16_"
@@ -29,7 +29,7 @@ struct FileName {
   bool old_style = false;    ///< kShard without the second underscore; kExpert without a layer
 };
 
-/// Matches a base name against the names that DeepSpeed writes; nothing for any other name.
+/// Matches a base name against the names that DeepSpeed writes. Returns nothing for other names.
 /// Pure. Source: docs/formats/deepspeed.md, "File names".
 std::optional<FileName> ParseFileName(std::string_view name);
 

@@ -11,7 +11,7 @@ namespace shardwright::checkpoints {
 
 namespace {
 
-// NCCL sends start at multiples of this many elements, so groups are padded to it on every rank.
+// NCCL sends start at multiples of this number of elements, so every rank pads groups to it.
 constexpr std::uint64_t kAlignment = 2;
 
 constexpr std::string_view kExperts = "deepspeed_experts.";
@@ -129,7 +129,7 @@ std::vector<std::uint64_t> PartitionUniform(std::uint64_t layers, std::uint64_t 
     for (std::uint64_t i = 0; i <= stages; ++i) bounds[i] = std::min(i, layers);
     return bounds;
   }
-  const std::uint64_t rest = layers % stages;  // the first `rest` stages take one layer more
+  const std::uint64_t rest = layers % stages;  // the first `rest` stages have one more layer
   for (std::uint64_t i = 0; i <= stages; ++i) {
     bounds[i] = i * (layers / stages) + std::min(i, rest);
   }

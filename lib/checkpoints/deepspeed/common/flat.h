@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// lib/checkpoints/deepspeed/common: what native files and universal folders of DeepSpeed share.
-// flat.h is the arithmetic of flat buffers: order, padding, partitions, sub-groups, experts.
-// topology.h is DeepSpeed's layout, target.h the words that name one ("dp=4,tp=2"),
-// pipeline_stages.h says which layers a stage holds. engine_state.h is what the engine keeps beside
-// tensors, and adopt.h makes it for checkpoints of other formats. universal_info.h reads and
-// writes the split rules that checkpoints carry. All of it is pure but scan. Source:
-// docs/formats/deepspeed.md.
+// lib/checkpoints/deepspeed/common: code that DeepSpeed's native and universal formats
+// share. flat.h has the arithmetic of flat buffers: order, padding, partitions, sub-groups,
+// experts. topology.h defines DeepSpeed's layout, and target.h parses its specification
+// ("dp=4,tp=2"). pipeline_stages.h assigns layers to stages. engine_state.h has the
+// engine's state other than tensors, and import_foreign.h creates that state for checkpoints
+// of other formats. universal_info.h reads and writes the split rules that checkpoints
+// carry. All functions are pure except those of scan.h. Source: docs/formats/deepspeed.md.
 
 #pragma once
 
@@ -21,22 +21,22 @@
 
 namespace shardwright::checkpoints {
 
-/// Flat order under `round_robin_gradients`: position k of the buffer holds parameter result[k];
-/// all parameters whose index is 0 modulo `ranks` come first, then 1, and so on.
+/// Returns the flat order under `round_robin_gradients`. Position k of the buffer has parameter
+/// result[k]: first all parameters with an index of 0 modulo `ranks`, then 1, and so on.
 /// \pre ranks > 0
 std::vector<std::uint32_t> RoundRobinOrder(std::size_t params, std::uint64_t ranks);
 
-/// Elements per rank of a ZeRO-1/2 or BF16_Optimizer group of `elems` elements: the group is padded
-/// to a multiple of 2 · ranks.
+/// Returns the elements per rank of a ZeRO-1/2 or BF16_Optimizer group
+/// of `elems` elements. The group is padded to a multiple of 2 · ranks.
 /// \pre ranks > 0
 /// \error kBadInput if the padded length does not fit in 64 bits
 Result<std::uint64_t> PartitionElems(std::uint64_t elems, std::uint64_t ranks);
 
-/// Padding inside the partition of rank `rank` of a group of `elems` elements (0 … partition).
+/// Returns the padding at the end of rank `rank`'s partition of a group of `elems` elements.
 /// \pre partition = PartitionElems(elems, ranks), rank < ranks
 std::uint64_t PartitionPadding(std::uint64_t elems, std::uint64_t partition, std::uint64_t rank);
 
-/// Elements of one parameter that every rank of a ZeRO-3 group keeps, padding included.
+/// Returns the elements of one parameter on every rank of a ZeRO-3 group, padding included.
 /// \pre ranks > 0
 constexpr std::uint64_t ShareElems(std::uint64_t elems, std::uint64_t ranks) {
   return elems / ranks + (elems % ranks != 0 ? 1 : 0);
@@ -49,52 +49,52 @@ struct SubGroup {
   std::uint64_t elems = 0;  ///< per rank
 };
 
-/// ZeRO-3 sub-groups of one parameter group: `shares` are the parameters' elements per rank in flat
-/// order, `limit` is sub_group_size.
+/// Splits one parameter group into ZeRO-3 sub-groups. `shares` has the
+/// parameters' elements per rank in flat order, and `limit` is sub_group_size.
 /// \error kBadInput if the sum does not fit in 64 bits
 Result<std::vector<SubGroup>> SubGroups(std::span<const std::uint64_t> shares, std::uint64_t limit);
 
-/// Where a ZeRO rank stands on the expert mesh.
+/// Coordinates of a ZeRO rank on the expert mesh.
 struct ExpertRank {
-  std::uint64_t ep = 0;   ///< which experts it holds
-  std::uint64_t edp = 0;  ///< its place among the ranks that hold the same experts
+  std::uint64_t ep = 0;   ///< index of its group of experts
+  std::uint64_t edp = 0;  ///< index among the ranks that store the same experts
 };
 
-/// Expert coordinates of ZeRO rank `rank` of `ranks`; `data_first` is
-/// `use_data_before_expert_parallelism`.
+/// Returns the expert coordinates of ZeRO rank `rank` of `ranks`.
+/// `data_first` is the value of `use_data_before_expert_parallelism`.
 /// \pre ep divides ranks, rank < ranks
 ExpertRank ExpertRankOf(std::uint64_t rank, std::uint64_t ranks, std::uint64_t ep, bool data_first);
 
-/// The inverse of ExpertRankOf.
+/// Inverse of ExpertRankOf.
 std::uint64_t RankOfExpert(ExpertRank place, std::uint64_t ranks, std::uint64_t ep,
                            bool data_first);
 
-/// Renames an expert parameter: "<a>.deepspeed_experts.<id>.<b>" with another id (global to local
-/// and back).
-/// \error kBadInput if the name holds no such component
+/// Returns the name of an expert parameter, "<a>.deepspeed_experts.<id>.<b>",
+/// with another id. Maps global ids to local ones and back.
+/// \error kBadInput if the name has no such component
 Result<std::string> WithExpertId(std::string_view name, std::uint64_t id);
 
-/// The id in an expert parameter's name.
-/// \error kBadInput if the name holds no such component or the number is out of range
+/// Returns the id in an expert parameter's name.
+/// \error kBadInput if the name has no such component or the number is out of range
 Result<std::uint32_t> ExpertIdOf(std::string_view name);
 
-/// The module of an expert: its parameter's name up to the id; empty if the name holds no id.
+/// Returns an expert's module: its parameter's name up to the id. Empty if the name has no id.
 std::string ExpertModuleOf(std::string_view name);
 
-/// True for an expert of one of DeepSpeed's MoE layers. Experts that another program has are
-/// parameters like others to it, held by every rank or shared out by ZeRO.
+/// Returns true for an expert of one of DeepSpeed's MoE layers. DeepSpeed treats experts
+/// of other programs as ordinary parameters: every rank has them, or ZeRO partitions them.
 bool IsNativeExpert(const Param& param);
 
-/// Most elements of a MoE parameter group of one rank; DeepSpeed starts another group beyond it.
+/// Maximum elements of a MoE parameter group on one rank. DeepSpeed starts another group beyond it.
 inline constexpr std::uint64_t kMoeGroupElems = 178'956'971;
 
-/// Stage boundaries of a pipeline (`stages` + 1 layer indices) with equal layer counts, as
-/// `partition_method="uniform"` cuts them.
+/// Returns the stage boundaries of a pipeline (`stages` + 1 layer indices)
+/// with equal layer counts, as `partition_method="uniform"` cuts them.
 /// \pre stages > 0
 std::vector<std::uint64_t> PartitionUniform(std::uint64_t layers, std::uint64_t stages);
 
-/// Stage boundaries that balance `weights` (one per layer), as `partition_method="parameters"` cuts
-/// them: the least difference between the heaviest and the lightest stage, later cuts preferred.
+/// Returns stage boundaries that balance `weights` (one per layer), as partition_method
+/// "parameters" does: minimizes heaviest minus lightest stage, and ties prefer later cuts.
 /// \pre stages > 0
 std::vector<std::uint64_t> PartitionBalanced(std::span<const std::uint64_t> weights,
                                              std::uint64_t stages);

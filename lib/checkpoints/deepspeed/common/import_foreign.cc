@@ -18,7 +18,7 @@ namespace {
 using pickle::Arena;
 using pickle::Node;
 
-// The release whose form is written.
+// The files have the form of this DeepSpeed release.
 constexpr const char* kRelease = "0.19.8";
 
 bool IsKnown(const HyperParams& hyper) {
@@ -29,8 +29,8 @@ void SetDefault(Arena& arena, Node* options, std::string_view key, const Node* v
   if (options->Find(key) == nullptr) Set(arena, options, key, value);
 }
 
-/// What the source says, and every key that an optimizer of torch or of DeepSpeed looks up, with
-/// its default where the source is silent: what the saved group lacks, the loaded one lacks too.
+/// Returns the source's options plus the defaults of all other keys that optimizers of torch
+/// and DeepSpeed read. A loaded group has only the saved keys, so none of them may be missing.
 const Node* OptionsOf(Arena& arena, const Group& group) {
   const HyperParams& hyper = group.hyper;
   const Node* given = PlainOptions(group.options, group.tensors, &arena);
@@ -52,7 +52,7 @@ const Node* OptionsOf(Arena& arena, const Group& group) {
   return options;
 }
 
-/// The configuration that writer and reader look values up in.
+/// Builds the configuration, from which this library's writer and reader take values.
 const Node* ConfigOf(Arena& arena, const Checkpoint& source) {
   const auto enabled = [&](bool value) {
     Node* section = arena.Dict();
@@ -68,11 +68,11 @@ const Node* ConfigOf(Arena& arena, const Checkpoint& source) {
 const Node* ModelStates(Arena& arena, const Checkpoint& source) {
   const std::uint64_t steps = source.iteration ? *source.iteration : 0;
   Node* root = arena.Dict();
-  // Schedulers of DeepSpeed and of torch each find the key that they count in.
+  // Schedulers of DeepSpeed and torch use different keys for their count; both are set.
   Node* schedule = arena.Dict();
   Set(arena, schedule, "last_batch_iteration", arena.Count(steps));
   Set(arena, schedule, "last_epoch", arena.Count(steps));
-  Set(arena, schedule, "lr_lambdas", arena.List({}));  // LambdaLR, the schedules of transformers
+  Set(arena, schedule, "lr_lambdas", arena.List({}));  // LambdaLR, used by transformers
   Set(arena, root, "lr_scheduler", schedule);
   Set(arena, root, "data_sampler", arena.None());
   Set(arena, root, "random_ltd", arena.None());
@@ -85,7 +85,7 @@ const Node* ModelStates(Arena& arena, const Checkpoint& source) {
   return root;
 }
 
-/// One group of the dense parameters, and one of the experts'.
+/// Makes one group of the dense parameters and one of the experts.
 Status MakeGroups(Checkpoint* checkpoint) {
   Group dense;
   Group experts;
@@ -105,14 +105,14 @@ Status MakeGroups(Checkpoint* checkpoint) {
   return {};
 }
 
-/// Makes experts that are not of DeepSpeed's MoE layers parameters of a dense model, whose
-/// optimizer has one group of what it treats alike.
+/// Converts experts outside of DeepSpeed's MoE layers to parameters of a dense
+/// model. Merges groups of the optimizer that have the same hyper-parameters.
 void MakeForeignExpertsDense(Checkpoint* checkpoint) {
   for (Param& param : checkpoint->params) {
     if (!IsNativeExpert(param)) param.expert.reset();
   }
   std::vector<Group> groups;
-  std::vector<std::int32_t> now;  // by old group
+  std::vector<std::int32_t> now;  // by old group: index of the new group
   for (Group& group : checkpoint->groups) {
     const bool foreign = group.moe && std::none_of(group.params.begin(), group.params.end(),
                                                    [&](std::uint32_t index) {
@@ -192,7 +192,7 @@ Result<Adopted> Adopt(const Checkpoint& source) {
   if (checkpoint.groups.empty()) SW_TRY(MakeGroups(&checkpoint));
   MakeForeignExpertsDense(&checkpoint);
   SW_TRY(CheckParams(checkpoint));
-  // The source's nodes stay with its arena.
+  // The source's nodes remain in the source's arena.
   const auto arena = std::make_shared<Arena>();
   for (Group& group : checkpoint.groups) group.options = OptionsOf(*arena, group);
   EngineState state;

@@ -9,19 +9,19 @@
 
 namespace shardwright::checkpoints {
 
-/// A checkpoint as DeepSpeed's writers take it, and what was lost on the way.
+/// A checkpoint in the form that DeepSpeed's writers expect, and the contents that were lost.
 struct Adopted {
   Checkpoint checkpoint;
   std::vector<std::string> not_carried;
 };
 
-/// Makes what DeepSpeed's engine keeps anew for a checkpoint whose format keeps something else:
-/// model states with iteration, samples and schedule, a configuration of what is known, parameter
-/// groups with their hyper-parameters, and one group of all trained parameters where the source has
-/// no optimizer. Experts that are not of DeepSpeed's MoE layers become parameters of a dense model,
-/// in the group of the dense ones that have their hyper-parameters.
+/// Creates the state of DeepSpeed's engine for a checkpoint of another format: model
+/// states with iteration, samples and schedule, a configuration from the known values, and
+/// parameter groups with their hyper-parameters. A source without an optimizer gets one
+/// group of all trained parameters. Experts that are not in DeepSpeed's MoE layers become
+/// parameters of a dense model, in the dense group that has the same hyper-parameters.
 /// \pre EngineStateOf(source) == nullptr
-/// \error kUnsupported  a parameter in no group of a source that has groups
+/// \error kUnsupported  the source has groups, and a parameter is in none of them
 /// Pure. Source: docs/formats/deepspeed.md, "Files".
 Result<Adopted> Adopt(const Checkpoint& source);
 

@@ -17,10 +17,10 @@ namespace {
 
 using Stages = std::vector<std::vector<std::uint32_t>>;
 
-// Balancing looks at every pair of layers for every stage.
+// Maximum number of layers. Balancing compares every pair of layers for every stage.
 constexpr std::uint64_t kLayers = 4096;
-// Layers without state after the last one with state do not show in the files; losses and logits
-// rarely take more than this.
+// Maximum number of layers without state after the last one with state. The
+// files do not show them; a model rarely has more of them than a loss and logits.
 constexpr std::uint64_t kHiddenLayers = 4;
 
 std::vector<std::uint32_t> LayersWithState(const Topology& from) {
@@ -40,7 +40,7 @@ Stages ByBounds(const std::vector<std::uint32_t>& layers,
   return stages;
 }
 
-/// Trained elements of every layer, as one tensor-parallel rank of the target holds them.
+/// Returns the trained elements of every layer on one of `tp` tensor-parallel ranks.
 Result<std::vector<std::uint64_t>> LayerElems(const Checkpoint& source, std::uint64_t layers,
                                               std::uint64_t tp) {
   std::vector<std::uint64_t> elems(layers, 0);
@@ -61,7 +61,7 @@ Result<std::vector<std::uint64_t>> LayerElems(const Checkpoint& source, std::uin
   return elems;
 }
 
-/// How many layers the module has, if uniform stages of that many layers are the source's.
+/// Returns the number of layers of the module, if uniform stages of that many equal the source's.
 std::optional<std::uint64_t> UniformLayers(const Topology& from,
                                            const std::vector<std::uint32_t>& layers) {
   const std::uint64_t known = std::uint64_t{layers.back()} + 1;
@@ -94,7 +94,7 @@ struct Choice {
   std::optional<Stages> balanced;
 };
 
-/// What each method that fits the source's stages makes of the target's.
+/// Returns the target's stages by each partition method that yields the source's stages.
 Result<Choice> ChoicesLike(const Topology& to, const Checkpoint& source,
                            const std::vector<std::uint32_t>& layers) {
   const Topology from = TopologyOf(source.layout);

@@ -15,17 +15,17 @@ namespace shardwright::checkpoints {
 /// Layers [first, last) of one stage.
 using StageRange = std::pair<std::uint64_t, std::uint64_t>;
 
-/// Parses "0-3,4-7": inclusive layer ranges, one per stage, each starting where the one before
-/// ended.
-/// \error kUsage
+/// Parses "0-3,4-7": inclusive layer ranges, one per stage.
+/// Each range starts after the end of the previous one.
+/// \error kUsage  the text has another form
 /// Pure.
 Result<std::vector<StageRange>> ParseStageRanges(std::string_view text);
 
-/// The layers with state of every stage of a target.
-/// \param method  "uniform", "parameters", ranges, or empty: as the source's stages were made
-/// \error kUsage       if ranges are not one per stage or leave out a layer, or if the source does
-///                     not tell which method made its stages and the methods disagree
-/// \error kInfeasible  if a stage would hold no layer with state
+/// Returns the layers with state in every stage of a target.
+/// \param method  "uniform", "parameters", ranges, or empty: the method of the source's stages
+/// \error kUsage  the ranges are not one per stage or omit a layer, or `method` is empty,
+///        the source does not record its method and the methods yield different stages
+/// \error kInfeasible  a stage would have no layer with state
 /// Pure. Source: docs/formats/deepspeed.md, "Pipeline".
 Result<std::vector<std::vector<std::uint32_t>>> ChooseStages(std::string_view method,
                                                              const Topology& target,

@@ -100,7 +100,7 @@ Result<std::optional<Scalar>> ScalarOf(EngineReading* reading, std::uint32_t fil
   const std::string what = "optimizer state \"" + out.state + "\"";
   if (node->is_tensor()) {
     const Shape& own = node->tensor->shape;
-    // A parameter of one element has moments of one element; a step is never a moment.
+    // A one-element parameter has moments of one element. A step is never a moment.
     if (!IsNumber(own) || (own == shape && state != layout::kStep)) return std::optional<Scalar>();
     out.is_tensor = true;
     out.dtype = node->tensor->dtype;
@@ -121,7 +121,7 @@ namespace {
 
 using Names = std::unordered_map<std::string, std::string>;
 
-/// Names by the names that hold their data, as the file has them.
+/// Returns pairs of a name and the name that has its data, in the file's order.
 Result<std::vector<std::pair<std::string, std::string>>> PairsOf(
     const Node* root, const std::function<bool(const std::string&)>& trainable) {
   std::vector<std::pair<std::string, std::string>> out;
@@ -130,14 +130,14 @@ Result<std::vector<std::pair<std::string, std::string>>> PairsOf(
   for (std::size_t i = 0; i < shared->entry_count(); ++i) {
     SW_TRY_ASSIGN(const std::string_view alias, pickle::AsString(shared->key(i)));
     SW_TRY_ASSIGN(const std::string_view holder, pickle::AsString(shared->value(i)));
-    // Whichever name the optimizer knows holds the data.
+    // The name that the optimizer knows has the data.
     const bool swapped = trainable(std::string(alias)) && !trainable(std::string(holder));
     out.emplace_back(swapped ? holder : alias, swapped ? alias : holder);
   }
   return out;
 }
 
-/// Holders that are neither in the module nor trained, and for each the first of its other names.
+/// Maps names with data that are neither in the module nor trained to their first other name.
 Names HeirsOf(const Node* module, const Names& holders,
               const std::function<bool(const std::string&)>& trainable) {
   Names heirs;

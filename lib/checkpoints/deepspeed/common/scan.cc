@@ -39,18 +39,18 @@ bool HasAtoms(const Listing& listing) {
   });
 }
 
-/// Folders below `zero`, as deep as a parameter's name has slashes.
+/// Maximum depth of folders below `zero`. Each slash in a parameter's name adds one.
 constexpr int kAtomDepth = 32;
 
-/// What lies below a folder of atoms: files, and names that are none.
+/// Contents of a folder of atoms: files, and names that are not atoms.
 struct Atoms {
   std::vector<Found> found;
   std::vector<std::string> skipped;
 };
 
-/// Lists the files of a folder of atoms, and of those in it.
-/// \param name  of the folder, relative to the tag folder
-/// \param io_threads  folders in it that are listed at the same time
+/// Lists the files of a folder of atoms and its subfolders.
+/// \param name  path of the folder, relative to the tag folder
+/// \param io_threads  number of subfolders listed at the same time
 Status ListAtomsIn(const std::string& tag_folder, const std::string& name, int depth,
                    unsigned io_threads, Atoms* out) {
   const std::string top = tag_folder + "/";
@@ -80,15 +80,15 @@ Status ListAtomsIn(const std::string& tag_folder, const std::string& name, int d
   return {};
 }
 
-/// Atoms below `zero`: one folder per parameter with one file per state, and optimizer_state.pt. A
-/// parameter's name is a path: DeepSpeed does not escape the slashes in it.
+/// Lists the atoms below `zero`: one folder per parameter with one file per state, and
+/// optimizer_state.pt. A parameter's name is a path, because DeepSpeed does not escape its slashes.
 Result<Atoms> ListAtoms(const std::string& folder, unsigned io_threads) {
   Atoms atoms;
   SW_TRY(ListAtomsIn(folder, kAtomsFolder, kAtomDepth, io_threads, &atoms));
   return atoms;
 }
 
-/// Everything of a checkpoint in one tag folder.
+/// Files of a checkpoint in one tag folder.
 struct Contents {
   std::vector<Found> files;
   std::vector<std::string> skipped;
@@ -121,7 +121,7 @@ Status ListFolder(const Listing::Folder& folder, bool atoms, unsigned io_threads
         out->files.push_back({path, entry.name});
         continue;
       }
-      // Ours and the recovery scripts of DeepSpeed: known, and of no use here.
+      // Shardwright's own file and DeepSpeed's recovery scripts are not needed here.
       if (entry.name == "shardwright.json" || entry.name.ends_with(".py")) continue;
     }
     out->skipped.push_back(entry.name);
@@ -129,7 +129,7 @@ Status ListFolder(const Listing::Folder& folder, bool atoms, unsigned io_threads
   return {};
 }
 
-/// Nebula puts a pickled empty string where the file should be.
+/// Returns true for the pickled empty string that Nebula writes in place of the file.
 bool IsNebulaStub(const os::File& file, const os::Identity& identity) {
   constexpr std::uint64_t kStubBytes = 64;
   if (identity.bytes == 0 || identity.bytes > kStubBytes) return false;
@@ -142,7 +142,7 @@ bool IsNebulaStub(const os::File& file, const os::Identity& identity) {
           text.find(kShortEmptyText) != std::string::npos);
 }
 
-/// DataStates puts the length of a JSON header first, whose last key is its own.
+/// Returns true for a DataStates file: a JSON header with its own last key, preceded by the length.
 bool IsDataStates(const os::File& file, const os::Identity& identity) {
   constexpr std::uint64_t kTailBytes = 128;
   std::uint64_t header = 0;  // little-endian

@@ -6,22 +6,22 @@
 
 namespace shardwright::checkpoints {
 
-/// Folder of the atoms in a universal folder, and the file that describes them.
+/// The folder of the atoms in a universal folder, and the file that describes them.
 inline constexpr const char* kAtomsFolder = "zero";
 inline constexpr const char* kAtomsFile = "shardwright_atoms.json";
 
-/// True if a folder holds native files, or a part of them. Where it has optimizer shards, atoms
-/// beside them do not count: a native checkpoint may have been converted in its own folder.
+/// Returns true if a folder contains native files, complete or not. Atoms next to optimizer
+/// shards are ignored, because users can convert a native checkpoint in its own folder.
 bool HoldsNative(const Listing& listing);
 
-/// True if a folder holds atoms and no optimizer shards.
+/// Returns true if a folder contains atoms and no optimizer shards.
 bool HoldsAtoms(const Listing& listing);
 
-/// Reads the files of DeepSpeed's engine in the folders, and with `atoms` those below `zero`.
-/// \error kBadInput  a broken file; kUnsupported  NVMe offload, Nebula, DataStates; named
+/// Reads the files of DeepSpeed's engine in the folders, and with `atoms` also those below `zero`.
+/// \error kBadInput  a corrupt file; kUnsupported  NVMe offload, Nebula, DataStates; names it
 Result<SourceSet> ScanEngineFiles(const Listing& listing, bool atoms, const ScanOptions& options);
 
-/// Reads the container of one file that ScanEngineFiles has found, as Format::read_file.
+/// Reads the container of one file that ScanEngineFiles found. Implements Format::read_file.
 Result<std::vector<Container>> ReadEngineFile(const Found& found, const os::File& file,
                                               const os::Identity& identity);
 

@@ -137,8 +137,8 @@ Status CheckPipeline(const Topology& to, const ZeroSpec& spec) {
   return {};
 }
 
-/// Changing the stages of tied layers takes knowing all of them; layers that use a tied module
-/// through a function of its own have no file.
+/// Fails if the number of stages changes and a tied layer is unknown.
+/// Layers that use a tied module through another function have no file.
 Status CheckTied(const Topology& to, const Checkpoint& source) {
   if (!to.pipeline || to.pp == 1 || to.pp == source.layout.mesh.pp) return {};
   for (const Param& param : source.params) {
@@ -181,13 +181,13 @@ Result<Topology> ResolveTopology(const ZeroSpec& spec, const Checkpoint& source)
   to.zero = spec.zero.value_or(from.zero);
   to.dp = spec.dp.value_or(from.dp);
   to.tp = spec.tp.value_or(from.tp);
-  // Stages and expert ranks of another trainer are none of DeepSpeed's.
+  // Stages and expert ranks of another format do not apply to DeepSpeed.
   to.pp = spec.pp.value_or(from.pipeline ? from.pp : 1);
   const bool native = std::any_of(source.params.begin(), source.params.end(), IsNativeExpert);
   to.ep = spec.ep.value_or(native ? from.ep : 1);
   to.dtype = spec.dtype.value_or(from.dtype);
   to.pipeline = from.pipeline;
-  // Round robin is a setting of the engine that resumes, not of the state: off unless asked for.
+  // Round robin is a setting of the engine that resumes, not of the state. Its default is off.
   to.round_robin = spec.round_robin.value_or(false);
   if (from.zero == 3) to.sub_group = from.sub_group;
   to.sub_group = spec.sub_group.value_or(to.sub_group);

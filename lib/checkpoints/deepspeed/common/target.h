@@ -13,10 +13,10 @@
 
 namespace shardwright::checkpoints {
 
-/// As TargetKey::check, by the key's name, for the keys of native and universal folders.
+/// Implements TargetKey::check for the keys of native and universal folders, by the key's name.
 Status CheckZeroKey(std::string_view key, std::string_view value);
 
-/// The keys that --target takes for DeepSpeed's layouts.
+/// Keys of --target for DeepSpeed's layouts.
 inline constexpr std::array<TargetKey, 9> kZeroKeys = {{
     {.name = "dp", .help = "data-parallel ranks", .check = CheckZeroKey},
     {.name = "tp", .help = "tensor-parallel ranks", .check = CheckZeroKey},
@@ -29,7 +29,7 @@ inline constexpr std::array<TargetKey, 9> kZeroKeys = {{
     {.name = "stages", .help = "layers by stage", .check = CheckZeroKey, .lists = true},
 }};
 
-/// What a specification asks for of a topology; what is unset keeps the source's value.
+/// Topology values that a specification sets. Unset values keep the source's value.
 struct ZeroSpec {
   std::optional<std::uint64_t> zero, dp, tp, pp, ep, sub_group;
   std::optional<DType> dtype;
@@ -38,12 +38,12 @@ struct ZeroSpec {
   std::string stages;
 };
 
-/// \error kUsage names the key and what it accepts
+/// \error kUsage names the key and the values that it accepts
 /// Pure.
 Result<ZeroSpec> ReadZeroSpec(const TargetSpec& spec);
 
-/// The full topology that a specification asks for, checked against the checkpoint.
-/// \error kUnsupported or kInfeasible  names both sides: "ep=3: 8 experts do not divide"
+/// Returns the full topology for a specification, after checking it against the checkpoint.
+/// \error kUnsupported or kInfeasible names both values: "ep=3: 8 experts do not divide"
 /// Pure.
 Result<Topology> ResolveTopology(const ZeroSpec& spec, const Checkpoint& source);
 

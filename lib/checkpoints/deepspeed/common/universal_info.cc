@@ -17,7 +17,7 @@ namespace shardwright::checkpoints {
 
 // One entry of `parameter_with_sub_params`.
 struct SubParams {
-  // By dimension of the view: a size (-1: the rest), or the sizes of sub-tensors.
+  // By dimension of the view: a size (-1: the remainder), or the sizes of sub-tensors.
   std::vector<std::variant<std::int64_t, std::vector<std::uint64_t>>> shape;
   std::uint32_t dim = 0;
 };
@@ -53,7 +53,7 @@ Status ReadList(const Node* info, std::string_view key, NameList* out) {
   return {};
 }
 
-// A dict with string keys; null when absent.
+// Returns a dict with string keys, or null if it does not exist.
 Result<const Node*> ReadDict(const Node* info, std::string_view key) {
   const Node* dict = info->Find(key);
   if (dict == nullptr || dict->is_none()) return nullptr;
@@ -69,7 +69,7 @@ Result<const Node*> ReadDict(const Node* info, std::string_view key) {
   return dict;
 }
 
-// The attributes of a SubparamShape object, or the dict itself.
+// Returns the attributes of a SubparamShape object, or the dict itself.
 const Node* Fields(const Node* entry) {
   return entry->kind == Kind::kObject && entry->state != nullptr ? entry->state : entry;
 }
@@ -113,7 +113,7 @@ struct UniversalInfo::Impl {
   double version = 0;
   bool says_anything = false;
   bool autotp = false;
-  bool cuts_others = true;  // along dimension 0, what nothing names
+  bool cuts_others = true;  // cut unnamed parameters along dimension 0
   std::uint64_t original_vocab = 0;
   NameList replicated, average, two_sub, row, vocabulary, sub, unsupported, affine;
   std::vector<std::uint32_t> sub_entry;  // by expression of `sub`
@@ -264,7 +264,7 @@ Result<std::optional<std::uint32_t>> UniversalInfo::Impl::MatchOne(const NameLis
   return found.front();
 }
 
-// Every shard is two halves along dimension 0: the first halves of all ranks, then the second ones.
+// Returns the rule for shards of two halves along dimension 0. All first halves precede the second.
 Result<Ruled> UniversalInfo::Impl::TwoSubs(std::span<const Shape> shards) const {
   Ruled ruled;
   SplitRule& rule = ruled.rule;
@@ -297,7 +297,7 @@ Result<Ruled> UniversalInfo::Impl::Subs(std::uint32_t expression,
   } else if (version > kNewestVersion - 0.001) {
     return Fail(Errc::kBadInput, "sub-parameters without their sizes");
   } else {
-    // Before version 0.4: the number of equal sub-parameters.
+    // Before version 0.4 this is the number of equal sub-parameters.
     const std::int64_t count = std::get<std::int64_t>(spec);
     std::uint64_t extent = 0;
     for (const Shape& shard : shards) {
@@ -378,8 +378,8 @@ Result<Ruled> UniversalInfo::Impl::Subs(std::uint32_t expression,
   return ruled;
 }
 
-// Rows beyond the original vocabulary are padding, which the writer made a multiple of some number
-// per rank; the largest power of two up to 128 that explains the padding is taken for it.
+// Treats rows beyond the original vocabulary as padding. The writer's padding multiple per rank
+// is unknown; the reader assumes the largest power of two up to 128 that explains the padding.
 Status UniversalInfo::Impl::Vocabulary(Ruled* ruled, std::span<const Shape> shards) const {
   SplitRule& rule = ruled->rule;
   const std::uint64_t rows = ruled->whole.empty() ? 0 : ruled->whole.front();
@@ -412,7 +412,7 @@ Status UniversalInfo::Impl::Vocabulary(Ruled* ruled, std::span<const Shape> shar
   return {};
 }
 
-/// Whether not all shapes are the same.
+/// Returns true if any two shapes differ.
 bool AnyDiffers(std::span<const Shape> shards) {
   return std::adjacent_find(shards.begin(), shards.end(), std::not_equal_to<>()) != shards.end();
 }

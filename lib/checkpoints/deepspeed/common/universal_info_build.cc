@@ -38,7 +38,7 @@ bool NamesVocabulary(const std::string& name) {
   return name.find("embed") != std::string::npos || name.find("lm_head") != std::string::npos;
 }
 
-// A parameter that a pattern list calls a vocabulary: padded, or what AutoTP takes for one.
+// Returns true if a pattern list treats the parameter as a vocabulary: padded, or AutoTP's guess.
 bool IsVocabulary(const Param& param) {
   return param.rule.split == Split::kDim && param.rule.dim == 0 &&
          (param.rule.padded || (param.shape.size() == 2 && NamesVocabulary(param.name)));
@@ -66,7 +66,7 @@ class Builder {
   Node* maps_ = nullptr;
 };
 
-// The format has one vocabulary size for all: that of the padded ones.
+// Sets the vocabulary size. The format has one for all: that of the padded parameters.
 Status Builder::SetVocabulary(std::span<const Param> params) {
   const Param* chosen = nullptr;
   for (const Param& param : params) {
@@ -144,8 +144,8 @@ Status Builder::Add(const Param& param) {
   const bool replicated = rule.split == Split::kReplicated;
   if (param.kind == ParamKind::kBuffer && (replicated || rule.split == Split::kUnknown)) return {};
   const bool trained = param.kind == ParamKind::kTrainable;
-  // With a map DeepSpeed's converter does not store in which view a tensor is cut, and a loader
-  // that is not AutoTP's would cut its atom along dimension 0.
+  // DeepSpeed's converter does not store the view of a tensor that the map
+  // describes. Any loader except AutoTP's would then cut its atom along dimension 0.
   const bool mappable =
       rule.split != Split::kAverage && !rule.padded && (rule.view.empty() || !trained);
   if (tp_ > 1) {
@@ -160,8 +160,8 @@ Status Builder::Add(const Param& param) {
       maps_->items.push_back(AffineFromCuts(arena_, cuts, replicated));
     }
   }
-  // DeepSpeed's converter insists that every expression of a list is used, and it knows trainable
-  // parameters only; expressions of the map it does not check.
+  // DeepSpeed's converter requires that every expression of a list matches
+  // a trainable parameter. It does not check expressions of the map.
   if (trained || !mappable) return AddCategory(param, pattern);
   return {};
 }
@@ -173,7 +173,7 @@ const Node* Builder::Finish() {
   Set(arena_, info, "tp_replicated_parameter_patterns", SortedStrings(arena_, replicated_));
   Set(arena_, info, "vocabulary_parameter_patterns", SortedStrings(arena_, vocabulary_));
   Set(arena_, info, "parameter_with_sub_params", arena_.List(std::move(subs_)));
-  // AutoTP's mark: with it equal rows of a vocabulary are not taken for padded ones.
+  // This key marks an info of AutoTP. Readers then do not treat equal vocabulary rows as padded.
   if (!padded_) Set(arena_, info, "autotp_unsupported_parameter_patterns", arena_.Dict());
   if (!average_.empty()) {
     Set(arena_, info, "parameter_to_average_patterns", SortedStrings(arena_, average_));

@@ -40,7 +40,7 @@ Result<Written> Write(const Checkpoint& source, const Layout& layout) {
 
 namespace {
 
-/// Which part of a job a file is for; what is not set, for all.
+/// The ranks of a job that use a file. Unset coordinates match all ranks.
 struct Part {
   std::optional<std::uint64_t> data;     ///< rank in the ZeRO group
   std::optional<std::uint64_t> experts;  ///< expert-parallel rank
@@ -48,7 +48,7 @@ struct Part {
   std::optional<std::uint64_t> stage;
 };
 
-/// The stage that holds a pipeline layer; nothing where the layout does not tell.
+/// Returns the stage that has a pipeline layer, or nothing if the layout does not list it.
 std::optional<std::uint64_t> StageOf(const Topology& to, std::uint64_t layer) {
   for (std::size_t stage = 0; stage < to.stages.size(); ++stage) {
     const std::vector<std::uint32_t>& layers = to.stages[stage];
@@ -57,7 +57,7 @@ std::optional<std::uint64_t> StageOf(const Topology& to, std::uint64_t layer) {
   return std::nullopt;
 }
 
-/// \param experts  of each MoE layer
+/// \param experts  number of experts of each MoE layer
 Part PartOf(const FileName& name, const Topology& to,
             const std::map<std::uint64_t, std::uint64_t>& experts) {
   Part part;
@@ -98,7 +98,7 @@ FileReaders Readers(const Layout& layout, std::span<const plan::OutputFile> file
     std::vector<std::uint32_t>& ranks = readers.by_file.emplace_back();
     if (!name) continue;
     const Part part = PartOf(*name, to, experts);
-    // Ranks of one stage follow each other, and in it those of one data-parallel rank.
+    // Ranks of one stage are consecutive, and within it those of one data-parallel rank.
     for (std::uint64_t rank = 0; rank < readers.ranks; ++rank) {
       const std::uint64_t data = rank / to.tp % to.dp;
       const bool reads =

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// lib/checkpoints/deepspeed/native: DeepSpeed's native files, one set for each rank.
-// The functions of the format's row. read makes a checkpoint of model states and optimizer shards,
-// write the reverse; what they share with universal folders is in zero.
+// lib/checkpoints/deepspeed/native: DeepSpeed's native files, one set for each rank. This header
+// declares the functions of the format's row. `read` makes a checkpoint from model states and
+// optimizer shards, and `write` does the reverse. deepspeed/common has code shared with universal.
 
 #pragma once
 
@@ -14,21 +14,21 @@
 
 namespace shardwright::checkpoints {
 
-/// Reads native files. docs/formats/deepspeed.md sections "Files" and "Flattening".
+/// Reads native files. Source: docs/formats/deepspeed.md, sections "Files" and "Flattening".
 Result<Checkpoint> ReadDeepSpeed(const SourceSet& source, const Patterns& patterns);
 
-/// Implements Format::read_weights: reads the model states of stages 0 to 2 and no optimizer
-/// shard.
-/// \error kUnsupported  stage 3, whose weights are in the optimizer shards
+/// Implements Format::read_weights. Reads the model
+/// states of stages 0 to 2 and skips all optimizer shards.
+/// \error kUnsupported  stage 3, where only the optimizer shards have the weights
 Result<Checkpoint> ReadDeepSpeedWeights(const SourceSet& source, const Patterns& patterns);
 
-/// Native DeepSpeed files for a topology: OUT/latest, OUT/<tag>/*. Pure.
-/// docs/formats/deepspeed.md section "Writing".
+/// Writes native DeepSpeed files for a topology: OUT/latest and
+/// OUT/<tag>/*. Pure. Source: docs/formats/deepspeed.md, section "Writing".
 Result<Written> WriteDeepSpeed(const Checkpoint& source, const Topology& topology);
 
 namespace deepspeed {
 
-// The row of the table; see Format.
+// Functions in the format's row of the registry; see Format.
 bool Claims(const Listing& listing);
 Belongs BelongsTo(std::string_view name);
 Result<SourceSet> Scan(const Listing& listing, const ScanOptions& options);

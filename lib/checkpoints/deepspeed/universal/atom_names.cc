@@ -25,8 +25,8 @@ tl::unexpected<Error> NoFolder(const std::string& name, const std::string& why) 
           why + "; write another format (--format), or give the parameter another name");
 }
 
-/// A parameter's folder is its name. DeepSpeed's loaders join it to a path as it is, so its slashes
-/// make folders in folders.
+/// Checks that a parameter's name can be a folder. DeepSpeed's loaders
+/// append it to a path unchanged, so each slash makes a nested folder.
 Status CheckFolder(const std::string& name) {
   for (std::size_t first = 0; first <= name.size();) {
     const std::size_t last = std::min(name.find('/', first), name.size());
@@ -40,11 +40,11 @@ Status CheckFolder(const std::string& name) {
   return {};
 }
 
-/// True for a file or folder next to atoms that DeepSpeed's loader takes for a state: it searches
-/// names for the expression "(.+).pt".
+/// Returns true for a file or folder next to atoms that DeepSpeed's loader
+/// mistakes for a state. The loader searches names for the expression "(.+).pt".
 bool LooksLikeState(std::string_view name) { return name.find("pt", 2) != std::string_view::npos; }
 
-/// A folder in that of another parameter is not taken for one of its states.
+/// Checks that a folder within another parameter's folder does not look like one of its states.
 Status CheckNested(std::span<const Param> params) {
   std::set<std::string_view> names;
   for (const Param& param : params) {

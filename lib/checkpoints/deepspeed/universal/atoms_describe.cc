@@ -79,7 +79,7 @@ Result<OrderedJson> ScalarJson(const Scalar& scalar) {
   } else if (value->kind == pickle::Kind::kBool) {
     out["bool"] = value->integer != 0;
   } else if (value->kind == pickle::Kind::kFloat) {
-    // The bits, as 16 hexadecimal digits: infinities and NaN are no JSON numbers.
+    // Writes the bits as 16 hexadecimal digits, because JSON has no infinities and NaN.
     const auto bits = std::bit_cast<std::uint64_t>(value->real);
     std::string bytes;
     for (int shift = 56; shift >= 0; shift -= 8) bytes += static_cast<char>(bits >> shift & 255);
@@ -136,7 +136,7 @@ OrderedJson TopologyJson(const Topology& topology) {
 Result<std::string> DescribeAtoms(const Checkpoint& checkpoint, const Topology& topology,
                                   std::span<const std::vector<std::string>> atoms) {
   SW_CHECK(atoms.size() == checkpoint.params.size());
-  // One line for each parameter and group.
+  // The text has one line for each parameter and group.
   std::string text = R"({"format": "shardwright atoms", "version": 1,)";
   try {
     text += "\n \"topology\": " + TopologyJson(topology).dump() +

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// lib/checkpoints/deepspeed/universal: folders with one file per parameter and state.
-// These files, zero/<parameter>/<state>.pt, are the atoms. They depend on no layout. Read: folders
-// of ours, whose shardwright_atoms.json says what atoms do not (docs/formats/atoms.md), and those
-// of DeepSpeed's own converter, which lack it (foreign_internal.h). Written: ours, in the form that
-// DeepSpeed's loaders open.
+// lib/checkpoints/deepspeed/universal: folders with one file per parameter and state. These
+// files, zero/<parameter>/<state>.pt, are called atoms and do not depend on a layout. The
+// reader supports folders of Shardwright and of DeepSpeed's converter. Only the former contain
+// shardwright_atoms.json, which has the information missing from atoms (docs/formats/atoms.md).
+// foreign_internal.h reads the latter. The writer makes the former, for DeepSpeed's loaders.
 
 #pragma once
 
@@ -22,24 +22,24 @@ namespace shardwright::checkpoints {
 
 inline constexpr const char* kOptimizerStateFile = "optimizer_state.pt";
 
-// atom_names.cc: how this format spells states.
+// atom_names.cc: state names of this format.
 
-/// A parameter's state that is a file.
+/// A state of a parameter that has its own file.
 struct AtomFile {
   std::string param;
   std::string state;
 };
 
-/// Name of the file of a state in its folder: "fp32.pt". DeepSpeed calls states as we do
-/// (engine/layout/states.h), or as the optimizer does.
+/// Returns the file name of a state: "fp32.pt". DeepSpeed uses
+/// the names of engine/layout/states.h, or the optimizer's names.
 /// Pure.
 std::string StateFile(std::string_view state);
 
-/// Path of an atom below the tag folder: "zero/emb.weight/fp32.pt".
+/// Returns the path of an atom below the tag folder: "zero/emb.weight/fp32.pt".
 /// Pure.
 std::string AtomName(std::string_view param, std::string_view state);
 
-/// The inverse; nothing if the path is no atom's.
+/// Inverse of AtomName. Returns nothing if the path is not an atom's.
 /// Pure.
 std::optional<AtomFile> ParseAtomName(std::string_view path);
 
@@ -49,31 +49,31 @@ std::optional<AtomFile> ParseAtomName(std::string_view path);
 /// Pure.
 Status CheckAtomFolders(std::span<const Param> params);
 
-/// The state that a parameter has an atom of in any case: its values.
+/// Returns the state for which a parameter always has an atom: its values.
 /// Pure.
 std::string_view NeededState(ParamKind kind);
 
-/// What an atom folder's files do not say about a checkpoint: parameters, groups, order, topology,
-/// states, numbers. JSON text, the same for the same checkpoint.
-/// \param atoms  states of every parameter that are files
-/// \error kUnsupported a scalar that is no number; names it
+/// Describes, as JSON, the parts of a checkpoint that its atoms do not record: parameters,
+/// groups, order, topology, states, numbers. Equal checkpoints yield equal text.
+/// \param atoms  by parameter: the states that have files
+/// \error kUnsupported  a scalar that is not a number; names it
 /// Pure. Source: docs/formats/atoms.md.
 Result<std::string> DescribeAtoms(const Checkpoint& checkpoint, const Topology& topology,
                                   std::span<const std::vector<std::string>> atoms);
 
-/// The inverse: fills the topology, params, groups (without their options), and states.
-/// \error kBadInput  not such a text, over the limits, or it contradicts itself; names the key
+/// Inverse of DescribeAtoms. Fills topology, params, groups (without their options), and states.
+/// \error kBadInput  not such a text, beyond the limits, or contradicts itself; names the key
 /// Pure.
 Status ParseAtoms(std::string_view text, Checkpoint* checkpoint, Topology* topology,
                   std::vector<std::vector<std::string>>* atoms);
 
-/// The DeepSpeed release that saved a checkpoint: a string node, or null where no file says it.
+/// Returns the DeepSpeed release that saved a checkpoint as a string node, or null if unknown.
 /// Pure.
 const pickle::Node* ReleaseOf(const Checkpoint& checkpoint);
 
-/// Whether the state files of trained parameters have to be bare tensors, not dicts. Without a
-/// wish: at stage 3, unless the source's release is known to open dicts there.
-/// \error kUnsupported bare tensors are asked for with tensor parallelism
+/// Returns true if state files of trained parameters must be bare tensors instead of dicts. kAuto
+/// selects bare tensors at stage 3, unless the source's release can open dicts at that stage.
+/// \error kUnsupported bare tensors were requested with tensor parallelism
 /// Pure. Source: docs/interop.md, "Universal loaders".
 Result<bool> WantsBareStates(const Checkpoint& source, const Topology& topology, Loader loader);
 

@@ -66,7 +66,7 @@ Result<DType> NeedDType(const Json& object, const char* key) {
   return *dtype;
 }
 
-// A list under `key`; nothing when absent and not needed.
+// Returns the list under `key`, or nothing if an optional list is missing.
 Result<const Json*> ListOf(const Json& object, const char* key, bool needed) {
   const auto it = object.find(key);
   if (it == object.end() && !needed) return nullptr;

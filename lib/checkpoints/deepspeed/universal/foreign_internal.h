@@ -24,7 +24,7 @@ struct Model {
   std::map<std::string, Shape> shapes;          // trainable
 };
 
-/// The reading of a folder that DeepSpeed's converter wrote.
+/// State of reading a folder that DeepSpeed's converter wrote.
 struct Foreign {
   Foreign(const SourceSet& source, const Patterns& patterns)
       : reading(source, patterns), folder(source) {}
@@ -47,12 +47,12 @@ struct Foreign {
   const std::string& name_of(const Model& model) const { return reading.file_name(model.file); }
 };
 
-/// How a parameter is cut: rules of the user, the folder's info, the keys of its atom (may be
-/// null), and the built-in families.
+/// Returns the rule for a parameter, from the user's rules, the folder's
+/// info, the keys of its atom (may be null), and the built-in families.
 Result<Ruled> RuleOf(const Foreign& foreign, const std::string& name,
                      const std::vector<Shape>& shards, const Atom* atom);
 
-/// Buffers, frozen parameters and second names, which have no atoms; then the order of `module`.
+/// Adds buffers, frozen parameters and second names, which have no atoms. Then orders by `module`.
 Status AddRest(Foreign* foreign);
 
 }  // namespace shardwright::checkpoints::atoms

@@ -10,11 +10,11 @@ namespace {
 
 using Release = std::array<std::uint32_t, 3>;
 
-/// The first release whose stage-3 loader opens dicts. Source: docs/interop.md, "Universal
-/// loaders".
+/// First release with a stage-3 loader that opens
+/// dicts. Source: docs/interop.md, "Universal loaders".
 constexpr Release kStage3OpensDicts = {0, 19, 3};
 
-/// "0.16.9" or "0.16.9+cu12"; zeros for what is no number.
+/// Parses "0.16.9" or "0.16.9+cu12". Parts that are not numbers become zeros.
 Release ParseRelease(std::string_view text) {
   Release out{};
   for (std::uint32_t& number : out) {

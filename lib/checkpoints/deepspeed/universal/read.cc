@@ -103,8 +103,8 @@ void AddTensor(layout::ShardMap* map, const std::string& name, const std::string
 
 namespace {
 
-/// Whether every dimension of a tensor is the product of consecutive ones of `atom`: DeepSpeed's
-/// converter stores a parameter with sub-parameters in the shape of the view that it is cut in.
+/// Returns true if every dimension of a tensor is the product of consecutive ones of `atom`.
+/// DeepSpeed's converter stores a parameter with sub-parameters in the shape of its view.
 bool IsViewOf(const Shape& atom, const Shape& tensor) {
   std::size_t at = 0;
   for (const std::uint64_t extent : tensor) {
@@ -129,7 +129,7 @@ Status AddAtom(Reading* reading, const Param& param, const std::string& state, c
   const bool bare = atom.keys == nullptr && atom.shape.size() == 1;
   const bool reshaped = bare || (atom.keys != nullptr && IsViewOf(atom.shape, param.shape));
   if (atom.shape != param.shape && !(reshaped && atom.place.elems == elems)) {
-    // Rows that pad a vocabulary, at the end.
+    // The atom may have the padding rows of a vocabulary at the end.
     const std::uint64_t row =
         param.shape.empty() || param.shape[0] == 0 ? 0 : elems / param.shape[0];
     if (!param.rule.padded || row == 0 || atom.place.elems < elems || atom.place.elems % row != 0) {
@@ -205,7 +205,7 @@ Status SetOptions(Reading* reading) {
 
 namespace {
 
-// Opaque entries of all tensor-parallel ranks.
+// Reads the opaque entries of all tensor-parallel ranks.
 Status ReadEntries(Reading* reading) {
   EngineState& state = reading->state;
   const std::uint64_t tp = reading->topology.tp;
@@ -219,7 +219,7 @@ Status ReadEntries(Reading* reading) {
   return {};
 }
 
-// A folder with our description: everything that the source had, or its model alone.
+// Reads a folder with Shardwright's description: the entire checkpoint, or only its model.
 Result<Checkpoint> ReadOwn(const SourceSet& source, const Patterns& patterns, bool only_weights) {
   Reading reading(source, patterns);
   Checkpoint& out = reading.out;
@@ -229,7 +229,7 @@ Result<Checkpoint> ReadOwn(const SourceSet& source, const Patterns& patterns, bo
   const Folder folder(source);
   if (only_weights) {
     out.states.clear();
-    out.only_weights = OnlyWeights{};  // masters are atoms, which are read
+    out.only_weights = OnlyWeights{};  // atoms contain the master weights, which are read
   } else {
     SW_TRY(ReadPassed(&reading, folder, reading.topology.mp()));
     SW_TRY(SetOptions(&reading));

@@ -9,9 +9,9 @@
 #include "engine/layout/states.h"
 #include "support/base/checked.h"
 
-// What DeepSpeed's ds_to_universal leaves: atoms of trainable parameters, and copies of the model
-// files, from which names, order, groups, buffers and frozen parameters come. Pipeline checkpoints
-// have no layer files here, so their buffers and frozen parameters are lost.
+// Reads the output of DeepSpeed's ds_to_universal: atoms of trainable parameters, and copies of
+// the model files, which have names, order, groups, buffers and frozen parameters. It does not
+// copy layer files of pipeline checkpoints, so their buffers and frozen parameters are lost.
 
 namespace shardwright::checkpoints::atoms {
 
@@ -33,7 +33,7 @@ std::optional<DType> ConfiguredDType(const Node* config) {
   return config != nullptr && config->is_dict() ? std::optional(DType::kF32) : std::nullopt;
 }
 
-// Sub-groups of stage 3 belong to the optimizer group whose `params` list them.
+// Reads the sub-groups of stage 3. Each belongs to the optimizer group that lists it in `params`.
 Status ReadSubGroups(Foreign* foreign) {
   const Node* groups = foreign->optimizer->Find("param_groups");
   if (groups == nullptr || !groups->is_list()) {
@@ -180,7 +180,7 @@ std::optional<std::uint32_t> LayerOf(const std::string& name) {
   return static_cast<std::uint32_t>(layer);
 }
 
-// Shards of a trainable parameter on all tensor-parallel ranks of the first stage that has it.
+// Returns a trainable parameter's shards on all tensor-parallel ranks of its first stage.
 Result<std::vector<Shape>> ShardsOf(const Foreign& foreign, const std::string& name) {
   std::vector<Shape> shards;
   const std::uint64_t tp = foreign.tp();
@@ -199,8 +199,8 @@ Result<std::vector<Shape>> ShardsOf(const Foreign& foreign, const std::string& n
   return shards;
 }
 
-// The rule of a `sub_param_shape`: in the shape of the atom, which may be a view of a parameter
-// whose shards have fewer dimensions. Nothing for any other shape.
+// Returns the rule of a `sub_param_shape` in the shape of the atom, which may be a view
+// of a parameter with shards of fewer dimensions. Returns nothing for any other shape.
 Result<std::optional<layout::SplitRule>> RuleOfSubShape(const Node* sub, const Atom& atom,
                                                         const Shape& shard) {
   const Node* fields = sub->kind == Kind::kObject && sub->state != nullptr ? sub->state : sub;
@@ -219,8 +219,8 @@ Result<std::optional<layout::SplitRule>> RuleOfSubShape(const Node* sub, const A
   return rule;
 }
 
-// A rule from what an atom's own file says about how it was merged. With one rank DeepSpeed writes
-// `cat_dim` 0 for everything, so that says nothing.
+// Returns the rule from the keys of an atom, which record how it was merged. With
+// one rank DeepSpeed writes `cat_dim` 0 for every parameter, so the keys are ignored.
 Result<std::optional<layout::SplitRule>> RuleOfKeys(const Atom& atom,
                                                     const std::vector<Shape>& shards) {
   const std::size_t tp = shards.size();
@@ -276,7 +276,7 @@ Result<Ruled> RuleOf(const Foreign& foreign, const std::string& name,
 
 namespace {
 
-// The step of a stage-3 parameter: with its sub-group in rank 0's shard.
+// Adds the step of a stage-3 parameter, which rank 0's shard stores with the sub-group.
 Status AddStage3Step(Foreign* foreign, Param* param, std::uint32_t file) {
   const Passed& passed = foreign->reading.state.optimizer.front();
   const Node* state = reader::FindPath(foreign->optimizer, {"optimizer_state_dict", "state"});
@@ -306,7 +306,7 @@ Status AddStep(Foreign* foreign, Param* param) {
     return Fail(Errc::kBadInput,
                 source.name + ": one number expected, found " + pickle::Describe(document->root));
   }
-  // The value may be a node of this document, which does not stay.
+  // The value may be a node of this document, which is freed here.
   if (scalar->value != nullptr) {
     Node* kept = foreign->out().arena->New(scalar->value->kind);
     kept->integer = scalar->value->integer;
@@ -358,7 +358,7 @@ Status AddTrainable(Foreign* foreign, const std::string& name, std::uint32_t gro
   return {};
 }
 
-// Layers with state, by pipeline stage.
+// Finds the layers with state, by pipeline stage.
 void ReadStages(Foreign* foreign) {
   Topology& to = foreign->reading.topology;
   if (!to.pipeline) return;
@@ -401,7 +401,7 @@ Status AddAllTrainable(Foreign* foreign) {
       }
     }
   }
-  // Every state but the master weight is the optimizer's.
+  // All states except the master weight belong to the optimizer.
   for (const auto& [name, states] : foreign->folder.params()) {
     if (!seen.contains(name)) continue;
     for (const std::string& state : states) {
@@ -419,8 +419,8 @@ Status AddAllTrainable(Foreign* foreign) {
 
 namespace {
 
-/// Model files, and the optimizer unless only weights are read: then a stage 3 shows by the names
-/// of the files, and its sub-groups are of one group.
+/// Reads model files and, except for weights only, the optimizer. With weights only,
+/// file names show if the source is of stage 3, and all sub-groups belong to one group.
 Status ReadStates(Foreign* foreign, std::uint64_t mp) {
   if (!foreign->only_weights) {
     SW_TRY(ReadPassed(&foreign->reading, foreign->folder, mp));
@@ -465,9 +465,9 @@ Result<Checkpoint> ReadForeign(const SourceSet& source, const Patterns& patterns
   SW_TRY(AddAllTrainable(&foreign));
   if (!only_weights) SW_TRY(SetOptions(&foreign.reading));
   SW_TRY(AddRest(&foreign));
-  // Rank 0's whole shard, as stage 3 leaves it in optimizer_state.pt, is not passed on.
+  // The target does not receive rank 0's whole shard, which stage 3 stores in optimizer_state.pt.
   Finish(&foreign.reading);
-  if (only_weights) out.only_weights = OnlyWeights{};  // masters are atoms, which are read
+  if (only_weights) out.only_weights = OnlyWeights{};  // atoms have the master weights
   return std::move(foreign.reading.out);
 }
 

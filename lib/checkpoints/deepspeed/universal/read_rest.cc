@@ -21,7 +21,7 @@ struct Stored {
   layout::CutPtr order;  // as PlacedPart::order
 };
 
-// True if whole tensors on all ranks are proven to be the same bytes, by checksums.
+// Returns true if checksums prove that whole tensors on all ranks are equal.
 bool SameBytes(const layout::ShardMap& map, const std::vector<std::vector<Stored>>& ranks) {
   const layout::Member* first = nullptr;
   for (const std::vector<Stored>& parts : ranks) {
@@ -39,13 +39,13 @@ bool SameBytes(const layout::ShardMap& map, const std::vector<std::vector<Stored
   return true;
 }
 
-// Shards of a tensor that lies in the model files, by rank in parts, and the fragments it makes.
+// Adds a tensor stored in the model files, by rank in parts, and its fragments.
 Status AddFromModels(Foreign* foreign, Param param, std::string_view state,
                      const std::vector<Shape>& shards,
                      const std::vector<std::vector<Stored>>& places) {
   const std::uint64_t tp = foreign->tp();
   if (tp > 1 && param.kind == ParamKind::kBuffer && SameBytes(foreign->out().map, places)) {
-    // No list of universal_checkpoint_info speaks of buffers; its default would cut them.
+    // universal_checkpoint_info has no list for buffers; its default would cut them.
     param.rule.split = Split::kReplicated;
     param.rule.origin = "equal on all ranks";
     param.shape = shards.front();
@@ -82,7 +82,7 @@ Status AddFromModels(Foreign* foreign, Param param, std::string_view state,
   return {};
 }
 
-// A weight or buffer in `module` of every tensor-parallel rank.
+// Adds a weight or buffer of every tensor-parallel rank's `module`.
 Status AddWhole(Foreign* foreign, Param param, std::string_view state) {
   std::vector<Shape> shards;
   std::vector<std::vector<PlacedPart>> ranks;
@@ -111,8 +111,8 @@ Status AddWhole(Foreign* foreign, Param param, std::string_view state) {
   return AddFromModels(foreign, std::move(param), state, shards, stored);
 }
 
-// Shares of frozen parameters at stage 3, by tensor-parallel rank and name: every ZeRO rank's model
-// file has one.
+// Pieces of frozen parameters at stage 3, by tensor-parallel
+// rank and name. Every ZeRO rank's model file has one.
 using Shares = std::vector<std::map<std::string, std::vector<Place>>>;
 
 Result<Shares> ReadShares(Foreign* foreign) {
@@ -168,8 +168,8 @@ Status AddFrozenShares(Foreign* foreign, const Shares& shares, Param param) {
   return AddFromModels(foreign, std::move(param), layout::kFrozen, shards, places);
 }
 
-// The name that holds the data of a tied one: as shared_params says, else the name before it in
-// `module` whose tensor is the same view of the same storage.
+// Returns the name that has the data of a tied one. It is in shared_params, or else
+// an earlier name in `module` of a tensor with the same view of the same storage.
 std::string HolderOf(const Model& model, const Ties& ties,
                      const std::unordered_map<std::string, std::string>& placeholders,
                      const Node* module, std::size_t at) {
@@ -194,7 +194,7 @@ std::string HolderOf(const Model& model, const Ties& ties,
   return "";
 }
 
-// Puts parameters into the order of the module; groups follow.
+// Sorts parameters into the order of the module, and updates the groups.
 void SortLike(const std::vector<std::string>& order, Checkpoint* out) {
   std::unordered_map<std::string, std::size_t> place;
   for (std::size_t i = 0; i < order.size(); ++i) place.emplace(order[i], i);
@@ -217,7 +217,7 @@ void SortLike(const std::vector<std::string>& order, Checkpoint* out) {
   }
 }
 
-// Names of tensors in `module` that are neither parameters nor buffers.
+// Returns the names of tensors in `module` that are neither parameters nor buffers.
 std::unordered_set<std::string> EntriesOf(const Foreign& foreign, const Ties& ties,
                                           const std::unordered_set<std::string>& buffers) {
   const Node* root = foreign.models.front().root;
@@ -231,7 +231,7 @@ std::unordered_set<std::string> EntriesOf(const Foreign& foreign, const Ties& ti
                     known);
 }
 
-// An entry of `module` that is not a tensor, on every rank that has it.
+// Adds an entry of `module` that is not a tensor, for every rank that has it.
 void AddOpaqueOf(Foreign* foreign, const std::string& name, const std::string& after) {
   EngineState& state = foreign->reading.state;
   for (std::uint64_t rank = 0; rank < foreign->tp(); ++rank) {
@@ -244,7 +244,7 @@ void AddOpaqueOf(Foreign* foreign, const std::string& name, const std::string& a
   }
 }
 
-// Second names of tensors, and the names that hold their data.
+// Adds second names of tensors. Each pair ends with the name that has the data.
 Status AddAliases(Foreign* foreign,
                   const std::vector<std::pair<std::string, std::string>>& aliases) {
   Checkpoint& out = foreign->out();

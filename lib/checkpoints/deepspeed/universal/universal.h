@@ -13,22 +13,22 @@
 
 namespace shardwright::checkpoints {
 
-/// Reads DeepSpeed universal folders: any upstream version, stage-3 bare tensors, and our superset
-/// with its manifest.
+/// Reads DeepSpeed universal folders: any upstream version, bare
+/// tensors of stage 3, and Shardwright's superset with its manifest.
 Result<Checkpoint> ReadUniversal(const SourceSet& source, const Patterns& patterns);
 
 /// Implements Format::read_weights: reads the master weights and the model files.
 Result<Checkpoint> ReadUniversalWeights(const SourceSet& source, const Patterns& patterns);
 
-/// Which of DeepSpeed's universal loaders shall open the state files of trained parameters: no form
-/// suits all of them. Our own reader opens every form.
+/// DeepSpeed's universal loader that must be able to open the state files of trained
+/// parameters. No form works with all of them. Shardwright's reader opens every form.
 enum class Loader : std::uint8_t {
-  kAuto,    ///< the one of the target's stage in the release that saved the source
+  kAuto,    ///< the loader of the target's stage in the release that saved the source
   kAny,     ///< stages 1 and 2 of every release, stage 3 from 0.19.3 on: dicts
   kStage3,  ///< stage 3 of every release: bare tensors
 };
 
-/// A universal folder: OUT/latest_universal, OUT/<tag>/zero/... Pure.
+/// Writes a universal folder: OUT/latest_universal, OUT/<tag>/zero/... Pure.
 /// The model-state files are written for `topology.mp()` ranks.
 /// \error kUnsupported kStage3 with tensor parallelism
 Result<Written> WriteUniversal(const Checkpoint& source, const Topology& topology,
@@ -36,17 +36,17 @@ Result<Written> WriteUniversal(const Checkpoint& source, const Topology& topolog
 
 namespace universal {
 
-// The row of the table; see Format.
+// Functions in the format's row of the registry; see Format.
 bool Claims(const Listing& listing);
 Belongs BelongsTo(std::string_view name);
 Result<SourceSet> Scan(const Listing& listing, const ScanOptions& options);
 Result<Layout> Resolve(const TargetSpec& spec, const Checkpoint& source);
 Result<Written> Write(const Checkpoint& source, const Layout& layout);
 
-/// As TargetKey::check. \error kUsage
+/// Implements TargetKey::check. \error kUsage
 Status CheckLoader(std::string_view key, std::string_view value);
 
-/// Words of --loader, in the order of Loader.
+/// Values of --loader, in the order of Loader.
 inline constexpr std::array<std::string_view, 3> kLoaderWords = {"auto", "any", "stage3"};
 
 inline constexpr TargetKey kLoaderKey = {
@@ -69,7 +69,7 @@ constexpr std::array<TargetKey, kKeys + 1> WithLoader(const std::array<TargetKey
 
 }  // namespace universal
 
-/// The keys of DeepSpeed's layouts, and who shall open the atoms.
+/// Keys of DeepSpeed's layouts, and --loader.
 inline constexpr auto kUniversalKeys = universal::WithLoader(kZeroKeys);
 
 }  // namespace shardwright::checkpoints

@@ -21,10 +21,10 @@
 #include "engine/plan/target_builder.h"
 #include "support/os/dir.h"
 
-// The superset form of docs/formats/deepspeed.md, "Recommended superset directory", with what
-// DeepSpeed's loaders never open beside it: frozen parameters, buffers, further optimizer states
-// and kAtomsFile, from which ReadUniversal restores everything. State files are dicts, or bare
-// tensors for stage-3 loaders that open nothing else.
+// Writes the superset form of docs/formats/deepspeed.md, "Recommended superset directory",
+// plus files that DeepSpeed's loaders never open: frozen parameters, buffers, other
+// optimizer states, and kAtomsFile, from which ReadUniversal restores the entire checkpoint.
+// State files are dicts, or bare tensors for stage-3 loaders that cannot open dicts.
 
 namespace shardwright::checkpoints {
 namespace {
@@ -33,19 +33,19 @@ using layout::Cut;
 using layout::Split;
 using pickle::Node;
 
-// What every atom of the folder is made from. Outlives the source checkpoint.
+// Inputs of all atoms of the folder. Outlives the source checkpoint.
 struct Context {
   Topology to, from;
   std::string tag;                                                // of the output folder
   std::vector<Param> params;                                      // with the dtypes of the target
   std::vector<std::vector<std::pair<std::string, DType>>> atoms;  // by parameter: state, type
-  std::vector<std::size_t> first_zero;  // by parameter: atoms from this one on are zeros
-  std::vector<Cut> cuts;                // by parameter: of its atoms
+  std::vector<std::size_t> first_zero;  // by parameter: this atom and later ones are zeros
+  std::vector<Cut> cuts;                // by parameter: cut of its atoms
   std::vector<Group> groups;
   std::vector<Passed> model_states, optimizer;
   std::vector<OpaqueEntry> entries;
   std::shared_ptr<pickle::Arena> arena;
-  const Node* release = nullptr;  // that saved the source, or null
+  const Node* release = nullptr;  // release that saved the source, or null
   bool bare = false;              // states are bare tensors
 };
 
@@ -56,7 +56,7 @@ struct FileId {
   std::uint32_t param = 0;  // kAtom, kStep
   std::uint32_t atom = 0;   // kAtom: index into Context::atoms[param]
   std::uint32_t mp = 0;     // kModel
-  bool stage3 = false;      // kModel: under the name that stage 3 looks for
+  bool stage3 = false;      // kModel: with the file name of stage 3
 };
 
 constexpr std::array<std::string_view, 15> kOptimizerKeys = {"base_optimizer_state",
@@ -104,7 +104,7 @@ const Passed* PassedFor(const Context& context, const std::vector<Passed>& all, 
   return &all[rank];
 }
 
-// How a later split of the tensor has to go, in the words of DeepSpeed's loader.
+// Adds the keys from which DeepSpeed's loader learns how to split the tensor.
 void AddSplitKeys(pickle::Arena& arena, const Param& param, Node* root) {
   const layout::SplitRule& rule = param.rule;
   if (rule.split == Split::kDim) {
@@ -161,7 +161,7 @@ const Node* Dimensions(pickle::Arena& arena, const Topology& to) {
   return dimensions;
 }
 
-// An empty module: DeepSpeed loads no weights from a universal checkpoint's model files.
+// Returns an empty module. DeepSpeed loads no weights from a universal checkpoint's model files.
 const Node* EmptyModule(pickle::Arena& arena, Graft& graft, const Node* source, Status* status) {
   if (source != nullptr && source->is_none()) return arena.None();
   Node* module = arena.Dict(true);
@@ -178,7 +178,7 @@ const Node* EmptyModule(pickle::Arena& arena, Graft& graft, const Node* source, 
 
 const Node* Version(pickle::Arena& arena, const Context& context) {
   if (context.release != nullptr) return context.release;
-  return arena.String("0.19.8");  // the release whose form this is
+  return arena.String("0.19.8");  // files have this release's form
 }
 
 Result<const Node*> Info(Document& document, const Context& context, Graft& graft,
@@ -245,7 +245,7 @@ Status BuildOptimizer(Document& document, const Context& context) {
     groups.push_back(options);
   }
   const Node* param_groups = arena.List(std::move(groups));
-  // Stage 3 takes the step from here, and it has one for all parameters.
+  // Stage 3 reads the step from this dict and has one step for all parameters.
   Node* first = arena.Dict();
   for (const Param& param : context.params) {
     const Scalar* step = StepOf(param);
@@ -303,8 +303,8 @@ Result<std::unique_ptr<Document>> Build(const Context& context, const FileId& id
   return document;
 }
 
-// The cut of a parameter's atoms: whole. For stage 3, whose loader does not pad vocabularies, with
-// the rows that the target's ranks pad it to.
+// Returns the cut of a parameter's atoms, which is the whole. The loader of stage 3 does not
+// pad vocabularies, so for stage 3 the cut includes the padding rows of the target's ranks.
 Result<Cut> AtomCut(const Param& param, const Topology& to) {
   if (!param.rule.padded || to.zero != 3) return Cut::Whole(param.shape);
   Shape padded = param.shape;
@@ -325,7 +325,7 @@ Status CheckNames(const Param& param, const std::vector<std::pair<std::string, D
   return {};
 }
 
-// The states of a parameter that become atoms.
+// Returns the states of a parameter that become atoms.
 Result<std::vector<std::pair<std::string, DType>>> AtomsOf(const Checkpoint& source,
                                                            const layout::TensorIndex& index,
                                                            const Param& param, bool converted) {
@@ -351,8 +351,8 @@ Result<std::vector<std::pair<std::string, DType>>> AtomsOf(const Checkpoint& sou
   return atoms;
 }
 
-// DeepSpeed's loader for stage 3 wants every state of every trained parameter: one that has none
-// yet gets zeros, and the step of another one of its group.
+// Adds zeros for the states of a trained parameter that has none yet, and the step of another one
+// in its group. DeepSpeed's loader for stage 3 requires every state of every trained parameter.
 void AddZeroAtoms(const Checkpoint& source, const layout::TensorIndex& index, Param* param,
                   std::vector<std::pair<std::string, DType>>* atoms, std::size_t* first_zero) {
   *first_zero = atoms->size();
@@ -433,7 +433,7 @@ std::vector<FileId> ListFiles(const Context& context) {
   return files;
 }
 
-// Lays out files and enters their payloads in the target's shard map.
+// Lays out files and adds their payloads to the target's shard map.
 class Planner {
  public:
   explicit Planner(std::shared_ptr<const Context> context) : context_(std::move(context)) {}
@@ -459,7 +459,7 @@ void Planner::AddAtom(const FileId& id, std::uint32_t file, std::uint64_t offset
   fragment.cut = std::make_shared<const Cut>(context_->cuts[id.param]);
   fragment.at.array = builder_.AddArray(spec.dtype, 1);
   builder_.AddElements(file, offset, fragment.at.array, 0, spec.elems, "data/0");
-  if (id.atom >= context_->first_zero[id.param]) return;  // no elements of the source: zeros
+  if (id.atom >= context_->first_zero[id.param]) return;  // zeros, without elements of the source
   const std::string& state = context_->atoms[id.param][id.atom].first;
   builder_.AddFragment(builder_.AddTensor(param.name, state, spec.dtype, param.shape),
                        std::move(fragment));

@@ -12,7 +12,7 @@ namespace {
 
 using pickle::Node;
 
-/// What Megatron tells optimizer groups apart by.
+/// Options by which Megatron identifies optimizer groups.
 constexpr const char* kGroupKeys[] = {"wd_mult", "lr_mult", "is_decoupled_lr", "max_lr", "min_lr"};
 
 double NumberIn(const Node* options, std::string_view key, double otherwise) {
@@ -103,7 +103,7 @@ Status Collector::AddShard(std::uint32_t param, std::string_view state, DType dt
 
 namespace {
 
-/// What of a cut lies in a box of its shard.
+/// Returns the part of a cut inside a box of its shard.
 Result<layout::Cut> Within(const layout::Cut& cut, const layout::Box& wanted) {
   std::vector<layout::Box> boxes;
   for (const layout::Box& box : cut.boxes()) {
@@ -194,7 +194,7 @@ Result<std::uint32_t> Collector::AddParam(const Rules& rules, const Args& args,
   const ParamName parsed = ParseName(name);
   if (parsed.expert) {
     ExpertId id;
-    // Layers of multi-token prediction come after those of the decoder.
+    // Layers of multi-token prediction follow those of the decoder.
     id.layer = static_cast<std::uint32_t>(parsed.depth ? args.layers + *parsed.depth
                                                        : parsed.layer.value_or(0));
     id.expert = static_cast<std::uint32_t>(*parsed.expert);
@@ -261,7 +261,7 @@ Result<std::vector<std::vector<std::size_t>>> ShareOut(const Checkpoint& checkpo
     return Fail(Errc::kUnsupported,
                 where + ": param_groups: list expected, found " + pickle::Describe(groups));
   }
-  std::map<std::pair<bool, bool>, std::size_t> kinds;  // no decay, own learning rate
+  std::map<std::pair<bool, bool>, std::size_t> kinds;  // no weight decay, separate learning rate
   bool own_rate = false;
   for (std::size_t g = 0; g < groups->items.size(); ++g) {
     const Node* group = groups->items[g];

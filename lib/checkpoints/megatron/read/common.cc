@@ -13,7 +13,7 @@ namespace {
 
 using pickle::Node;
 
-/// Storages of the tensors in a value.
+/// Finds the storages of the tensors in a value.
 class Storages {
  public:
   void Visit(const Node* node) {
@@ -140,13 +140,13 @@ Result<Scalar> ScalarOf(const Container& container, const torch_pt::Document& do
 std::vector<layout::Box> BoxesOfRange(const Shape& shape, std::uint64_t first, std::uint64_t last) {
   std::vector<layout::Box> boxes;
   while (first < last) {
-    // The largest box that begins here: whole along the last dimensions, one index along the first
-    // ones, a stretch along the one between.
+    // Takes the largest box that starts here: whole along the last dimensions,
+    // a range along one dimension, and one index along the dimensions before it.
     layout::Box box;
     box.at_view.assign(shape.size(), 0);
     box.at_shard.assign(shape.size(), 0);
     box.sizes.assign(shape.size(), 1);
-    std::uint64_t inner = 1;  // elements of one index of `dim`
+    std::uint64_t inner = 1;  // elements per index of `dim`
     std::size_t dim = shape.size();
     while (dim > 1 && first % (inner * shape[dim - 1]) == 0 &&
            last - first >= inner * shape[dim - 1]) {

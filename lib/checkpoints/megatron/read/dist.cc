@@ -18,7 +18,7 @@ using pickle::Node;
 constexpr std::string_view kState = "optimizer.state.";
 constexpr std::string_view kCommonKey = "common_state/shard_0_1";
 
-/// "chained_1." taken from the front.
+/// Removes a prefix like "chained_1.".
 std::string_view WithoutChain(std::string_view key) {
   constexpr std::string_view kChained = "chained_";
   if (!key.starts_with(kChained)) return key;
@@ -26,7 +26,7 @@ std::string_view WithoutChain(std::string_view key) {
   return dot == std::string_view::npos ? key : key.substr(dot + 1);
 }
 
-/// What our notes tell of a parameter.
+/// Copies the properties of a parameter from Shardwright's notes.
 void TakeNoted(const Param& noted, Param* param) {
   param->kind = noted.kind;
   param->group = noted.group;
@@ -34,8 +34,8 @@ void TakeNoted(const Param& noted, Param* param) {
   param->scalars = noted.scalars;
 }
 
-/// A tensor's items are not smaller than its elements: before anything is made for each of its
-/// layers.
+/// Checks that a tensor's items are large enough for its elements.
+/// Callers run this check before they allocate memory for each layer.
 Status CheckStored(const dcp::Entry& entry, bool stacked) {
   SW_TRY_ASSIGN(const std::uint64_t elems, CountElems(entry.shape));
   SW_TRY_ASSIGN(const std::uint64_t bytes, CheckedMul(elems, ItemSize(entry.dtype)));
@@ -51,8 +51,8 @@ Status CheckStored(const dcp::Entry& entry, bool stacked) {
 
 }  // namespace
 
-/// Finds the container of every item. They are told apart by their order: in a catalogue payloads
-/// may lie elsewhere.
+/// Finds the container of every item. Identifies containers by their
+/// order, because a catalogue can store the payloads at other offsets.
 Status Dist::Locate() {
   auto index = dcp::ReadIndex(source_.manifest);
   if (!index) return Within(tag() + "/" + std::string(dcp::kIndexName), index.error());
@@ -113,7 +113,7 @@ Value Dist::ValueAt(const Object& object) {
   return ValueOf(collector_.map, object.file, object.container, object.document, object.value);
 }
 
-/// An object stands in a list by itself.
+/// Returns the value of an object that was saved as a list of one.
 Result<Object> Dist::OnlyOf(const std::string& name, const dcp::Place& at) {
   SW_TRY_ASSIGN(Object object, ObjectAt(at));
   if (!object.value->is_list() || object.value->items.size() != 1) {
@@ -130,7 +130,7 @@ Result<Place> Dist::TensorAt(const dcp::Entry& entry, const dcp::Chunk& chunk) {
   SW_TRY_ASSIGN(const Place place, collector_.map.PlaceOf(object.file, object.container,
                                                           *object.document, object.value, what));
   const pickle::Tensor& tensor = *object.value->tensor;
-  // Leading axes of extent 1 may be missing in what is stored.
+  // The stored shape may lack leading axes of extent 1.
   Shape shape = chunk.sizes;
   while (shape.size() > tensor.shape.size() && shape.front() == 1) shape.erase(shape.begin());
   if (shape == tensor.shape && tensor.dtype == entry.dtype) return place;
@@ -139,7 +139,7 @@ Result<Place> Dist::TensorAt(const dcp::Entry& entry, const dcp::Chunk& chunk) {
                                    " expected, found " + pickle::Describe(object.value));
 }
 
-/// Tells what each entry is for.
+/// Sorts the index entries by purpose.
 Status Dist::SortEntries() {
   Entries others;
   for (const dcp::Entry& entry : index_.entries) {
@@ -174,7 +174,7 @@ Status Dist::SortEntries() {
   return CheckGrids();
 }
 
-/// Objects that belong together fill a grid.
+/// Checks that the objects of one name fill a grid.
 Status Dist::CheckGrids() const {
   std::map<std::string, std::pair<std::vector<std::uint64_t>, std::uint64_t>> grids;
   for (const auto& [name, entry] : objects_) {
@@ -196,7 +196,7 @@ Status Dist::CheckGrids() const {
   return {};
 }
 
-/// Arguments, schedule and so on: in a file of their own, or in an item.
+/// Reads arguments, schedule and so on, from a separate file or from an item.
 Status Dist::ReadCommon() {
   for (std::uint32_t i = 0; i < source_.files.size(); ++i) {
     if (source_.files[i].name != kCommonFile) continue;
@@ -235,7 +235,7 @@ Status Dist::ReadCommon() {
   return ReadForm();
 }
 
-/// Which form the optimizer's state has.
+/// Finds the form of the optimizer's state.
 Status Dist::ReadForm() {
   if (reads_ == Reads::kOnlyWeights) return {};
   metadata_ = common_.value->Find("content_metadata");
@@ -271,7 +271,7 @@ std::string_view Dist::BareName(const dcp::Entry& entry) const {
   return std::string_view(entry.name).substr(entry.name.starts_with(prefix_) ? prefix_.size() : 0);
 }
 
-/// In the order in which Megatron's modules make them, or as our notes say.
+/// Sorts parameters in the order of Megatron's modules, or of Shardwright's notes.
 Status Dist::OrderParams(std::vector<Found>* found) const {
   if (!notes_) {
     std::sort(found->begin(), found->end(),
@@ -292,7 +292,7 @@ Status Dist::OrderParams(std::vector<Found>* found) const {
   return {};
 }
 
-/// All parameters.
+/// Adds all parameters.
 Status Dist::AddParams() {
   SW_TRY(CheckLists());
   std::vector<Found> found;
@@ -364,7 +364,7 @@ Status Dist::AddWeights() {
   return {};
 }
 
-/// Names that share the data of others, where our notes tell.
+/// Adds names that share the data of other names, if Shardwright's notes list them.
 Status Dist::AddTied() {
   if (!notes_) return {};
   Checkpoint& out = collector_.out;
@@ -392,7 +392,7 @@ Status Dist::AddTied() {
 }
 
 Status Dist::AddTensors(const dcp::Entry& entry, const Key& key, std::string_view state) {
-  // A tensor without elements has no items.
+  // Tensors without elements have no items.
   const auto only = collector_.by_name.find(key.Text(0, 0));
   if (Elems(entry.shape) == 0 && only != collector_.by_name.end()) {
     collector_.TensorOf(only->second, state, entry.dtype);
@@ -403,7 +403,7 @@ Status Dist::AddTensors(const dcp::Entry& entry, const Key& key, std::string_vie
   return {};
 }
 
-/// Adds a chunk, which may be a box of several layers and experts.
+/// Adds a chunk, which may be a box over several layers and experts.
 Status Dist::AddChunk(const dcp::Entry& entry, const dcp::Chunk& chunk, const Key& key,
                       std::string_view state) {
   SW_TRY_ASSIGN(const Place place, TensorAt(entry, chunk));
@@ -433,7 +433,7 @@ Status Dist::AddChunk(const dcp::Entry& entry, const dcp::Chunk& chunk, const Ke
   return {};
 }
 
-/// Optimizer state under the keys of weights.
+/// Adds optimizer states stored under the keys of weights.
 Status Dist::AddModelSpace() {
   for (const auto& [slot, entry] : states_) {
     const std::string_view rest = WithoutChain(entry->name).substr(kState.size() + slot.size() + 1);
@@ -444,7 +444,7 @@ Status Dist::AddModelSpace() {
                   "\"" + entry->name + "\": state of a parameter that the model lacks");
     }
     const bool master = slot == "param" || slot == "fp32_param";
-    // Float32 weights are masters themselves.
+    // Float32 weights are their own master weights.
     if (master && weight->second->dtype == DType::kF32) continue;
     const std::string_view state = master ? layout::kMaster : std::string_view(slot);
     const Key key = ParseKey(name, args_);
@@ -462,8 +462,8 @@ Status Dist::AddModelSpace() {
   return {};
 }
 
-/// State in stretches of local shards: the shape counts shards along each axis, then the elements
-/// of one.
+/// Adds states stored in ranges of local shards. The shape has the
+/// number of shards along each axis, then the elements of one shard.
 Status Dist::AddFlat(const dcp::Entry& entry, const Shape& whole, const Key& key,
                      std::string_view state) {
   const std::size_t rank = whole.size();

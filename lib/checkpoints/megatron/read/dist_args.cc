@@ -5,9 +5,9 @@
 #include "checkpoints/megatron/read/dist_internal.h"
 #include "checkpoints/megatron/run_config.h"
 
-// Reads a model off the keys of the index: its lists of layers, and, where the common state has no
-// arguments of a run, what those would state. NeMo 2.0, Megatron Bridge and other programs that
-// call Megatron-Core's save keep none.
+// Infers a model from the keys of the index: its lists of layers and, if the common
+// state has no arguments of a run, the values of these arguments. NeMo 2.0, Megatron
+// Bridge and other programs that call Megatron-Core's save do not store arguments.
 
 namespace shardwright::checkpoints::megatron {
 namespace {
@@ -20,7 +20,7 @@ const SourceFile* SourceFileOf(const SourceSet& source, std::string_view name) {
   return found == source.files.end() || found->containers.empty() ? nullptr : &*found;
 }
 
-/// A count that a file of one dict keeps as a number or as a tensor of one element.
+/// Reads a count that a file of one dict stores as a number or as a one-element tensor.
 std::optional<std::uint64_t> StoredCount(const SourceFile& file, std::string_view key) {
   const Container& container = file.containers.front();
   const auto document = torch_pt::Parse(*container.metadata);
@@ -36,7 +36,7 @@ std::optional<std::uint64_t> StoredCount(const SourceFile& file, std::string_vie
 
 }  // namespace
 
-/// Checks that every list of layers is one whose names and order are known.
+/// Checks that the names and order of every list of layers are known.
 Status Dist::CheckLists() {
   if (notes_) return {};
   const dcp::Entry* encoder = nullptr;
@@ -61,21 +61,21 @@ Status Dist::CheckLists() {
                                       "checkpoints of their own");
 }
 
-/// The program that has written a checkpoint without arguments.
+/// Returns the name of the program that wrote a checkpoint without arguments.
 std::string Dist::Program() const {
   if (common_.value->Find("pytorch-lightning_version") != nullptr) return "NeMo";
   if (SourceFileOf(source_, kRunConfig) != nullptr) return "Megatron Bridge";
   return "a program other than Megatron-LM";
 }
 
-/// Layers and experts by keys and shapes.
+/// Counts layers and experts by keys and shapes.
 void Dist::CountByKeys() {
   std::uint64_t numbered = 0;
   args_.layers = 0;
   args_.experts = 0;
   for (const dcp::Entry* entry : weights_) {
     const Key key = ParseKey(BareName(*entry), args_);
-    if (entry->shape.size() < key.axes()) continue;  // refused later
+    if (entry->shape.size() < key.axes()) continue;  // a later check fails
     if (key.layers) args_.layers = std::max(args_.layers, entry->shape[0]);
     if (key.name.layer) numbered = std::max(numbered, *key.name.layer + 1);
     if (key.experts) args_.experts = entry->shape[key.axes() - 1];
@@ -94,7 +94,7 @@ void Dist::CountByKeys() {
   args_.layers = std::max(args_.layers, numbered);
 }
 
-/// Works out what arguments would say.
+/// Infers the values of the arguments.
 Status Dist::InferArgs() {
   const std::string program = Program();
   std::map<std::string, std::string> scalars;
@@ -135,9 +135,9 @@ Status Dist::InferArgs() {
   return InferForm(program, !config.empty() && config == kRunConfig);
 }
 
-/// Which form the optimizer's state has, by its keys: these programs state defaults in the metadata
-/// that need not be what they saved.
-/// \param ranks  the configuration tells how many ranks there were
+/// Infers the form of the optimizer's state from its keys. These programs
+/// write defaults to the metadata, which may differ from the saved form.
+/// \param ranks  true if the configuration has the numbers of ranks
 Status Dist::InferForm(const std::string& program, bool ranks) {
   if (reads_ == Reads::kOnlyWeights) return {};
   const auto has = [&](std::string_view slot) {
@@ -156,7 +156,7 @@ Status Dist::InferForm(const std::string& program, bool ranks) {
   } else if (has("param")) {
     form_ = OptimizerForm::kFullyReshardable;
     for (const auto& [slot, entry] : states_) {
-      // Stretches of local shards have an axis more than the weight, and always one for the shards.
+      // Flat ranges of local shards have one axis more than the weight, which counts the shards.
       const bool flat = slot == "param" && IsFlat(*entry);
       if (flat) form_ = OptimizerForm::kFullyShardedModelSpace;
     }
@@ -165,8 +165,8 @@ Status Dist::InferForm(const std::string& program, bool ranks) {
   return {};
 }
 
-/// NeMo has a list of schedules. One of Megatron's own is what Megatron looks for under another
-/// key.
+/// NeMo stores a list of schedules. Moves a single schedule
+/// in Megatron's form to the key that Megatron reads.
 void Dist::TakeSchedule(Node* common) {
   const Node* list = common->Find("lr_schedulers");
   if (list == nullptr || !list->is_list() || list->items.size() != 1) return;

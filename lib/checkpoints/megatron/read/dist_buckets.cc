@@ -7,8 +7,8 @@
 #include "engine/layout/states.h"
 #include "support/base/checked.h"
 
-// dp_reshardable: each bucket of each gradient buffer is a tensor of one dimension. Which parameter
-// lies where is worked out from the model, and proved by the weights.
+// dp_reshardable: each bucket of each gradient buffer is a tensor of one dimension. The
+// reader computes the positions of parameters from the model, and the weights confirm them.
 
 namespace shardwright::checkpoints::megatron {
 
@@ -16,7 +16,7 @@ using pickle::Node;
 
 namespace {
 
-/// "(torch.bfloat16, torch.float32)" of a buffer's parameters.
+/// Formats the types of a buffer's parameters as "(torch.bfloat16, torch.float32)".
 std::string TypesText(const Node* key) {
   std::string text;
   for (const Node* item : key->items) text += (text.empty() ? "(" : ", ") + item->text;
@@ -71,7 +71,7 @@ Status Dist::ReadBuckets() {
   return {};
 }
 
-/// What a rank has of a virtual chunk's parameters, in the order of the model.
+/// Returns a rank's parameters of a virtual chunk, in model order.
 Result<std::vector<Buffered>> Dist::BufferedOf(bool chained, bool experts, const Rank& rank,
                                                std::uint64_t chunk) {
   SW_TRY_ASSIGN(const std::vector<Stage> stages, StagesOf(args_));
@@ -112,8 +112,8 @@ Status Dist::ReadBufferGroup(BucketKey key, bool experts, const Rank& rank) {
   return {};
 }
 
-/// How many elements the buckets of a buffer have, as the checkpoint tells.
-/// \param key  gets the types of the buffer
+/// Reads the numbers of elements in a buffer's buckets from the checkpoint.
+/// \param key  buffer to read; its types must match
 Result<std::vector<std::uint64_t>> Dist::BucketSizes(const BucketKey& key) {
   BucketKey object = key;
   object.dtypes.clear();
@@ -178,14 +178,14 @@ Status Dist::ReadBuffer(const BucketKey& wanted, std::span<const Buffered> param
   return {};
 }
 
-/// Shares the chunks of a bucket out to the parameters in it.
+/// Assigns the chunks of a bucket to its parameters.
 Status Dist::ReadBucket(const dcp::Entry& entry, std::string_view slot, std::uint64_t bucket,
                         std::span<const Buffered> params, const Buffer& buffer) {
   struct Begin {
     std::uint64_t first = 0;
     std::size_t param = 0;
   };
-  std::vector<Begin> in_bucket;  // parameters, by where they begin
+  std::vector<Begin> in_bucket;  // parameters, by start offset
   for (std::size_t i = 0; i < params.size(); ++i) {
     if (buffer.bucket_of[i] == bucket) in_bucket.push_back({buffer.offsets[i], i});
   }
@@ -207,7 +207,7 @@ Status Dist::ReadBucket(const dcp::Entry& entry, std::string_view slot, std::uin
       const std::uint64_t to = std::min(last, next->first + one.what.elems);
       if (from >= to) continue;
       const Param& param = collector_.out.params[one.param];
-      // Float32 weights are masters themselves; of equal copies the first is enough.
+      // Float32 weights are their own master weights. Of equal copies the first is sufficient.
       if (master && param.dtype == DType::kF32) continue;
       const bool replicated = collector_.wholes[one.param].rule.split == layout::Split::kReplicated;
       if (one.copy || (replicated && one.rank > 0)) continue;

@@ -3,19 +3,19 @@
 #include "checkpoints/megatron/read/dist_internal.h"
 #include "engine/layout/states.h"
 
-// Which parameters are in which group of the optimizer, and their step. Groups have no names of
-// parameters in any form.
+// Reads the parameters in each group of the optimizer, and
+// their step. No form stores parameter names in groups.
 
 namespace shardwright::checkpoints::megatron {
 
 using pickle::Node;
 
-/// One dict for each optimizer of a chain, dense parameters first. With buckets they are objects of
-/// their own, else they stand in the common state.
+/// Returns one dict for each chained optimizer, dense parameters first. With
+/// buckets they are separate objects, otherwise parts of the common state.
 Result<std::vector<const Node*>> Dist::PartsOfOptimizer() {
   std::vector<const Node*> parts;
   const Node* common = common_.value->Find("optimizer");
-  // NeMo has a list of optimizers, of which it uses one.
+  // NeMo stores a list of optimizers but uses only one.
   if (common != nullptr && common->is_list() && common->items.size() == 1)
     common = common->items[0];
   const bool chained = FindInt(common, 0) != nullptr;
@@ -32,7 +32,7 @@ Result<std::vector<const Node*>> Dist::PartsOfOptimizer() {
                     tag() + ": no \"" + name + "\": optimizer state of a form that is not known");
       }
       SW_TRY_ASSIGN(const Object groups, OnlyOf(name, object->second->at));
-      // The nodes live as long as the document, which the checkpoint keeps with the common state.
+      // The checkpoint keeps the document, which owns the nodes, with the common state.
       kept_.push_back(groups.document);
       parts.push_back(groups.value);
     }
@@ -63,11 +63,11 @@ Status Dist::ReadGroups() {
   }
   std::string& name = collector_.out.optimizer;
   name = args_.optimizer;
-  if (name == "adam") name = "adamw";  // Megatron's Adam decays weights by themselves
+  if (name == "adam") name = "adamw";  // Megatron's Adam has decoupled weight decay
   return {};
 }
 
-/// State of a loss scaler: with buckets an object of its own, else in the common state.
+/// Adds a loss scaler's state. With buckets it is an object, otherwise a part of the common state.
 Status Dist::AddScaler(std::size_t part, bool chained, const Node* optimizer) {
   constexpr const char* kScaler = "grad_scaler";
   Object object = common_;

@@ -19,20 +19,20 @@
 
 namespace shardwright::checkpoints::megatron {
 
-/// An object of the checkpoint.
+/// An object in the checkpoint.
 struct Object {
   std::uint32_t file = 0;
   std::uint32_t container = 0;
   std::shared_ptr<const torch_pt::Document> document;
-  const pickle::Node* value = nullptr;  ///< what was saved, without the list around it
+  const pickle::Node* value = nullptr;  ///< the saved value, without the list around it
 };
 
-/// One parameter of a stage, as its gradient buffer has it.
+/// One parameter in the gradient buffer of a stage.
 struct Buffered {
   std::uint32_t param = 0;
   BufferParam what;
   bool copy = false;        ///< the last stage's copy of a tied embedding
-  std::uint64_t ranks = 1;  ///< tensor-parallel ranks that share it, and which of them this is
+  std::uint64_t ranks = 1;  ///< number of tensor-parallel ranks that share it; `rank` is this one
   std::uint64_t rank = 0;
 };
 
@@ -106,12 +106,12 @@ class Dist {
   const Reads reads_;
   Collector collector_;
   dcp::Index index_;
-  std::vector<std::uint32_t> files_;  // by file of the index: in the source
+  std::vector<std::uint32_t> files_;  // by file of the index: file of the source
   std::vector<std::map<std::uint64_t, std::uint32_t>> containers_;  // by file and offset
   Args args_;
   OptimizerForm form_ = OptimizerForm::kNone;
   std::string prefix_;      // of model keys
-  std::string told_vocab_;  // size of the vocabulary, where a configuration states it
+  std::string told_vocab_;  // vocabulary size, if a configuration has it
   Object common_;
   const pickle::Node* metadata_ = nullptr;  // content_metadata
   std::optional<Notes> notes_;
@@ -123,7 +123,7 @@ class Dist {
   std::map<std::string, const dcp::Entry*> by_weight_;  // by key without prefix
   std::vector<std::uint32_t> order_;                    // of the model, for buckets
   Groups groups_;
-  std::vector<std::shared_ptr<const torch_pt::Document>> kept_;  // own nodes of groups
+  std::vector<std::shared_ptr<const torch_pt::Document>> kept_;  // own the groups' nodes
   std::vector<Value> scalers_;
   bool has_optimizer_ = false;
 };

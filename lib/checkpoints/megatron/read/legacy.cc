@@ -54,7 +54,7 @@ Status Legacy::ReadFiles() {
   return {};
 }
 
-/// Which rank each folder is of: its name says it only together with the arguments.
+/// Assigns a rank to each folder. This needs both its name and the arguments.
 Status Legacy::PlaceFiles() {
   std::set<std::tuple<std::uint64_t, std::uint64_t, std::uint64_t>> seen;
   for (RankFiles& rank : ranks_) {
@@ -123,8 +123,8 @@ Status Legacy::ReadModel(std::size_t rank, std::uint64_t chunk, const Node* mode
   const std::string& where = NameOf(files.model);
   const std::uint64_t index = chunk * args_.pp + files.p;
   const Stage& stage = stages_[index];
-  std::map<std::uint64_t, std::uint64_t> layers;     // by local number: its global one
-  std::map<std::string, std::size_t> expert_blocks;  // by what is before the expert's number
+  std::map<std::uint64_t, std::uint64_t> layers;     // global number by local number
+  std::map<std::string, std::size_t> expert_blocks;  // by the text before the expert's number
   const bool last = index + 1 == stages_.size();
   const bool has_copy = HasCopy(args_) && last && index > 0;
   for (std::size_t i = 0; i < model->entry_count(); ++i) {
@@ -174,7 +174,7 @@ Status Legacy::ReadModel(std::size_t rank, std::uint64_t chunk, const Node* mode
   return ReadLayers(rank, index, layers);
 }
 
-/// Stages share out the layers of one decoder.
+/// Checks that layers belong to one decoder, because stages share only one list of layers.
 Status Legacy::CheckList(const std::string& where, std::string_view key) {
   if (!key.starts_with(kEncoderLayers) && OtherListOf(key).empty()) return {};
   return Fail(Errc::kUnsupported,
@@ -182,7 +182,7 @@ Status Legacy::CheckList(const std::string& where, std::string_view key) {
                   std::string(kDecoderLayers) + "\" in legacy files: save the run as torch_dist");
 }
 
-/// What a module of a rank has beside tensors.
+/// Reads the extra state of a rank's module.
 void Legacy::ReadExtra(std::size_t rank, const Stage& stage, std::string_view key,
                        const Node* value) {
   const RankFiles& files = ranks_[rank];
@@ -195,7 +195,7 @@ void Legacy::ReadExtra(std::size_t rank, const Stage& stage, std::string_view ke
       [&] { return ValueOf(collector_.map, files.model, 0, files.document, value); }, own_.get());
 }
 
-/// A chunk has all of its layers, and no other.
+/// Checks that a chunk has exactly its own layers.
 Status Legacy::ReadLayers(std::size_t rank, std::uint64_t chunk,
                           const std::map<std::uint64_t, std::uint64_t>& layers) const {
   const std::uint64_t count = stages_[chunk].count;
@@ -208,7 +208,7 @@ Status Legacy::ReadLayers(std::size_t rank, std::uint64_t chunk,
                   std::to_string(args_.layers));
 }
 
-/// The shards of every tensor by tensor rank, of one expert rank, make the whole.
+/// Adds parameters. The whole consists of the shards of one expert rank, by tensor rank.
 Status Legacy::AddParams() {
   std::vector<std::pair<const std::string*, const Spread*>> order;
   std::vector<std::string> names;
@@ -271,7 +271,7 @@ Status Legacy::AddShard(std::size_t rank, const LocalName& name, std::string_vie
 Status Legacy::AddWeights() {
   for (auto& [name, spread] : tensors_) {
     const Param& param = collector_.out.params[collector_.by_name.at(name)];
-    // Of float32 weights the optimizer has no copy.
+    // The optimizer has no copy of float32 weights.
     const bool master = has_optimizer_ && param.dtype == DType::kF32;
     const std::string_view state = param.kind == ParamKind::kBuffer ? layout::kBuffer
                                    : master                         ? layout::kMaster

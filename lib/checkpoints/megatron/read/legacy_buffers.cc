@@ -4,15 +4,15 @@
 #include "checkpoints/megatron/read/legacy_internal.h"
 #include "engine/layout/states.h"
 
-// The distributed optimizer saves its gradient buffers: the state of all parameters of a chunk, one
-// after the other, without names.
+// Reads the gradient buffers that the distributed optimizer saves: the
+// states of all parameters of a chunk, consecutive and without names.
 
 namespace shardwright::checkpoints::megatron {
 namespace {
 
 using pickle::Node;
 
-/// The type of parameters that a buffer is for: the first of its key (param, gradient).
+/// Returns the parameter type of a buffer: the first of its key (param, gradient).
 std::optional<DType> ParamTypeOf(const Node* key) {
   if (key->kind != pickle::Kind::kTuple || key->items.empty()) return std::nullopt;
   const Node* first = key->items[0];
@@ -110,7 +110,7 @@ Status Legacy::ReadBuffer(std::size_t rank, std::uint64_t chunk,
     const std::string_view state = key == "param" ? layout::kMaster : key;
     const std::uint32_t array = collector_.map.AddWhole(place);
     for (std::size_t n = 0; n < names.size(); ++n) {
-      // Float32 weights are masters themselves.
+      // Float32 weights are their own master weights.
       if (state == layout::kMaster && names[n].node->tensor->dtype == DType::kF32) continue;
       SW_TRY(AddShard(rank, names[n], state, place.dtype, array, buffer.stored_offset(n)));
       if (state == layout::kMaster && !names[n].copy) {

@@ -23,7 +23,7 @@ struct RankFiles {
   std::uint64_t e = 0;
   std::string folder;
   std::uint32_t model = 0;                 ///< index of model_optim_rng.pt
-  std::optional<std::uint32_t> optimizer;  ///< of distrib_optim.pt
+  std::optional<std::uint32_t> optimizer;  ///< index of distrib_optim.pt
   std::shared_ptr<const torch_pt::Document> document;
   std::shared_ptr<const torch_pt::Document> optimizer_document;
 };
@@ -35,17 +35,17 @@ struct Held {
   bool copy = false;  ///< the last stage's copy of a tied embedding
 };
 
-/// A tensor of the whole model, by the ranks that hold it.
+/// A tensor of the whole model, and the ranks that store it.
 struct Spread {
   std::vector<Held> held;
   std::tuple<std::uint64_t, std::size_t, std::uint64_t, std::size_t> place;  ///< in the model
 };
 
-/// A parameter of a rank, in the order of its model.
+/// A parameter of a rank, in model order.
 struct LocalName {
   std::string name;
   const pickle::Node* node = nullptr;
-  bool shared = false;  ///< an embedding that another stage has as well
+  bool shared = false;  ///< an embedding that another stage also has
   bool copy = false;
 };
 
@@ -70,7 +70,7 @@ class Legacy {
   Status AddParams();
   Status AddWeights();
 
-  // legacy_optimizer.cc: state of whole shards.
+  // legacy_optimizer.cc: states of whole shards.
   Status ReadOptimizers();
   Status ReadOptimizer(std::size_t rank);
   Result<std::vector<const pickle::Node*>> PartsOfOptimizer(std::size_t rank) const;
@@ -83,14 +83,14 @@ class Legacy {
                    const std::vector<std::vector<std::size_t>>& shared, const pickle::Node* groups,
                    bool experts);
 
-  // legacy_buffers.cc: state in gradient buffers.
+  // legacy_buffers.cc: states in gradient buffers.
   Status ReadBuffers(std::size_t rank, std::size_t part, bool experts);
   Status ReadBuffer(std::size_t rank, std::uint64_t chunk, const std::vector<LocalName>& names,
                     const pickle::Node* entry, bool experts, std::uint64_t elems);
 
   Status ReadRunState();
 
-  /// Adds what a rank holds of a parameter in a state, which lies in `array` from `first` on.
+  /// Adds a rank's shard of a parameter in a state. `array` contains it from element `first` on.
   Status AddShard(std::size_t rank, const LocalName& name, std::string_view state, DType dtype,
                   std::uint32_t array, std::uint64_t first);
   layout::Role RoleOf(std::size_t rank, std::uint32_t param, bool copy) const;

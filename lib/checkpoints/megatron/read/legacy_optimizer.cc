@@ -5,7 +5,7 @@
 #include "engine/layout/states.h"
 #include "support/base/text.h"
 
-// The optimizer knows parameters by number: group after group, each in the order of the model.
+// The optimizer identifies parameters by number: group by group, each in model order.
 
 namespace shardwright::checkpoints::megatron {
 namespace {
@@ -73,7 +73,7 @@ Status Legacy::ReadOptimizers() {
   }
   std::string& name = collector_.out.optimizer;
   name = args_.optimizer;
-  if (name == "adam") name = "adamw";  // Megatron's Adam decays weights by themselves
+  if (name == "adam") name = "adamw";  // Megatron's Adam has decoupled weight decay
   return {};
 }
 
@@ -96,7 +96,7 @@ Status Legacy::ReadPart(std::size_t rank, std::size_t part, const Node* root) {
   SW_TRY_ASSIGN(const std::vector<const Node*> parts, PartsOfOptimizer(rank));
   const bool chained = parts.size() > 1;
   const Node* inner = FindIn(root, "optimizer");
-  const bool mixed = inner != nullptr;  // an optimizer inside one that keeps masters
+  const bool mixed = inner != nullptr;  // an outer optimizer has the master weights
   if (inner == nullptr) inner = root;
   const Node* groups = FindIn(inner, "param_groups");
   const std::vector<LocalName> names = NamesOf(rank, part, chained, std::nullopt);

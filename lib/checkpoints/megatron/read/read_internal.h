@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// lib/checkpoints/megatron/read: a checkpoint of Megatron's as logical tensors.
-// A Collector knows how ranks cut parameters and enters their shards into the map. legacy*.cc finds
-// the shards in folders of ranks, dist*.cc in the items of torch_dist; both work out from the order
-// of the model where gradient buffers, which have no names, keep a parameter's state. Source:
-// docs/formats/megatron.md.
+// lib/checkpoints/megatron/read: reads a Megatron checkpoint as logical tensors.
+// A Collector knows how ranks cut parameters and adds their shards to the map.
+// legacy*.cc finds the shards in the folders of ranks, and dist*.cc in the items
+// of torch_dist. Gradient buffers have no names, so both compute the position of
+// a parameter's state from the model's order. Source: docs/formats/megatron.md.
 
 #pragma once
 
@@ -29,38 +29,38 @@
 
 namespace shardwright::checkpoints::megatron {
 
-/// Collects a checkpoint: parameters by name, and tensors of them with the fragments found so far.
+/// Collects a checkpoint: parameters by name, and their tensors with the fragments found so far.
 class Collector {
  public:
   Collector(const SourceSet& source, const Patterns& patterns);
 
-  /// The logical tensor of a parameter in a state; made when it is first asked for.
+  /// Returns the logical tensor of a parameter in a state. Creates it on the first call.
   /// \returns index into out.map.tensors
   std::uint32_t TensorOf(std::uint32_t param, std::string_view state, DType dtype);
-  /// The same for the rows that pad a vocabulary.
+  /// Returns the tensor with the padding rows of a vocabulary. Creates it on the first call.
   std::uint32_t PaddingOf(std::uint32_t param, std::string_view state, DType dtype);
 
-  /// Adds what a tensor-parallel rank holds of a parameter.
-  /// \param at    where the rank's shard begins
-  /// \param rank  of `ranks`
+  /// Adds a tensor-parallel rank's shard of a parameter.
+  /// \param at  place of the shard's first element
+  /// \param rank  one of `ranks` tensor-parallel ranks
   Status AddShard(std::uint32_t param, std::string_view state, DType dtype, layout::Placement at,
                   std::uint64_t ranks, std::uint64_t rank, layout::Role role);
 
-  /// Adds elements [first, last) of a rank's shard, of which the first lies at `at`.
+  /// Adds elements [first, last) of a rank's shard. `at` is the place of the first one.
   Status AddRange(std::uint32_t param, std::string_view state, DType dtype, layout::Placement at,
                   std::uint64_t ranks, std::uint64_t rank, std::uint64_t first, std::uint64_t last);
 
-  /// Adds a box of a parameter, rows that pad it counted.
-  /// \param at  where its first element lies
+  /// Adds a box of a parameter. Its coordinates count padding rows.
+  /// \param at  place of its first element
   Status AddBox(std::uint32_t param, std::string_view state, DType dtype, layout::Placement at,
                 const Shape& offsets, const Shape& sizes);
 
-  /// A trained parameter or buffer with the shapes of its shards.
+  /// Adds a trained parameter or buffer, given the shapes of its shards.
   /// \returns index into out.params
   Result<std::uint32_t> AddParam(const Rules& rules, const Args& args, const std::string& name,
                                  DType dtype, std::span<const Shape> shards);
 
-  /// Ends with sorted states, order and a proof of the map.
+  /// Sorts the states, sets the order and verifies the map.
   Result<Checkpoint> Finish();
 
  private:
@@ -83,34 +83,34 @@ class Collector {
   std::map<std::tuple<std::uint32_t, std::uint64_t, std::uint64_t>, std::vector<Part>> parts_;
 };
 
-/// A value of a pickled container with the members of the tensors in it.
-/// \param node  in the document
+/// Makes a value from a node of a pickled container. Finds the members of the tensors in it.
+/// \param node  a node of `document`
 Value ValueOf(MapBuilder& map, std::uint32_t file, std::uint32_t container,
               std::shared_ptr<const torch_pt::Document> document, const pickle::Node* node);
 
-/// Keeps what a module has beside tensors, where a target needs it.
-/// \param name   in the whole model
-/// \param value  makes it; asked for only then
+/// Stores a module's extra state. Skips None of linear layers, which no target needs.
+/// \param name  name in the whole model
+/// \param value  makes the value; called only if it is stored
 void AddModule(const std::string& name, const pickle::Node* node,
                const std::function<Value()>& value, RunState* own);
 
-/// A step that an optimizer keeps in its groups, as it keeps it by parameter elsewhere: one
-/// float32.
+/// Converts a step that an optimizer stores in its groups
+/// to the form of a per-parameter step: one float32.
 Scalar StepScalar(double step);
 
-/// A step that a tensor of one element holds.
-/// \error kBadInput  it holds something else
+/// Reads a step from a tensor of one element.
+/// \error kBadInput  the tensor contains another value
 Result<Scalar> ScalarOf(const Container& container, const torch_pt::Document& document,
                         const pickle::Node* node, const std::string& what);
 
 /// Sets mesh and layout of a checkpoint from the arguments of its run.
 void FillLayout(const Args& args, MegatronLayout layout, Checkpoint* out);
 
-/// Optimizer groups of all ranks, told apart by what Megatron tells them apart by.
+/// Optimizer groups of all ranks, identified by the same options as in Megatron.
 class Groups {
  public:
-  /// The neutral group of a group's options; made when it is new.
-  /// \param options  of a rank's group, "params" among them or not
+  /// Returns the format-independent group for a group's options. Adds it if it is new.
+  /// \param options  options of a rank's group, with or without "params"
   std::uint32_t Of(pickle::Arena& arena, const pickle::Node* options, bool experts,
                    std::vector<Group>* groups);
 
@@ -121,23 +121,23 @@ class Groups {
 /// A parameter of a rank's optimizer.
 struct Local {
   std::uint32_t param = 0;
-  Shape shape;  ///< of the rank's shard
+  Shape shape;  ///< shape of the rank's shard
   DType dtype = DType::kF32;
 };
 
-/// Shares the parameters of a rank out to its optimizer groups, as Megatron does: weight decay for
-/// matrices, none for vectors.
+/// Assigns the parameters of a rank to its optimizer groups by
+/// Megatron's rule: matrices have weight decay, vectors do not.
 /// \returns by group: indices into `locals`, ascending
-/// \error kUnsupported  groups of another kind
+/// \error kUnsupported  the groups follow another rule
 Result<std::vector<std::vector<std::size_t>>> ShareOut(const Checkpoint& checkpoint,
                                                        const std::vector<Local>& locals,
                                                        const pickle::Node* groups,
                                                        const std::string& where);
 
-/// A stretch of a row-major array as boxes of it, in order.
+/// Converts a range of elements in a row-major array to boxes, in order.
 std::vector<layout::Box> BoxesOfRange(const Shape& shape, std::uint64_t first, std::uint64_t last);
 
-/// The part of a checkpoint that a reader reads.
+/// The part of a checkpoint to read.
 enum class Reads : std::uint8_t { kAll, kOnlyWeights };
 
 /// Reads torch_dist. Reads::kOnlyWeights implements Format::read_weights.

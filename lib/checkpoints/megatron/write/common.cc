@@ -21,7 +21,7 @@ const Node* CountNode(Arena& arena, std::uint64_t count) {
   return arena.Int(static_cast<std::int64_t>(count));
 }
 
-/// Every key by which Megatron tells groups apart, and those of torch's Adam.
+/// Returns all options that identify a group in Megatron, and those of torch's Adam.
 Node* OptionsOf(Arena& arena, const Group& group) {
   if (group.options != nullptr && group.options->is_dict() &&
       group.options->Find("wd_mult") != nullptr) {
@@ -58,7 +58,7 @@ double NumberIn(const Node* options, const char* key) {
   return value ? *value : 0;
 }
 
-/// As Megatron's dynamic scaler begins, unless told otherwise.
+/// Initial values of Megatron's dynamic scaler with default arguments.
 constexpr float kFirstScale = 4294967296.0F;
 constexpr std::int64_t kFirstHysteresis = 2;
 
@@ -77,7 +77,7 @@ const char* FormText(OptimizerForm form) {
   return form == OptimizerForm::kDpReshardable ? "dp_reshardable" : "fully_reshardable";
 }
 
-/// The common part of one optimizer.
+/// Builds the common part of one optimizer.
 Result<const Node*> OptimizerNode(Document& document, const Checkpoint& source,
                                   const MegatronLayout& to, bool chained, bool experts,
                                   std::optional<double> step) {
@@ -87,7 +87,7 @@ Result<const Node*> OptimizerNode(Document& document, const Checkpoint& source,
   if (distributed) {
     Set(arena, outer, "param_state_sharding_type", arena.String(FormText(to.optimizer)));
   }
-  // With buckets every rank has its groups beside them.
+  // With buckets, every rank's groups are objects of their own next to the buckets.
   if (to.optimizer == OptimizerForm::kDpReshardable) return outer;
   Node* inner = arena.Dict();
   if (!distributed) {
@@ -104,7 +104,7 @@ Result<const Node*> OptimizerNode(Document& document, const Checkpoint& source,
     groups.push_back(group.options);
   }
   Set(arena, inner, "param_groups", arena.List(std::move(groups)));
-  // Without masters of their own, float32 weights have a plain optimizer.
+  // Float32 weights without separate master weights have a plain optimizer.
   const bool plain = !distributed && source.layout.dtype == DType::kF32;
   if (plain) return inner;
   Set(arena, outer, "optimizer", inner);
@@ -208,7 +208,7 @@ std::vector<TargetGroup> GroupsOf(Arena& arena, const Checkpoint& source, bool c
     Set(arena, options, "is_expert_parallel", arena.Bool(experts));
     pickle::Remove(options, "step");
     if (step) Set(arena, options, "step", arena.Float(*step));
-    // Without weight decay last.
+    // Groups without weight decay come last.
     const std::vector<double> identity = {-NumberIn(options, "wd_mult"),
                                           NumberIn(options, "lr_mult"), NumberIn(options, "max_lr"),
                                           NumberIn(options, "min_lr")};
@@ -249,7 +249,7 @@ Result<const Node*> ScalerNode(Document* document, const Checkpoint& source, boo
   const RunState* own = RunStateOf(source);
   const Value* value = nullptr;
   if (own != nullptr && !own->scalers.empty()) {
-    // One scale is for the gradients of all optimizers.
+    // All optimizers share one scale of the gradients.
     value = &own->scalers[std::min<std::size_t>(experts ? 1 : 0, own->scalers.size() - 1)];
   }
   if (value != nullptr && value->root != nullptr) {

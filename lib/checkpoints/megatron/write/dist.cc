@@ -21,7 +21,7 @@ namespace {
 
 using pickle::Node;
 
-/// Layers, and experts in them, that a key stands for.
+/// Number of layers, and of experts in each, that a key represents.
 struct Stack {
   std::uint64_t layers = 1;
   std::uint64_t experts = 1;
@@ -40,23 +40,23 @@ class DistWriter {
   Result<Written> Run();
 
  private:
-  /// A box of a tensor that will be an item.
+  /// A box of a tensor that becomes an item.
   struct Box {
     std::uint32_t param = 0;
-    std::size_t entry = 0;  // of the index
+    std::size_t entry = 0;  // in the index
     std::string state;
     DType dtype = DType::kF32;
     Shape offsets;
     Shape sizes;
     Rank rank;
-    bool again = false;  // the same elements are under another key as well
+    bool again = false;  // another key has the same elements
 
     std::uint64_t bytes() const { return Elems(sizes) * ItemSize(dtype); }
   };
 
-  /// What a gradient bucket has of a parameter, or a gap before it: an item to be.
+  /// A parameter in a gradient bucket, or a gap before it. Becomes an item.
   struct Piece {
-    std::size_t entry = 0;  // of the index
+    std::size_t entry = 0;  // in the index
     std::optional<std::uint32_t> array;
     std::uint64_t first = 0;
     std::uint64_t elems = 0;
@@ -103,8 +103,8 @@ class DistWriter {
   std::map<std::string, Stack> stacks_;          // by key
   dcp::Index index_;
   std::map<std::string, std::size_t> entries_;
-  std::map<std::uint64_t, std::uint32_t> files_;         // by rank: of the items
-  std::map<std::uint64_t, std::uint32_t> file_numbers_;  // by rank: of the index
+  std::map<std::uint64_t, std::uint32_t> files_;         // by rank: items' file
+  std::map<std::uint64_t, std::uint32_t> file_numbers_;  // by rank: in the index
   Written out_;
 };
 
@@ -123,7 +123,7 @@ std::uint32_t DistWriter::FileOf(const Rank& rank) {
   return at->second;
 }
 
-/// The stage, and the expert rank, that have a parameter.
+/// Returns the stage and the expert rank that have a parameter.
 Result<Rank> DistWriter::RankOf(const ParamName& name) const {
   Rank rank;
   if (name.layer) {
@@ -204,7 +204,7 @@ Status DistWriter::AddParam(std::uint32_t index) {
   return {};
 }
 
-/// \param again  as in Box
+/// \param again  as Box::again
 Status DistWriter::AddState(std::uint32_t index, const std::string& text, std::string_view state,
                             DType dtype, bool again) {
   const Param& param = source_.params[index];
@@ -268,7 +268,7 @@ Status DistWriter::AddState(std::uint32_t index, const std::string& text, std::s
   return {};
 }
 
-/// Small items come first, as in files of torch.
+/// Writes small items first, as torch does.
 Status DistWriter::AddBoxes() {
   std::stable_sort(boxes_.begin(), boxes_.end(),
                    [](const Box& a, const Box& b) { return a.bytes() < b.bytes(); });
@@ -276,7 +276,7 @@ Status DistWriter::AddBoxes() {
   return {};
 }
 
-/// One item: a box of the key's tensor.
+/// Adds one item: a box of the key's tensor.
 Status DistWriter::AddBox(const Box& what) {
   const auto& [index, number, state, dtype, offsets, sizes, rank, again] = what;
   const Param& param = source_.params[index];
@@ -323,7 +323,7 @@ Status DistWriter::AddBox(const Box& what) {
   return add(true, padding, real, box[0] - real);
 }
 
-/// Optimizer state in gradient buffers.
+/// Adds the optimizer state in gradient buffers.
 Status DistWriter::AddBuffers() {
   if (!writing_.has_optimizer || to_.optimizer != OptimizerForm::kDpReshardable) return {};
   SW_TRY(CheckBuffers(writing_));
@@ -369,8 +369,8 @@ Status DistWriter::AddBuffersOf(Shards* shards, BucketKey key, const Rank& rank)
   return {};
 }
 
-/// A state of all parameters of a buffer. Whichever data-parallel ranks load it, an item is a
-/// parameter or a gap, so that nobody reads more than it needs, but for parameters at its ends.
+/// Adds one state of all parameters in a buffer. Each item is one parameter or gap,
+/// so that data-parallel ranks read little more than they need, whatever their number.
 Status DistWriter::AddState(Shards* shards, BucketKey key, const StateBuffer& one,
                             const std::string& state, const Rank& rank) {
   std::uint64_t at = 0;
@@ -388,7 +388,7 @@ Status DistWriter::AddState(Shards* shards, BucketKey key, const StateBuffer& on
       SW_TRY(shards->AddShard(rank, one.mine[i], state, DType::kF32, array, 0));
       pieces_.push_back({entry, array, first, elems, rank});
     }
-    // Before an embedding that two stages share a gap ends the bucket.
+    // A gap before an embedding that two stages share ends the bucket.
     const bool ends = i == 0 || one.buffer.bucket_of[i - 1] != key.bucket;
     const std::uint64_t all = one.buffer.unpadded[key.bucket];
     if (ends && at < all) pieces_.push_back({entry, std::nullopt, at, all - at, rank});
@@ -396,7 +396,7 @@ Status DistWriter::AddState(Shards* shards, BucketKey key, const StateBuffer& on
   return {};
 }
 
-/// What every rank tells of its buffers beside them: sizes of buckets, groups.
+/// Adds the objects of every rank's buffers: sizes of buckets, groups.
 Status DistWriter::AddGroupObjects(BucketKey key, const std::vector<StateBuffer>& buffers,
                                    const Rank& rank) {
   const auto add = [&](const char* slot, Document document, const Node* value) -> Status {
@@ -467,8 +467,8 @@ Status DistWriter::AddObject(const std::string& key, const Document& document, R
   return {};
 }
 
-/// Every linear layer has an object of its own, mostly None, and a load fails without. Other
-/// modules have one where the source has it.
+/// Adds extra states. Every linear layer needs an object, usually
+/// None, or loading fails. Other modules have one if the source has it.
 Status DistWriter::AddExtraStates() {
   std::set<std::string> names;
   if (const RunState* own = RunStateOf(source_)) {
@@ -533,7 +533,7 @@ Status DistWriter::AddCommon() {
   return {};
 }
 
-/// Megatron-Core writes it where it is asked to; whoever asked once shall find it again.
+/// Adds integrity.json. Megatron-Core writes it on request; the target has it if the source does.
 void DistWriter::AddIntegrity() {
   plan::DigestList list;
   std::vector<std::string> names;

@@ -15,35 +15,35 @@
 
 namespace shardwright::checkpoints::megatron {
 
-/// Lays items of torch.save into files, one behind the other.
+/// Writes items of torch.save into files, one after the other.
 class Items {
  public:
   explicit Items(plan::TargetBuilder& builder) : builder_(builder) {}
 
-  /// An empty file. \returns its number
+  /// Adds an empty file. \returns its number
   std::uint32_t AddFile(std::string path);
 
-  /// An item that is one tensor, whose elements an array holds.
-  /// \returns where it lies; of the place's file nothing is said
+  /// Adds an item that is one tensor. Its elements are in an array of the target.
+  /// \returns its place; the caller must set the place's file
   Result<dcp::Place> AddTensor(std::uint32_t file, DType dtype, const Shape& shape,
                                std::uint32_t array, const std::string& what);
 
-  /// An item that is an object.
-  /// \param arrays  of the target, by the numbers that the document's tensors have
+  /// Adds an item that is an object.
+  /// \param arrays  numbers of target arrays, by number of the document's tensors
   Result<dcp::Place> AddObject(std::uint32_t file, const Document& document,
                                std::span<const std::uint32_t> arrays = {});
 
-  /// Gives every file its frame. Nothing is added after that.
+  /// Completes the frame of every file. Call it after the last Add call.
   void Finish();
 
  private:
   struct Item {
     std::uint64_t first = 0;
     torch_pt::Layout layout;
-    std::vector<std::uint32_t> order;  // storages in the order of their offsets
+    std::vector<std::uint32_t> order;  // storages by ascending offset
   };
   struct File {
-    std::uint32_t number = 0;  // of the target
+    std::uint32_t number = 0;  // number in the target
     std::uint64_t bytes = 0;
     std::vector<Item> items;
   };

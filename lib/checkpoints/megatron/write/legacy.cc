@@ -19,10 +19,10 @@ using pickle::Node;
 
 constexpr double kCheckpointVersion = 3.0;
 
-/// One file while it is put together.
+/// A file under construction.
 struct OpenFile {
   Document document;
-  std::vector<std::uint32_t> arrays;  ///< by the numbers of its tensors
+  std::vector<std::uint32_t> arrays;  ///< by tensor number in the document
 };
 
 class LegacyWriter {
@@ -52,7 +52,7 @@ class LegacyWriter {
   const MegatronLayout& to_;
   std::optional<double> step_;
   std::optional<Shards> shards_;
-  // The rank that is written.
+  // The rank being written.
   Rank rank_;
   std::vector<std::vector<Mine>> mine_;  // by chunk
 };
@@ -85,7 +85,7 @@ Status LegacyWriter::Prepare() {
   return {};
 }
 
-/// Stages share out one list of layers, and no others.
+/// Checks that the model has one list of layers, because stages share only one.
 Status LegacyWriter::CheckOneStack() const {
   if (w_.args.hybrid) {
     return Fail(Errc::kUnsupported, "files=torch: layers of several kinds (hybrid models)");
@@ -119,7 +119,7 @@ Result<const Node*> LegacyWriter::ModelNode(OpenFile* file, std::uint64_t chunk)
   const std::vector<Mine>& mine = mine_[chunk];
   Arena& arena = file->document.arena;
   Node* model = arena.Dict(true);
-  std::string module;  // a linear layer whose extra state is still to come
+  std::string module;  // a linear layer without its extra state yet
   std::string whole;   // its name in the whole model
   const auto close = [&]() -> Status {
     if (module.empty()) return {};
@@ -150,7 +150,7 @@ Result<const Node*> LegacyWriter::ModelNode(OpenFile* file, std::uint64_t chunk)
   return model;
 }
 
-/// What modules without parameters keep, attention above all.
+/// Adds the extra state of modules without parameters, mainly attention.
 Status LegacyWriter::AddModules(OpenFile* file, std::uint64_t chunk, Node* model) const {
   const Stage& stage = shards_->stages()[chunk * to_.mesh.pp + rank_.p];
   const std::uint64_t each = w_.args.experts / to_.mesh.ep;
@@ -169,7 +169,7 @@ Status LegacyWriter::AddModules(OpenFile* file, std::uint64_t chunk, Node* model
   return {};
 }
 
-/// State of whole shards, by number: group after group, each in the order of the model.
+/// Builds states of whole shards, by number: group by group, each in model order.
 Result<const Node*> LegacyWriter::OptimizerNode(OpenFile* file, bool experts) {
   Document& document = file->document;
   Arena& arena = document.arena;
@@ -230,7 +230,7 @@ Result<const Node*> LegacyWriter::OptimizerNode(OpenFile* file, bool experts) {
   return outer;
 }
 
-/// State in gradient buffers.
+/// Builds states in gradient buffers.
 Result<const Node*> LegacyWriter::BuffersNode(OpenFile* file, bool experts) {
   Arena& arena = file->document.arena;
   Node* root = arena.Dict();

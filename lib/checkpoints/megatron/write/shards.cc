@@ -56,7 +56,7 @@ Result<std::vector<Part>> Shards::PartsFor(const Whole& whole, const Param& para
                                            std::uint64_t t) const {
   const std::uint64_t ranks = RanksOf(w_.args, param.name);
   Whole known = whole;
-  // One rank has all of a parameter, whatever it is.
+  // With one rank the rule does not matter: the rank has the whole parameter.
   if (ranks == 1 && known.rule.split == layout::Split::kUnknown) {
     known.rule.split = layout::Split::kReplicated;
   }
@@ -72,7 +72,7 @@ Result<std::vector<Mine>> Shards::MineOf(const Rank& rank, std::uint64_t chunk) 
   std::vector<Mine> all;
   for (const Holding& held : HoldingsOf(w_.args, stages_, params, order_, rank, chunk)) {
     const Param& param = params[held.param];
-    if (rank.t >= RanksOf(w_.args, param.name)) continue;  // experts are cut otherwise
+    if (rank.t >= RanksOf(w_.args, param.name)) continue;  // experts may have fewer tensor ranks
     ParamName name = ParseName(param.name);
     if (name.layer) name.layer = *name.layer - stage.begin;
     if (name.expert) name.expert = *name.expert - rank.e * each;
@@ -139,7 +139,7 @@ Result<StateBuffer> Shards::BufferOf(const Rank& rank, std::vector<Mine> mine, s
   for (const Mine& one : mine) params.push_back({Elems(one.shape), one.shared});
   out.dtype = w_.source.params[mine.front().param].dtype;
   out.gradient = GradientType(w_.args, out.dtype);
-  // The number of elements counts where buckets are counted, which those of targets are not.
+  // The total only matters for rules that set a number of buckets, which targets do not.
   const BucketRule rule = BucketRuleOf(w_.args, rank.p, chunk, 0, experts);
   out.buffer = LayOut(params, rule);
   if (w_.to.files == Files::kTorchDist) {

@@ -19,52 +19,52 @@ namespace shardwright::checkpoints::megatron {
 /// A parameter of a rank.
 struct Mine {
   std::uint32_t param = 0;
-  std::string name;  ///< as the rank calls it
-  Shape shape;       ///< of its shard
+  std::string name;  ///< name on this rank
+  Shape shape;       ///< shape of its shard
   bool shared = false;
-  bool copy = false;  ///< of the embedding, in the last stage
+  bool copy = false;  ///< the last stage's copy of the embedding
 };
 
 /// A gradient buffer of a rank.
 struct StateBuffer {
-  DType dtype = DType::kF32;  ///< of its parameters
+  DType dtype = DType::kF32;  ///< type of its parameters
   DType gradient = DType::kF32;
   std::vector<Mine> mine;
   Buffer buffer;
-  /// What it holds of each parameter: the master weight, called "param" there, then the states.
+  /// States in the buffer for each parameter: first the master weight, named "param" there.
   std::vector<std::string> states;
 };
 
-/// "param" of masters, else the state.
+/// Returns "param" for master weights, otherwise the state.
 std::string_view SlotOf(std::string_view state);
 
-/// Whether a checkpoint can have its optimizer in gradient buffers of torch_dist.
-/// \error kUnsupported  Megatron-Core could not load them, or does not tell their order
+/// Checks that the optimizer of a checkpoint can be written as gradient buffers of torch_dist.
+/// \error kUnsupported  Megatron-Core cannot load the buffers, or their order is unknown
 /// Pure.
 Status CheckBuffers(const Writing& w);
 
-/// What the ranks of a target have of a model, and the fragments of it.
+/// Computes the parameters of each rank of a target, and adds their fragments to it.
 class Shards {
  public:
-  /// \param order  of the parameters in the model
+  /// \param order  order of the parameters in the model
   Shards(Writing& writing, std::vector<Stage> stages, std::vector<std::uint32_t> order)
       : w_(writing),
         stages_(std::move(stages)),
         order_(std::move(order)),
         chained_(IsChained(writing.source, writing.to)) {}
 
-  /// What a rank has of a virtual chunk, in the order of the model.
+  /// Returns the parameters of a virtual chunk on a rank, in model order.
   Result<std::vector<Mine>> MineOf(const Rank& rank, std::uint64_t chunk) const;
-  /// The trained ones of them that an optimizer of a chain has.
+  /// Returns the trained parameters in `mine` that belong to one optimizer of a chain.
   std::vector<Mine> PartOf(const std::vector<Mine>& mine, bool experts) const;
 
-  /// Adds a rank's shard of a parameter in a state, which lies in `array` from `first` on.
+  /// Adds a rank's shard of a parameter in a state. `array` contains it from element `first` on.
   Status AddShard(const Rank& rank, const Mine& mine, std::string_view state, DType dtype,
                   std::uint32_t array, std::uint64_t first);
 
   /// Lays out the gradient buffers of a rank.
-  /// \param chunks  what it has, by virtual chunk
-  /// \error kUnsupported  torch_dist: as CheckLoadable; a parameter lacks a state
+  /// \param chunks  the rank's parameters, by virtual chunk
+  /// \error kUnsupported  torch_dist: as for CheckLoadable; a parameter lacks a state
   Result<std::vector<StateBuffer>> BuffersOf(const Rank& rank,
                                              const std::vector<std::vector<Mine>>& chunks,
                                              bool experts) const;

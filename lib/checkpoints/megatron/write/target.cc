@@ -36,7 +36,7 @@ tl::unexpected<Error> Indivisible(const std::string& key, std::uint64_t ranks,
                                       " " + what + " do not divide");
 }
 
-/// Layers and experts of a model by its names.
+/// Counts the layers and experts of a model by names.
 void CountModel(const Checkpoint& source, Args* args) {
   args->layers = 0;
   args->experts = 0;
@@ -51,13 +51,13 @@ void CountModel(const Checkpoint& source, Args* args) {
   }
 }
 
-/// Files, form of the optimizer's state, and buckets.
+/// Sets the files, the form of the optimizer's state, and the bucket size.
 Status ResolveFiles(const TargetSpec& spec, MegatronLayout* to) {
   if (const std::string* files = spec.Find("files")) {
     to->files = *files == kFilesWords[0] ? Files::kTorchDist : Files::kTorch;
   }
   const bool legacy = to->files == Files::kTorch;
-  // Legacy files have no other form; in torch_dist whole parameters load into any layout.
+  // Legacy files have no other form. In torch_dist any layout can load whole parameters.
   const OptimizerForm form =
       legacy ? OptimizerForm::kDpReshardable : OptimizerForm::kFullyReshardable;
   if (to->optimizer != OptimizerForm::kNone) to->optimizer = form;
@@ -81,7 +81,7 @@ Status ResolveFiles(const TargetSpec& spec, MegatronLayout* to) {
   return {};
 }
 
-/// Depths of multi-token prediction, by names.
+/// Counts the depths of multi-token prediction by names.
 std::uint64_t CountMtp(const Checkpoint& source) {
   std::uint64_t count = 0;
   for (const Param& param : source.params) {
@@ -91,7 +91,7 @@ std::uint64_t CountMtp(const Checkpoint& source) {
   return count;
 }
 
-/// True unless a key without numbers could stand for a parameter in all layers.
+/// Returns true unless a key without numbers can represent a parameter of all layers.
 bool LayersDiffer(const Checkpoint& source) {
   std::map<std::string, std::uint64_t> layers;  // by stack
   std::map<std::string, std::pair<std::uint64_t, const Param*>> alike;
@@ -179,7 +179,7 @@ Result<Layout> Resolve(const TargetSpec& spec, const Checkpoint& source) {
   mesh.pp = Wanted(spec, "pp", mesh.pp);
   mesh.ep = Wanted(spec, "ep", mesh.ep);
   to->etp = Wanted(spec, "etp", mesh.tp != before.tp || from == nullptr ? mesh.tp : to->etp);
-  // Another number of stages has other chunks.
+  // Another number of stages yields other chunks.
   const bool same_stages = from != nullptr && mesh.pp == before.pp;
   to->vpp = Wanted(spec, "vpp", same_stages ? to->vpp : 1);
   to->first = Wanted(spec, "first", same_stages ? to->first : 0);

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// lib/checkpoints/megatron/write: torch_dist of any checkpoint.
-// target.cc makes a layout of --target, dist.cc an item of every box that a rank has of a tensor,
-// legacy.cc a file of every rank, shards.h what ranks have and their gradient buffers, common.cc
-// the arguments and groups in common.pt; items.h lays items into files. Source:
-// docs/formats/megatron.md.
+// lib/checkpoints/megatron/write: writes any checkpoint as torch_dist or legacy files.
+// target.cc resolves --target to a layout. dist.cc makes an item of every box that
+// a rank has of a tensor, and legacy.cc a file for every rank. shards.h computes the
+// contents of ranks and their gradient buffers, common.cc the arguments and groups
+// in common.pt. items.h writes items into files. Source: docs/formats/megatron.md.
 
 #pragma once
 
@@ -27,27 +27,27 @@
 
 namespace shardwright::checkpoints::megatron {
 
-/// Null if the source is of another format.
+/// Returns the state of a Megatron source, or null if the source has another format.
 const RunState* RunStateOf(const Checkpoint& source);
 
-/// The arguments of a run that goes on in a layout.
+/// Returns the arguments of a run that resumes in a layout.
 Args TargetArgs(const Checkpoint& source, const MegatronLayout& to);
 
-/// What both writers need while they put a target together.
+/// State that both writers share while they build a target.
 class Writing {
  public:
   Writing(const Checkpoint& from, const MegatronLayout& layout);
 
-  /// How the target cuts a parameter: as the source's rule says, else as Megatron cuts modules of
-  /// that name. Rows of a vocabulary are padded as Megatron pads them.
+  /// Returns a parameter's whole shape and rule: the source's rule, or Megatron's rule
+  /// for modules of that name. Adds the padding rows that Megatron adds to a vocabulary.
   Whole WholeFor(const Param& param) const;
   const layout::LogicalTensor* SourceTensor(const std::string& name, std::string_view state) const;
-  /// A tensor of the target, or its padding; made when it is first asked for.
+  /// Returns a tensor of the target, or of its padding. Creates it on the first call.
   std::uint32_t TensorOf(const std::string& name, bool padding, std::string_view state, DType dtype,
                          const Shape& shape);
-  /// Padding is kept where there is as much as before, else it is zero.
+  /// Returns true if the source's padding has the same shape. If not, padding is zero.
   bool KeepsPadding(const Param& param, std::string_view state, const Shape& padding) const;
-  /// What of a Megatron run, or of another trainer's, has no place.
+  /// Describes the source's own state that the target cannot store.
   std::vector<std::string> Left() const;
 
   const Checkpoint& source;
@@ -57,27 +57,27 @@ class Writing {
   Items items;
   std::string tag;
   bool has_optimizer = false;
-  bool keeps_random = false;     ///< every rank has its random states from the source
-  std::uint64_t vocab_rows = 0;  ///< with padding, 0: unknown
+  bool keeps_random = false;     ///< the source has random states for every rank
+  std::uint64_t vocab_rows = 0;  ///< with padding; 0: unknown
 
  private:
   layout::TensorIndex index_of_source_;
-  std::optional<Rules> rules_;  // none: first linear layers of MLPs fit no model of Megatron's
+  std::optional<Rules> rules_;  // nothing if first linear layers of MLPs fit no Megatron model
   std::map<std::pair<std::string, std::string>, std::uint32_t> tensors_;  // by name and state
 };
 
-/// A group of one of the optimizers of the target.
+/// A group of one of the target's optimizers.
 struct TargetGroup {
   pickle::Node* options = nullptr;
   std::vector<std::uint32_t> from;  ///< groups of the source
 };
 
-/// The groups of an optimizer of a chain, weight decay first.
-/// \param experts  of the second one
+/// Returns the groups of a chained optimizer, those with weight decay first.
+/// \param experts  selects the second optimizer
 std::vector<TargetGroup> GroupsOf(pickle::Arena& arena, const Checkpoint& source, bool chained,
                                   bool experts, const std::optional<double>& step);
 
-/// Experts have an optimizer of their own.
+/// Returns true if experts have a separate optimizer.
 bool IsChained(const Checkpoint& source, const MegatronLayout& to);
 
 /// Returns false for checkpoints of programs that do not store the run's arguments. An incomplete
@@ -88,35 +88,35 @@ bool HasArgs(const Checkpoint& source);
 /// has one only in legacy files, where it is None.
 bool HasExtraState(const Checkpoint& source, std::string_view name);
 
-/// What a module keeps beside tensors, None if the source says nothing of it.
-/// \param name  as RunState::modules has it
+/// Returns a module's extra state, or None if the source does not have it.
+/// \param name  a key of RunState::modules
 Result<const pickle::Node*> ModuleNode(Document* document, const Checkpoint& source,
                                        const std::string& name);
 
-/// State of the loss scaler of a run in float16: the source's, else one that begins anew; null for
-/// other runs.
-/// \param experts  of the second optimizer of a chain
+/// Returns the loss scaler state of a run in float16: the
+/// source's, or a new one. Returns null for other runs.
+/// \param experts  selects the second optimizer of a chain
 Result<const pickle::Node*> ScalerNode(Document* document, const Checkpoint& source, bool experts);
 
 struct StateBuffer;
 
-/// The types of a buffer's parameters and gradients, by which Megatron names it.
+/// Returns the types of a buffer's parameters and gradients, which are part of Megatron's names.
 const pickle::Node* TypesNode(pickle::Arena& arena, const StateBuffer& buffer);
 
-/// Arguments of the run, with those of the layout set anew.
+/// Returns the arguments of the run, updated for the target's layout.
 const pickle::Node* ArgsNode(pickle::Arena& arena, const Writing& writing);
 
-/// Everything of a checkpoint that belongs to no rank: common.pt.
+/// Builds common.pt, which contains all rank-independent state of a checkpoint.
 /// Pure.
 Result<Document> CommonState(const Writing& writing);
 
-/// Adds to a dict what the source's common state has and the dict has not.
+/// Adds to a dict the entries of the source's common state that the dict lacks.
 Status AddOthers(const Checkpoint& source, Document* document, pickle::Node* root);
 
-/// Folders mp_rank_*.
+/// Writes folders mp_rank_*.
 Result<Written> WriteLegacy(const Checkpoint& source, const MegatronLayout& to);
 
-/// The step of the optimizer, which is one for all parameters.
+/// Returns the optimizer's step, which must be the same for all parameters.
 /// \error kUnsupported  parameters with different steps; names two
 Result<std::optional<double>> StepOf(const Checkpoint& source);
 

@@ -15,7 +15,7 @@ bool HasOptimizer(const Checkpoint& source) {
                      [](const auto& tensor) { return tensor.state == layout::kMaster; });
 }
 
-/// True if every rank of the target is one of the source, which goes on with its random states.
+/// Returns true if the source has every rank of the target, so that random states can continue.
 bool KeepsRandom(const Checkpoint& source, const MegatronLayout& to) {
   const RunState* own = RunStateOf(source);
   if (own == nullptr) return false;
@@ -23,7 +23,7 @@ bool KeepsRandom(const Checkpoint& source, const MegatronLayout& to) {
     for (std::uint64_t t = 0; t < to.mesh.tp; ++t) {
       const auto found = own->random.find({p, t});
       if (found == own->random.end()) return false;
-      // One for all data-parallel ranks, or one for each.
+      // One state for all data-parallel ranks, or one for each.
       const pickle::Node* list = found->second.root;
       const std::size_t states = list->is_list() ? list->items.size() : 1;
       if (states != 1 && states < to.mesh.dp()) return false;
@@ -68,7 +68,7 @@ Whole Writing::WholeFor(const Param& param) const {
   if (!whole.rule.padded) return whole;
   const std::uint64_t multiple = args.vocab_multiple * to.mesh.tp;
   const std::uint64_t all = (param.shape[0] + multiple - 1) / multiple * multiple;
-  // Without the true size the rows that are there stay as they are.
+  // Without the true size, existing rows are kept unchanged.
   if (args.vocab) whole.padding = all - param.shape[0];
   return whole;
 }

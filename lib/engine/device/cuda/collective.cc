@@ -19,7 +19,7 @@ std::size_t Index(int rank) { return static_cast<std::size_t>(rank); }
 
 class CudaCollective final : public Collective {
  public:
-  /// \param communicator  nothing for a group of one
+  /// \param communicator  null for a group of one rank
   CudaCollective(std::shared_ptr<Communicator> communicator, int rank, int size)
       : communicator_(std::move(communicator)), rank_(rank), size_(size) {}
   ~CudaCollective() override {
@@ -46,7 +46,7 @@ class CudaCollective final : public Collective {
     const Nccl& nccl = communicator_->nccl();
     return Queue(stream, "an all-gather", [&](ncclComm_t comm, cudaStream_t queue) {
       if (even) return nccl.all_gather(from, to, bytes[0], ncclInt8, comm, queue);
-      // What NCCL has for uneven parts: a broadcast of each, all at once.
+      // NCCL has no AllGather for parts of different sizes: broadcasts each part in one group.
       ncclResult_t code = nccl.group_start();
       if (code != ncclSuccess) return code;
       std::byte* at = to;
@@ -152,12 +152,12 @@ class CudaCollective final : public Collective {
     return to == from ? Status() : stream.Copy(to, from, bytes);
   }
 
-  // The first failure of a group is the one to tell of.
+  // Keeps the first failure of a group of calls.
   static void Add(ncclResult_t& all, ncclResult_t code) {
     if (all == ncclSuccess || all == ncclInProgress) all = code;
   }
 
-  // A group that was begun is ended, whatever came of its calls.
+  // Ends a group that was begun, even if one of its calls failed.
   ncclResult_t End(ncclResult_t code) const {
     const ncclResult_t ended = communicator_->nccl().group_end();
     return code == ncclSuccess || code == ncclInProgress ? ended : code;
@@ -178,7 +178,7 @@ class CudaCollective final : public Collective {
   bool aborted_ = false;
 };
 
-// What a rank brings to the making of a communicator.
+// Data that each rank contributes when communicators are made.
 struct Card {
   int group = 0;
   std::array<char, 16> device = {};
@@ -186,8 +186,8 @@ struct Card {
 };
 
 struct Meant {
-  std::vector<int> ranks;  // of `comm`, of this rank's group
-  int rank = 0;            // this one's place among them
+  std::vector<int> ranks;  // ranks in `comm` of this rank's group
+  int rank = 0;            // this rank's position in `ranks`
 };
 
 Result<Meant> GroupOf(const comm::Comm& comm, std::span<const int> group) {
@@ -225,8 +225,8 @@ Status EachItsOwnDevice(const Meant& meant, const std::vector<Card>& cards,
 Result<std::unique_ptr<Collective>> MakeCudaCollective(const Context& context,
                                                        std::array<char, 16> uuid, comm::Comm& comm,
                                                        std::span<const int> group) {
-  // Whatever can fail on one rank alone comes before all agree; then nothing keeps a rank from the
-  // others.
+  // Do everything that can fail on a single rank before all ranks
+  // agree. After that, no rank fails before it joins the others.
   SW_TRY_ASSIGN(const Meant meant, comm.Agree(GroupOf(comm, group)));
   const int size = static_cast<int>(meant.ranks.size());
   Card card;

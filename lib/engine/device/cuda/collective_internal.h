@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Collectives of device.h over NCCL; a group of one rank needs none.
+// Implements the collectives of device.h with NCCL. A group of one rank needs no NCCL.
 
 #pragma once
 
@@ -14,8 +14,8 @@
 
 namespace shardwright::device::cuda {
 
-/// Device::MakeCollective.
-/// \param uuid  of this rank's device: NCCL wants another one for each rank
+/// Implements Device::MakeCollective.
+/// \param uuid  of this rank's device; NCCL requires a different device for each rank
 /// Collective.
 Result<std::unique_ptr<Collective>> MakeCudaCollective(const Context& context,
                                                        std::array<char, 16> uuid, comm::Comm& comm,

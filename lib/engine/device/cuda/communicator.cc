@@ -16,7 +16,7 @@ Result<std::shared_ptr<Communicator>> Communicator::Make(const Context& context,
   return made;
 }
 
-// Under the mutex.
+// Call it with the mutex locked.
 Status Communicator::AsyncError(bool* pending, const std::string& what) {
   ncclResult_t state = ncclSuccess;
   SW_TRY(Check(nccl_, nccl_.comm_async_error(comm_, &state), comm_, what));
@@ -63,8 +63,8 @@ void Communicator::Abort(const std::string& why) {
   const std::lock_guard lock(mutex_);
   if (!ended_) ended_ = Error{Errc::kIo, why};
   if (comm_ == nullptr) return;
-  // NCCL waits for its own threads here, which see the abort; there is nothing to do where it
-  // fails.
+  // comm_abort waits for NCCL's own threads, which notice
+  // the abort. If it fails, nothing else can be done.
   static_cast<void>(nccl_.comm_abort(comm_));
   comm_ = nullptr;
 }

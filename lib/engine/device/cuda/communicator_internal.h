@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One communicator of NCCL, with bounded waits.
+// Wraps one NCCL communicator and bounds every wait.
 
 #pragma once
 
@@ -17,14 +17,14 @@
 
 namespace shardwright::device::cuda {
 
-/// The ranks of a group. Once it has failed or was aborted it stays so, and every call says why.
-/// A stream on which it has work, and events of that stream, share it: whoever waits looks here
-/// whether the others are still there. Abort and Healthy may come from any thread.
+/// The ranks of a group. After a failure or abort every call returns the reason. A
+/// stream with its work, and the events of that stream, keep a reference: their waits
+/// check here that the other ranks still run. Any thread may call Abort and Healthy.
 class Communicator {
  public:
-  /// Meets the others.
-  /// \param id  of the group, from its first rank
-  /// \error kIo  it fails, or not all come within the deadline
+  /// Connects to the other ranks.
+  /// \param id  identifier of the group, made by its first rank
+  /// \error kIo  NCCL fails, or a rank does not join within the deadline
   /// Collective within the group.
   static Result<std::shared_ptr<Communicator>> Make(const Context& context, const Nccl& nccl,
                                                     const ncclUniqueId& id, int size, int rank);
@@ -37,18 +37,18 @@ class Communicator {
   const Nccl& nccl() const { return nccl_; }
   ncclComm_t get() const { return comm_; }
 
-  /// \error kIo  it has failed, here or on another rank; or was aborted
+  /// \error kIo  the communicator failed, here or on another rank, or was aborted
   Status Healthy();
 
-  /// Waits until what was given to NCCL is on its stream.
-  /// \param code  of the call. A failure
-  /// aborts.
+  /// Waits until NCCL has queued the call's work on its stream.
+  /// \param code  result of the NCCL call; on failure the
+  ///        communicator is aborted, and the error is returned
   Status Queued(ncclResult_t code, const std::string& what);
 
-  /// Ends what is under way. The first call's reason is told by all later ones.
+  /// Ends all running work. Later calls return the reason of the first call.
   void Abort(const std::string& why);
 
-  /// Takes leave of the others, which do the same; aborts where they do not in time.
+  /// Shuts down together with the other ranks; aborts if that exceeds the deadline.
   void Finish();
 
  private:
@@ -59,7 +59,7 @@ class Communicator {
   const Nccl nccl_;
   std::mutex mutex_;
   ncclComm_t comm_ = nullptr;
-  std::optional<Error> ended_;  // why nothing goes any more
+  std::optional<Error> ended_;  // reason why no call works any more
 };
 
 using Communicators = std::vector<std::shared_ptr<Communicator>>;

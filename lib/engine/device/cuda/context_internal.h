@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The device of this rank, and how calls of the CUDA runtime become results.
+// Describes the device of this rank, and converts CUDA runtime errors into results.
 
 #pragma once
 
@@ -13,21 +13,21 @@
 
 namespace shardwright::device::cuda {
 
-/// Success, or kIo "<what>: <name of the error>: <its text>". The error is taken out of the
-/// runtime's memory of the last one, where a later launch would take it for its own.
+/// Returns success, or kIo "<what>: <error name>: <error text>". Clears the runtime's
+/// last error, because a later kernel launch would otherwise report it as its own.
 Status Check(cudaError_t code, const std::string& what);
 
-/// What everything that a device has made refers to.
+/// State shared by all objects that a device creates.
 struct Context {
   int ordinal = 0;
   std::string name;  ///< "cuda:3 NVIDIA H100 80GB HBM3"
   std::chrono::milliseconds deadline{};
 
-  /// Work on the device did not end though it was aborted: giving memory back would wait for it,
-  /// without a bound, so memory is left to the end of the process.
+  /// Work on the device did not end although it was aborted. Freeing memory would wait
+  /// for it without a bound, so the memory stays allocated until the process ends.
   std::atomic<bool> stuck = false;
 
-  /// Makes the device that of the calling thread.
+  /// Makes this device the current one of the calling thread.
   Status Enter() const;
 };
 

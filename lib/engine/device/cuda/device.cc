@@ -20,14 +20,14 @@ namespace shardwright::device::cuda {
 namespace {
 
 constexpr std::uint64_t kAlign = 256;
-// Smaller allocations share a block, and who maps one of them maps its neighbours too:
-// "Interprocess Communication" in the CUDA programming guide.
+// Smaller allocations share a block, and mapping one of them would also map the
+// others in it: "Interprocess Communication" in the CUDA programming guide.
 constexpr std::uint64_t kSharedAlign = std::uint64_t{2} << 20;
 
-// What a handle's token holds.
+// Contents of a handle's token.
 struct Token {
   std::array<char, 8> form = {'S', 'W', 'C', 'U', 'D', 'A', '0', '1'};
-  std::array<char, 16> device = {};  // its UUID
+  std::array<char, 16> device = {};  // UUID of the device
   std::uint64_t bytes = 0;
   cudaIpcMemHandle_t memory = {};
 };
@@ -169,8 +169,8 @@ class CudaDevice final : public Device {
   std::array<char, 16> uuid_ = {};
 };
 
-/// What ranks of one node have in common: the same kernel that was started once, under one name.
-/// How many ranks of this node come before this one. Collective.
+/// Returns the number of ranks of this node before this one. Ranks are
+/// on one node if they have the same boot id and host name. Collective.
 Result<int> LocalRank(comm::Comm& comm) {
   SW_TRY_ASSIGN(const std::vector<comm::Node> nodes, comm::NodesOfRanks(comm));
   const auto own = nodes.begin() + comm.rank();
@@ -197,7 +197,7 @@ Result<std::unique_ptr<Device>> OpenHere(int local_rank, const DeviceOptions& op
   const std::string what = "cuda:" + std::to_string(ordinal);
   SW_TRY(Check(cudaGetDeviceProperties(&properties, ordinal), what));
   auto device = std::make_unique<CudaDevice>(ordinal, options.deadline, properties);
-  // The first call that needs the device starts it; what is wrong with it shows here.
+  // Initializes the device with its first call, so that a broken device is reported here.
   SW_TRY(device->FreeBytes());
   return device;
 }

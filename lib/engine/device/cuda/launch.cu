@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The launches of launch.h: how many indexes, and nothing else.
+// Implements the launches of launch.h: computes the number of indexes and starts the kernels.
 
 #include <cstring>
 
@@ -11,9 +11,9 @@ namespace shardwright::device::cuda {
 namespace {
 
 constexpr unsigned kThreads = 256;
-constexpr std::uint64_t kBlocks = 1U << 20;  // at most; a thread takes several indexes above that
+constexpr std::uint64_t kBlocks = 1U << 20;  // maximum; threads loop if there is more work
 
-// Of one launch; a grid is at most so many blocks wide.
+// The runs of one launch; each is a row of the grid.
 struct Runs {
   kernels::MovedRun run[kRunsOfLaunch];
 };
@@ -29,7 +29,7 @@ __global__ void ConvertKernel(typename Out::Bits* to, const typename In::Bits* f
   }
 }
 
-// Row y of the grid moves run y.
+// Moves run y with row y of the grid.
 __global__ void RunsKernel(std::byte* to, const std::byte* from, const Runs runs) {
   const kernels::MovedRun run = runs.run[blockIdx.y];
   const std::uint64_t pieces = kernels::RunPieces(to, run);
@@ -77,7 +77,7 @@ cudaError_t LaunchRuns(std::byte* to, const std::byte* from, const kernels::Move
     if (pieces > most) most = pieces;
   }
   if (most == 0) return cudaSuccess;
-  // Enough blocks to fill a device by one long run, few enough not to launch millions of idle ones.
+  // Use enough blocks to fill a device with one long run, but do not launch millions of idle ones.
   const dim3 grid(BlocksFor(most, 4096 / count + 64), count);
   RunsKernel<<<grid, kThreads, 0, stream>>>(to, from, all);
   return cudaGetLastError();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Queues the kernels of lib/engine/device/kernels on a stream. Nothing here but what nvcc and the
-// doubles of the tests compile too: no Result.
+// Queues the kernels of lib/engine/device/kernels on a stream. This header must
+// compile with nvcc and with the test doubles of CUDA, so it does not use Result.
 
 #pragma once
 
@@ -14,17 +14,17 @@
 
 namespace shardwright::device::cuda {
 
-/// As Stream::Convert.
-/// \returns cudaErrorInvalidValue for a pair that CanConvert denies, or equal
-/// types
+/// Implements Stream::Convert.
+/// \returns cudaErrorInvalidValue if the types are
+///        equal or CanConvert returns false for them
 cudaError_t LaunchConvert(DType to_type, std::byte* to, DType from_type, const std::byte* from,
                           std::uint64_t elems, cudaStream_t stream);
 
-/// So many runs at most are one launch: they are arguments of the kernel, which leave the host with
-/// the launch and may be 4 KiB where drivers are old.
+/// Maximum number of runs per launch. Runs are passed as kernel arguments,
+/// which the launch copies from the host; old drivers limit them to 4 KiB.
 inline constexpr unsigned kRunsOfLaunch = 160;
 
-/// As Stream::CopyRuns. \pre 0 < count <= kRunsOfLaunch
+/// Implements Stream::CopyRuns for one launch. \pre 0 < count <= kRunsOfLaunch
 cudaError_t LaunchRuns(std::byte* to, const std::byte* from, const kernels::MovedRun* runs,
                        unsigned count, cudaStream_t stream);
 

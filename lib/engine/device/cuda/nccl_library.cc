@@ -24,7 +24,7 @@ std::string VersionText(int version) {
 Result<Nccl> OpenNccl() {
   const char* const asked = std::getenv(kSetting);
   const std::string file = asked == nullptr || *asked == '\0' ? "libnccl.so.2" : asked;
-  // Never closed: NCCL has threads of its own.
+  // Never closed, because NCCL runs threads of its own.
   void* const library = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
     return Fail(Errc::kNotFound, "several ranks with CUDA need NCCL (" + std::string(kSetting) +

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// NCCL, opened when a group has several ranks.
+// Opens the NCCL library when a group has several ranks.
 
 #pragma once
 
@@ -11,7 +11,7 @@
 
 namespace shardwright::device::cuda {
 
-/// The calls that we make of it.
+/// The NCCL functions that this module calls.
 struct Nccl {
   decltype(&ncclGetVersion) get_version = nullptr;
   decltype(&ncclGetUniqueId) get_unique_id = nullptr;
@@ -31,11 +31,11 @@ struct Nccl {
   decltype(&ncclGetLastError) last_error = nullptr;
 };
 
-/// Opens libnccl.so.2, or what SHARDWRIGHT_NCCL names; it stays open. Local.
-/// \error kNotFound  there is none, one without a call of ours, or one older than 2.18
+/// Opens libnccl.so.2, or the library in SHARDWRIGHT_NCCL, and keeps it open. Local.
+/// \error kNotFound  NCCL is missing, lacks a required function, or is older than 2.18
 Result<Nccl> OpenNccl();
 
-/// Success, or kIo "<what>: <text of the error>: <last words of NCCL>"; ncclInProgress is success.
+/// Returns kIo "<what>: <error text>: <last NCCL error>" for errors; ncclInProgress is a success.
 Status Check(const Nccl& nccl, ncclResult_t code, ncclComm_t comm, const std::string& what);
 
 }  // namespace shardwright::device::cuda

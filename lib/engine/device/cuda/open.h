@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// lib/engine/device/cuda: the device of device.h on CUDA and NCCL.
-// All of it is one plugin (plugin.cc). The CUDA runtime is linked in, NCCL is opened when a group
-// has more than one rank. Whatever is waited for is asked again and again until the deadline:
-// streams and events (wait_internal.h), and communicators, which are made non-blocking for that
-// (communicator_internal.h). A communicator that fails or is late is aborted, which ends its
-// kernels, so that memory can be given back. launch.cu is the only file for nvcc.
+// lib/engine/device/cuda: the CUDA and NCCL backend of device.h.
+// The module is one plugin (plugin.cc). It links the CUDA runtime and opens NCCL when a group
+// has more than one rank. Every wait polls until a deadline: waits for streams and events
+// (wait_internal.h), and for communicators, which are non-blocking for this reason
+// (communicator_internal.h). A communicator that fails or misses the deadline is aborted, which
+// ends its kernels, so that their memory can be freed. Only launch.cu is compiled by nvcc.
 
 #pragma once
 
@@ -16,7 +16,7 @@
 
 namespace shardwright::device::cuda {
 
-/// OpenDevice(Kind::kCuda, ...) where the plugin is open already. Collective.
+/// Implements OpenDevice(Kind::kCuda, ...) inside the plugin. Collective.
 Result<std::unique_ptr<Device>> Open(comm::Comm& comm, const DeviceOptions& options);
 
 }  // namespace shardwright::device::cuda

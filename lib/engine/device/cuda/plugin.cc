@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a program opens: see engine/device/cuda_plugin.h.
+// Defines the symbol that programs look up in the plugin: see engine/device/cuda_plugin.h.
 
 #include "engine/device/cuda/open.h"
 #include "engine/device/cuda_plugin.h"

@@ -13,21 +13,21 @@ namespace shardwright::device::cuda {
 
 namespace {
 
-// Longer runs are left to the copy engines, which are faster there, above all from the host.
+// Longer runs use the copy engines, which are faster for them, above all for host memory.
 constexpr std::uint64_t kLongRun = std::uint64_t{1} << 20;
 
 void AddTo(Communicators& list, const std::shared_ptr<Communicator>& other) {
   if (std::find(list.begin(), list.end(), other) == list.end()) list.push_back(other);
 }
 
-/// Whether a device reaches this memory by itself.
+/// Returns true if the device can access this memory directly.
 Result<bool> Reaches(const void* at) {
   cudaPointerAttributes attributes = {};
   SW_TRY(Check(cudaPointerGetAttributes(&attributes, at), "what memory this is"));
   return attributes.type != cudaMemoryTypeUnregistered;
 }
 
-/// \error kInternal  one side is ordinary memory
+/// \error kInternal  `to` or `from` is pageable memory
 Status BothReached(const void* to, const void* from) {
   for (const void* const side : {to, from}) {
     SW_TRY_ASSIGN(const bool reached, Reaches(side));
@@ -51,7 +51,7 @@ Result<bool> CudaEvent::Ended() const {
 }
 
 Status CudaEvent::Wait() const {
-  static_cast<void>(context_.Enter());  // what is asked does not need it
+  static_cast<void>(context_.Enter());  // the wait works without it
   return Await(context_, Awaited(event_), others_);
 }
 
@@ -64,7 +64,7 @@ Result<CudaStream*> OfCuda(Stream& stream) {
 Result<std::unique_ptr<Stream>> CudaStream::Make(Context& context) {
   SW_TRY(context.Enter());
   cudaStream_t stream = nullptr;
-  // Not behind what others in this process put on the default stream.
+  // Non-blocking: does not wait for other work of this process on the default stream.
   SW_TRY(Check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking),
                context.name + ": a stream"));
   return std::make_unique<CudaStream>(context, stream);
@@ -79,7 +79,7 @@ CudaStream::~CudaStream() {
 Status CudaStream::Keep(Status status) {
   if (status || !failed_) return status;
   failed_ = status;
-  // Memory goes next, as the caller returns.
+  // The caller may free the memory after this call returns, so wait for the device first.
   if (queued_) Silence(context_, Awaited(stream_), others_, status.error().message);
   return status;
 }
@@ -99,8 +99,8 @@ Status CudaStream::Queue(cudaError_t code, const char* what) {
   return Keep(Check(code, context_.name + ": " + what));
 }
 
-// CUDA copies between ordinary memory and a device in part or whole before the call returns, after
-// what is queued before. That wait would have no bound, so it is made here.
+// Waits for the stream before copies of pageable memory. CUDA
+// would wait for it inside the copy call, and without a deadline.
 Status CudaStream::CopyBytes(std::byte* to, const std::byte* from, std::uint64_t bytes) {
   SW_TRY_ASSIGN(const bool to_reached, Reaches(to));
   SW_TRY_ASSIGN(const bool from_reached, Reaches(from));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Streams and events.
+// Implements streams and events on CUDA.
 
 #pragma once
 
@@ -31,11 +31,11 @@ class CudaEvent final : public Event {
  private:
   Context& context_;
   cudaEvent_t event_;
-  Communicators others_;  // that have work before it
+  Communicators others_;  // communicators with work queued before the event
 };
 
-/// A stream that has failed stays so, as what was queued behind the failure may not have run. It is
-/// quiet when the call that tells so returns: nothing of it touches memory any more.
+/// A CUDA stream. A failed stream stays failed, because work queued after the failure may not have
+/// run. When a call returns the failure, no queued work of the stream accesses memory any more.
 class CudaStream final : public Stream {
  public:
   static Result<std::unique_ptr<Stream>> Make(Context& context);
@@ -53,12 +53,12 @@ class CudaStream final : public Stream {
 
   cudaStream_t get() const { return stream_; }
 
-  /// Before a communicator puts work on it: makes its device the thread's, and says why nothing
-  /// can be queued any more.
+  /// Makes the stream's device the current one of this thread, before a communicator
+  /// queues work. Returns the stream's failure if nothing can be queued any more.
   Status Enter();
-  /// Remembers that a communicator has work on it.
+  /// Records that a communicator has work on this stream.
   void Shares(const std::shared_ptr<Communicator>& other);
-  /// Keeps the first failure. \returns `status`
+  /// Records the first failure. \returns `status`
   Status Keep(Status status);
 
  private:
@@ -67,12 +67,12 @@ class CudaStream final : public Stream {
 
   Context& context_;
   cudaStream_t stream_;
-  Communicators others_;  // that may have work on it
-  bool queued_ = false;   // something may be under way
+  Communicators others_;  // communicators that may have work on this stream
+  bool queued_ = false;   // queued work may still run
   Status failed_;
 };
 
-/// `stream`, if it was made by the cuda twin. \error kInternal
+/// Casts `stream`, which the CUDA backend must have created. \error kInternal
 Result<CudaStream*> OfCuda(Stream& stream);
 
 }  // namespace shardwright::device::cuda

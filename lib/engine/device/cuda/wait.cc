@@ -8,7 +8,7 @@ namespace shardwright::device::cuda {
 
 namespace {
 
-// How long aborted kernels may take to see it, at most.
+// Maximum time for aborted kernels to end.
 constexpr std::chrono::milliseconds kGrace = std::chrono::seconds(10);
 
 Status AllHealthy(const Communicators& others) {
@@ -20,7 +20,7 @@ Status AwaitOrFail(const Context& context, const Awaited& awaited, const Communi
   Patience patience(context.deadline);
   for (;;) {
     SW_TRY_ASSIGN(const bool ended, awaited.Ended());
-    // Also where it has ended: an aborted communicator's work ends too, with any bytes.
+    // Checked even if the work has ended: after an abort it ends too, but its bytes are undefined.
     SW_TRY(AllHealthy(others));
     if (ended) return {};
     if (!patience.Left()) {
@@ -50,7 +50,7 @@ std::string Patience::Text() const {
 Result<bool> Awaited::Ended() const {
   const cudaError_t code = event_ != nullptr ? cudaEventQuery(event_) : cudaStreamQuery(stream_);
   if (code == cudaErrorNotReady) {
-    static_cast<void>(cudaGetLastError());  // the runtime keeps this as the last error too
+    static_cast<void>(cudaGetLastError());  // clears the error, which the runtime also keeps
     return false;
   }
   SW_TRY(Check(code, "queued work"));
@@ -68,7 +68,7 @@ void Silence(Context& context, const Awaited& awaited, const Communicators& othe
   for (const auto& other : others) other->Abort(why);
   const auto grace = std::min(kGrace, context.deadline);
   for (Patience patience(grace); patience.Left(); patience.Rest()) {
-    // What fails does not run any more.
+    // Failed work does not run any more.
     const Result<bool> ended = awaited.Ended();
     if (!ended || *ended) return;
   }

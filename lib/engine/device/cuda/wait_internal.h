@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bounded waits for what a device does.
+// Waits for device work with a deadline.
 
 #pragma once
 
@@ -14,7 +14,7 @@
 
 namespace shardwright::device::cuda {
 
-/// How long somebody who asks again and again has been asking.
+/// Measures how long a polling loop has been waiting.
 class Patience {
  public:
   explicit Patience(std::chrono::milliseconds most)
@@ -22,10 +22,10 @@ class Patience {
 
   bool Left() const { return std::chrono::steady_clock::now() - begun_ < most_; }
 
-  /// Lets others have the processor: at first as short as can be, then up to half a millisecond.
+  /// Yields the processor: at first as briefly as possible, later for up to half a millisecond.
   void Rest();
 
-  /// "within 300 s".
+  /// Returns the limit as text: "within 300 s".
   std::string Text() const;
 
  private:
@@ -34,13 +34,13 @@ class Patience {
   unsigned rests_ = 0;
 };
 
-/// Something of CUDA that is there or is not yet: a stream whose work has ended, an event.
+/// A CUDA object to wait for: a stream whose work must end, or an event.
 class Awaited {
  public:
   explicit Awaited(cudaStream_t stream) : stream_(stream) {}
   explicit Awaited(cudaEvent_t event) : event_(event) {}
 
-  /// \error kIo  what it stands for has failed
+  /// \error kIo  the stream or event has failed
   Result<bool> Ended() const;
 
  private:
@@ -48,15 +48,15 @@ class Awaited {
   cudaEvent_t event_ = nullptr;
 };
 
-/// Waits for it. Whatever of `others` has work before it is watched. If one of them fails, or the
-/// deadline passes: Silence.
-/// \error kIo  it has failed, or not ended in time
+/// Waits for `awaited` and checks the communicators in `others`, which have
+/// work before it. Calls Silence if one of them fails or the deadline passes.
+/// \error kIo  the work failed, or did not end before the deadline
 Status Await(Context& context, const Awaited& awaited, const Communicators& others);
 
-/// After a failure: aborts `others`, and waits for the device to become quiet, so that memory may
-/// be given back. What is not quiet after a while leaves the device stuck.
-/// \param why  that others
-/// are told
+/// Cleans up after a failure: aborts `others` and waits until
+/// the device is idle, so that memory can be freed. If it
+/// does not become idle in time, marks the context as stuck.
+/// \param why  reason that later calls on the communicators return
 void Silence(Context& context, const Awaited& awaited, const Communicators& others,
              const std::string& why);
 

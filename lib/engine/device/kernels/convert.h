@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Conversion of elements, bit for bit as shardwright::Convert on x86-64.
-// The codes of lib/engine/tensor/float_codes.h do the work. What is left is what processors
-// disagree on: a GPU makes one fixed NaN of every NaN that it converts between float and double, so
-// NaN goes by way of its bits.
+// Converts elements with the same bits as shardwright::Convert on x86-64. Uses the
+// codes of lib/engine/tensor/float_codes.h. The rest handles NaN, where processors
+// differ: a GPU turns every NaN into one fixed NaN when it converts between float
+// and double. These functions therefore convert the bits of NaN themselves.
 
 #pragma once
 
@@ -39,7 +39,7 @@ struct F8 {
   static constexpr Bits Put(float value) { return Code::Encode(value); }
 };
 
-/// float of a double: rounded to nearest even; of NaN the sign and the first bits, made quiet.
+/// Converts double to float, rounding to nearest even. NaN keeps sign and leading bits, made quiet.
 SW_HOST_DEVICE constexpr std::uint32_t NarrowBits(std::uint64_t bits) {
   const std::uint64_t magnitude = bits & 0x7FFFFFFFFFFFFFFFU;
   if (magnitude > 0x7FF0000000000000U) {
@@ -49,7 +49,7 @@ SW_HOST_DEVICE constexpr std::uint32_t NarrowBits(std::uint64_t bits) {
   return std::bit_cast<std::uint32_t>(static_cast<float>(std::bit_cast<double>(bits)));
 }
 
-/// double of a float: exact; NaN keeps its bits and is made quiet.
+/// Converts float to double exactly. A NaN keeps its bits and becomes quiet.
 SW_HOST_DEVICE constexpr std::uint64_t WidenBits(std::uint32_t bits) {
   if ((bits & 0x7FFFFFFFU) > codes::kInfinity) {
     return std::uint64_t{bits & 0x80000000U} << 32 | 0x7FF8000000000000U |
@@ -58,7 +58,7 @@ SW_HOST_DEVICE constexpr std::uint64_t WidenBits(std::uint32_t bits) {
   return std::bit_cast<std::uint64_t>(static_cast<double>(std::bit_cast<float>(bits)));
 }
 
-/// One element. \pre In and Out differ
+/// Converts one element. \pre In and Out differ
 template <class In, class Out>
 SW_HOST_DEVICE constexpr typename Out::Bits ConvertBits(typename In::Bits bits) {
   std::uint32_t middle = 0;  // the bits of a float
@@ -78,18 +78,18 @@ SW_HOST_DEVICE constexpr typename Out::Bits ConvertBits(typename In::Bits bits) 
   }
 }
 
-/// So many elements are the work of one index, as they fill the widest loads and stores.
+/// Elements that one kernel index converts; they fill the widest loads and stores.
 inline constexpr unsigned kConvertGroup = 8;
 
-/// Elements that are loaded and stored as one. Of 8-byte elements as several.
+/// Elements that are loaded and stored as one word, or as several words if they have 8 bytes.
 template <class Bits>
 struct alignas(sizeof(Bits) * kConvertGroup < 16 ? sizeof(Bits) * kConvertGroup : 16) Group {
   Bits elems[kConvertGroup];
 };
 
-/// Converts elements [index * kConvertGroup, +kConvertGroup) of `elems`.
-/// \param wide  both sides
-/// are aligned to their Group
+/// Converts up to kConvertGroup elements, the first of which has
+/// number index * kConvertGroup, and stops at element `elems`.
+/// \param wide  source and target are both aligned to their Group
 template <class In, class Out>
 SW_HOST_DEVICE inline void ConvertGroup(typename Out::Bits* to, const typename In::Bits* from,
                                         std::uint64_t elems, bool wide, std::uint64_t index) {
@@ -110,8 +110,8 @@ SW_HOST_DEVICE inline void ConvertGroup(typename Out::Bits* to, const typename I
 }
 
 /// Calls `visit` with the tags of the pair.
-/// \returns false if there is no such conversion:
-/// the pairs are those of CanConvert, less equal ones
+/// \returns false if there is no such conversion: the pairs
+///        are those of CanConvert, without equal types
 template <class Visit>
 bool ForConversion(DType from, DType to, Visit&& visit) {
   const auto wide = [](DType dtype, auto&& then) {

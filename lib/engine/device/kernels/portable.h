@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// lib/engine/device/kernels: what a device does to bytes, written once.
-// A body does the work of one index and is compiled for the CPU by every compiler and for the GPU
-// by nvcc, so that a test on a CPU proves the same text. Launches say only how many indexes there
-// are.
+// lib/engine/device/kernels: device code for bytes and elements, written once for CPU and GPU.
+// A function does the work of one index. Every compiler compiles it for the
+// CPU and nvcc compiles it for the GPU, so a test on a CPU checks the same
+// source. Launches add only the number of indexes and the loop over them.
 
 #pragma once
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs of bytes that move: gather, scatter, transposition of blocks.
+// Copies runs of bytes: gather, scatter, transposition of blocks.
 
 #pragma once
 
@@ -10,17 +10,17 @@
 
 namespace shardwright::device::kernels {
 
-/// One run, as device::Run.
+/// One run, with the fields of device::Run.
 struct MovedRun {
   std::uint64_t from;
   std::uint64_t to;
   std::uint64_t bytes;
 };
 
-/// The target is cut at multiples of so many bytes; a piece is the work of one index.
+/// Bytes of one piece, the work of one index. Targets are split at multiples of it.
 inline constexpr unsigned kRunPiece = 16;
 
-/// How many pieces a run has.
+/// Returns the number of pieces of a run.
 SW_HOST_DEVICE inline std::uint64_t RunPieces(const std::byte* to, const MovedRun& run) {
   const std::uint64_t before = reinterpret_cast<std::uintptr_t>(to + run.to) % kRunPiece;
   return run.bytes == 0 ? 0 : (before + run.bytes + kRunPiece - 1) / kRunPiece;
@@ -33,7 +33,7 @@ SW_HOST_DEVICE inline void MoveWords(std::byte* to, const std::byte* from) {
   }
 }
 
-/// Moves piece `index` of a run, in the widest words that both sides are aligned to.
+/// Copies piece `index` of a run in the widest words that source and target are aligned to.
 SW_HOST_DEVICE inline void MovePiece(std::byte* to, const std::byte* from, const MovedRun& run,
                                      std::uint64_t index) {
   std::byte* const target = to + run.to;

@@ -5,18 +5,18 @@
 
 #include "engine/device/kernels/portable.h"
 
-// Tokens on their way to experts and back. A token has `hidden` elements and goes to `choices`
-// rows of a send buffer; place[token * choices + choice] is the row, negative for none. No two
-// choices have the same row. Pack and Unpack are each other's transposes, and Dots is what both
-// have as the derivative by the weights, so that the three are closed under differentiation.
+// Moves tokens to experts and back. A token has `hidden` elements and is sent to `choices` rows of
+// a send buffer; place[token * choices + choice] is the row, or negative for none. No two choices
+// have the same row. Pack and Unpack are transposes of each other, and Dots is the derivative of
+// both with respect to the weights, so that the three are closed under differentiation.
 //
-// The functions do a part of the work of one token, elements [first, last): a CPU gives them whole
-// tokens, a GPU pieces of 16 bytes. T is double, float, or a 16-bit type that converts to and from
-// float.
+// The functions do a part of the work of one token, elements [first,
+// last). A CPU passes whole tokens, a GPU passes pieces of 16 bytes. T
+// is double, float, or a 16-bit type that converts to and from float.
 
 namespace shardwright::device {
 
-/// What sums and weights of elements of a type are.
+/// Type of the sums and weights for elements of type T.
 template <class T>
 struct SumType {
   using Type = float;
@@ -28,7 +28,7 @@ struct SumType<double> {
 template <class T>
 using Sum = typename SumType<T>::Type;
 
-/// Rows out of tokens, or tokens out of rows.
+/// Describes how tokens map to rows.
 template <class T>
 struct TokenRows {
   const std::int64_t* place = nullptr;  ///< [tokens][choices]
@@ -37,7 +37,7 @@ struct TokenRows {
   std::int64_t hidden = 0;
 };
 
-/// rows[place] = weight * token, for all choices of a token.
+/// Computes rows[place] = weight * token for all choices of a token.
 /// \param rows    [rows][hidden]
 /// \param tokens  [tokens][hidden]
 template <class T>
@@ -58,8 +58,8 @@ SW_HOST_DEVICE inline void PackPart(const TokenRows<T>& work, T* rows, const T* 
   }
 }
 
-/// token = sum of weight * rows[place] over its choices, in their order, rounded once; zeros where
-/// there is no choice. \tparam kBlock  elements that are summed at once
+/// Computes token = sum of weight * rows[place] over its choices, in their order, rounded
+/// once; zeros if the token has no choice. \tparam kBlock  elements added up at once
 template <class T, int kBlock = 64>
 SW_HOST_DEVICE inline void UnpackPart(const TokenRows<T>& work, T* tokens, const T* rows,
                                       std::int64_t token, std::int64_t first, std::int64_t last) {
@@ -72,7 +72,7 @@ SW_HOST_DEVICE inline void UnpackPart(const TokenRows<T>& work, T* tokens, const
       if (work.place[k] < 0) continue;
       const T* from = rows + work.place[k] * work.hidden + first;
       const Sum<T> weight = work.weights == nullptr ? Sum<T>(1) : work.weights[k];
-      if (none) {  // not added to zero: a negative zero stays one
+      if (none) {  // assigned, not added to zero, which would turn -0 into +0
         for (int i = 0; i < count; ++i) sum[i] = weight * static_cast<Sum<T>>(from[i]);
       } else {
         for (int i = 0; i < count; ++i) sum[i] += weight * static_cast<Sum<T>>(from[i]);
@@ -83,8 +83,8 @@ SW_HOST_DEVICE inline void UnpackPart(const TokenRows<T>& work, T* tokens, const
   }
 }
 
-/// The product of a token with the row of its k-th choice (k counted over all tokens), 0 for none.
-/// The sum is formed in kLanes interleaved parts, so that it is the same wherever it runs.
+/// Returns the dot product of a token and the row of its k-th choice (k counted over all tokens),
+/// or 0 for none. Adds up kLanes interleaved parts, so that every processor gets the same bits.
 template <class T>
 SW_HOST_DEVICE inline Sum<T> DotOf(const TokenRows<T>& work, const T* rows, const T* tokens,
                                    std::int64_t k) {
@@ -108,7 +108,7 @@ SW_HOST_DEVICE inline Sum<T> DotOf(const TokenRows<T>& work, const T* rows, cons
   return part[0];
 }
 
-/// to[i] = sum of parts[p][i] over p, in that order, rounded once, for i in [first, last).
+/// Computes to[i] = sum of parts[p][i] over p, in that order, rounded once, for i in [first, last).
 /// \param parts  [count][elems]; count >= 1
 template <class T, int kBlock = 64>
 SW_HOST_DEVICE inline void SumPart(T* to, const T* parts, std::int64_t count, std::int64_t elems,

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
-// One run:
+// Steps of a run:
 //
-//   1 begin     stage directory (root), its path to all ranks
-//   2 journal   what a stopped run noted; refused, with nothing touched, if it was another run
-//   3 create    clones and links where they are wanted, then every other output file, at its full
+//   1 begin     create the stage directory (root), send its path to all ranks
+//   2 journal   read the records of a stopped run; fail, changing nothing, if it was another run
+//   3 create    clones and links if the plan has any, then every other output file, at its full
 //               size
-//   4 recover   units that a stopped run wrote are read again; those with the recorded digest stay
-//   5 units     gather, checksum, write, note in the journal; ranks own equal bytes, threads steal
-//   6 sums      checksums of all units and source pieces to all ranks
-//   7 verify    source members against the checksums in their files; files that are copied
-//               without one must not have changed
-//   8 frames    what the payloads' checksums complete: headers, pickles, directories; sync; then
-//               files that tell the digests of others
-//   9 readback  if asked
-//  10 commit    manifest last, then the rename (support/os/commit.cc)
+//   4 recover   read the units of a stopped run again and keep those with the recorded digest
+//   5 units     gather, checksum, write, record in journal; ranks get equal bytes, threads steal
+//   6 checksums send those of all units and source pieces to all ranks
+//   7 verify    compare source members with the checksums in their files; check that files copied
+//               without a checksum have not changed
+//   8 frames    write the bytes that need payload checksums: headers, pickles, directories; sync;
+//               then write files that list the digests of others
+//   9 readback  if requested
+//  10 commit    write the manifest last, then rename the stage (support/os/commit.cc)
 
 #include "engine/exec/run/run.h"
 
@@ -27,8 +27,8 @@
 namespace shardwright::exec {
 namespace {
 
-/// A journal record: unit, CRC-32, digest, shares. Host order: a journal is read where it was
-/// written.
+/// Encodes a journal record: unit, CRC-32, digest, shares. Uses the host's
+/// byte order, because a journal is read on the system that wrote it.
 std::vector<std::byte> Encode(std::uint64_t unit, const UnitRecord& record) {
   std::vector<std::byte> bytes(sizeof unit + sizeof record.sum.crc32 + sizeof record.sum.digest +
                                record.shares.size() * sizeof(Share));
@@ -119,17 +119,17 @@ Result<RunReport> Runner::Run() {
 }
 
 Status Runner::LeaveStage(Errc code) {
-  // After a failed write or sync the kernel may show pages that never reached the device, so no
-  // later run can find out what of the files is there: all is written again.
+  // After a failed write or sync the kernel may show pages that never reached the disk, so a later
+  // run cannot detect which data are intact. Clear the journal so that it writes everything again.
   Status left;
   if (code == Errc::kIo && journal_) left = journal_->Clear();
-  // A file that is removed while it is open leaves a hidden file on NFS and FUSE.
+  // Close first: removing an open file leaves a hidden file on NFS and FUSE.
   journal_.reset();
   (void)output_.CloseAll();
   if (comm_.size() > 1) SW_TRY(comm_.Barrier());
   if (!stage_ || stage_->committed()) return left;
-  // What was written is worth keeping when the user may go on, never when the input is wrong. A
-  // resume with other inputs or flags is refused and takes nothing from the run that it meant.
+  // Keep the stage if the user may resume, but not if the input is wrong. A resume with other
+  // inputs or flags fails with kMismatch and must leave the stopped run's stage as it is.
   const bool keep = code == Errc::kStopped || (code == Errc::kIo && left) ||
                     code == Errc::kNotFound || (code == Errc::kMismatch && resumed_);
   SW_TRY(stage_->Abandon(keep));
@@ -205,7 +205,7 @@ Status Runner::ReadJournals() {
     }
     if (!ours)
       return Fail(Errc::kBadInput, journals_.path() + ": a record that is not of this run");
-    // A run that compared no checksums of the source noted no shares of them.
+    // A run without verification records no shares; a verifying run writes its units again.
     if (options_.verify != Verify::kNone && record.shares.empty()) continue;
     record.sum.bytes = static_cast<std::uint32_t>(plan_.unit(unit).bytes);
     if (unit >= first_ && unit < last_) noted_.insert_or_assign(unit, std::move(record));
@@ -217,8 +217,8 @@ Status Runner::OpenJournal() {
   SW_TRY_ASSIGN(os::Journal journal,
                 os::Journal::Open(journals_, std::to_string(comm_.rank()), options_.fingerprint));
   journal_.emplace(std::move(journal));
-  // Durable before the first output file: files must never lie in a stage that does not say whose
-  // they are.
+  // The journal must be durable before the first output file, because
+  // it identifies the run that the files of a stage belong to.
   SW_TRY(journal_->Sync());
   return journals_.Sync();
 }
@@ -232,7 +232,7 @@ Status Runner::Recover() {
     SW_TRY_ASSIGN(const auto file, output_.Get(unit.file));
     SW_TRY(file->ReadAt(plan_.target().files[unit.file].payloads[unit.payload].offset + unit.first,
                         bytes));
-    // A power failure may lose data that the journal speaks of, and a bad share must not count.
+    // A power failure may lose data that the journal records. Skip such a unit and its shares.
     if (DigestOf(bytes) != record.sum.digest) continue;
     done_[index - first_] = true;
     sums_[index] = record.sum;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The passes of a run that work on whole output files: create, frame, sync, read back, commit.
+// Passes of a run that process whole output files: create, frame, sync, read back, commit.
 
 #include <algorithm>
 #include <cstring>
@@ -17,8 +17,8 @@ namespace shardwright::exec {
 
 namespace {
 
-/// Above this number of files the file system is synced as a whole: 1197 atoms cost 3 s of single
-/// syncs on a disk that takes their 4 GB in 2 s.
+/// With more files than this, one sync of the file system replaces syncs of single
+/// files: 1197 atoms took 3 s of single syncs on a disk that writes their 4 GB in 2 s.
 constexpr std::size_t kFilesSyncedOneByOne = 64;
 
 tl::unexpected<Error> TwoOutputs(const std::string& path) {
@@ -32,8 +32,8 @@ Status NotAsWritten(const std::string& path) {
   return Fail(Errc::kIo, path + ": what was read back is not what was written");
 }
 
-/// The last barrier before anything is written: whatever a path was made of, it stays in the
-/// output.
+/// Checks that an output path stays inside the output. This is the
+/// last check before files are created, for paths from all sources.
 Status CheckPath(std::string_view path) {
   for (std::size_t first = 0; first <= path.size();) {
     const std::size_t last = std::min(path.find('/', first), path.size());
@@ -45,7 +45,7 @@ Status CheckPath(std::string_view path) {
   return {};
 }
 
-/// Writes a frame as it is made; small stretches that follow one another become one write.
+/// Writes a frame as its bytes arrive; merges small adjacent byte ranges into one write.
 class FrameWriter {
  public:
   explicit FrameWriter(const os::File& file) : file_(file) {}
@@ -80,7 +80,7 @@ class FrameWriter {
 
   const os::File& file_;
   DigestStream digest_;
-  std::uint64_t first_ = 0;  // of what is held, in the file
+  std::uint64_t first_ = 0;  // offset of the buffered bytes
   std::vector<std::byte> held_;
 };
 
@@ -93,11 +93,11 @@ Status Runner::ForMyFiles(unsigned threads, Visit&& visit) {
   });
 }
 
-/// How many frames are made at the same time: many small ones, whose writes and syncs take longer
-/// than they do, and few large ones, for which there is no memory.
+/// Returns the number of frames to make at the same time: many if they are small, because their
+/// writes and syncs take longer than making them; few if they are large, to limit memory use.
 unsigned Runner::FrameThreads() const {
   constexpr std::uint64_t kMemory = std::uint64_t{32} << 20;
-  constexpr std::uint64_t kTimesFrame = 16;  // an object graph against its bytes
+  constexpr std::uint64_t kTimesFrame = 16;  // memory of an object graph per byte
   std::uint64_t largest = 1;
   for (const plan::OutputFile& file : plan_.target().files) {
     std::uint64_t frame = file.bytes;
@@ -137,8 +137,8 @@ Status Runner::CreateFiles() {
       [&] { return created_ ? Status() : journals_.WriteWholeFile(kCreatedName, ""); });
 }
 
-/// A run that was stopped while it created its files has written nothing yet. What it left is
-/// removed, because only a file that is created here proves that no other output has its name.
+/// Restarts a run that was stopped while it created its files. Removes all of them, because
+/// only creating a file here proves that no other output has the same name on this file system.
 Status Runner::BeginCreating() {
   SW_TRY_ASSIGN(created_, journals_.Exists(kCreatedName));
   if (created_) return {};
@@ -149,18 +149,18 @@ Status Runner::BeginCreating() {
   return {};
 }
 
-/// One sync for all files, where there are many and the file system of every rank supports it.
+/// Selects one sync for all files if there are many and the file systems of all ranks support it.
 Status Runner::ChooseSync() {
   if (plan_.target().files.size() <= kFilesSyncedOneByOne) return {};
-  // The descriptor is older than every write: a sync of the file system reports their errors.
+  // The descriptor is older than all writes, so a sync of the file system reports their errors.
   SW_TRY_ASSIGN(const std::uint64_t without,
                 comm_.AllReduceSum(directory_.CanSyncFileSystem() ? 0 : 1));
   sync_at_once_ = without == 0;
   return {};
 }
 
-/// A clone or link takes no place and no time, so the root makes them all, before it is asked
-/// whether there is room for the rest.
+/// Makes all clones and links on the root, because they take no space and little
+/// time. Runs before CheckSpace, which checks the space for the other files.
 Status Runner::MakeClones() {
   is_clone_.assign(plan_.target().files.size(), std::byte{0});
   SW_TRY(comm_.OnRoot([&]() -> Status {
@@ -181,14 +181,14 @@ Status Runner::MakeClones() {
   return {};
 }
 
-/// \returns false where it has to be copied: the file system cannot clone, or the source has grown
+/// \returns false if the file must be copied: no support for clones, or the source has grown
 Result<bool> Runner::MakeClone(std::uint32_t index) {
   const plan::OutputFile& file = plan_.target().files[index];
   const std::string& source = plan_.source().files[file.clone_of];
   const std::string& path = PathOf(index);
   SW_TRY_ASSIGN(const os::File from, source_.Open(file.clone_of));
   if (file.clone == plan::CloneMode::kLink) {
-    // What a stopped run left under this name may be anything; a name is made anew for nothing.
+    // A stopped run may have left any file with this name. A new link costs nothing.
     SW_TRY_ASSIGN(const bool there, directory_.Exists(path));
     if (there && !created_) return TwoOutputs(directory_.PathOf(path));
     if (there) SW_TRY(directory_.RemoveFile(path));
@@ -197,7 +197,7 @@ Result<bool> Runner::MakeClone(std::uint32_t index) {
     SW_TRY_ASSIGN(const os::File to, OpenOutput(index));
     SW_TRY_ASSIGN(const bool cloned, os::CloneInto(from, to));
     if (!cloned) {
-      SW_TRY(directory_.RemoveFile(path));  // CreateFile makes it
+      SW_TRY(directory_.RemoveFile(path));  // CreateFile creates it again
       return false;
     }
   }
@@ -228,7 +228,7 @@ Result<os::File> Runner::OpenOutput(std::uint32_t index) const {
   if (there && !created_) return TwoOutputs(directory_.PathOf(path));
   if (there) {
     if (directory_.IsOwnFile(*there)) return directory_.OpenWrite(path);
-    // Bytes of somebody else, or with another name somewhere, are not ours to write into.
+    // Never write into a file of another user or with further hard links: replace it.
     SW_TRY(directory_.RemoveFile(path));
   }
   Result<os::File> made = directory_.Create(path, plan_.target().files[index].executable);
@@ -276,7 +276,7 @@ Status Runner::WriteText(std::uint32_t index, const std::string& text) {
   return sync_at_once_ ? Status() : out->Sync();
 }
 
-/// Whoever completed a file reads it again; then all ranks know all digests.
+/// Computes the digests of listed files on the ranks that completed them, then writes the lists.
 Status Runner::WriteDigestLists() {
   const std::vector<plan::OutputFile>& files = plan_.target().files;
   std::vector<std::string> sums(files.size());
@@ -314,8 +314,8 @@ Status Runner::WriteDigestLists() {
 }
 
 Status Runner::SyncWritten() {
-  // On a network file system only the machine that wrote a page can sync it, so every rank syncs
-  // what its units touched before others complete the files.
+  // On a network file system only the machine that wrote a page can sync it, so
+  // every rank syncs the files of its units before other ranks complete them.
   std::vector<std::uint32_t> files;
   for (std::uint64_t index = first_; index < last_; ++index) {
     const std::uint32_t file = plan_.unit(index).file;
@@ -339,8 +339,8 @@ Status Runner::WriteFrames() {
   return CloseFiles();
 }
 
-/// Where it fails, syncs this rank's files one by one to find the file and the reason: a sync of a
-/// whole file system reports a full quota as an input/output error.
+/// Syncs the whole file system. If that fails, syncs this rank's files one by one to find the file
+/// and the reason, because a sync of a file system reports a full quota as an input/output error.
 Status Runner::SyncFileSystem() {
   Status all = directory_.SyncFileSystem();
   if (all) return all;
@@ -353,8 +353,8 @@ Status Runner::SyncFileSystem() {
   return all;
 }
 
-/// Before the output gets its name: some file systems report only at the close that they could not
-/// store a file.
+/// Closes all files before the output is renamed, because some file
+/// systems report only at close that they could not store a file.
 Status Runner::CloseFiles() { return comm_.Agree(output_.CloseAll()); }
 
 Status Runner::ReadBack(std::uint32_t index) {
@@ -431,7 +431,7 @@ Status Runner::Commit() {
       SW_TRY_ASSIGN(const std::string text, MakeManifest(options_.manifest, files));
       SW_TRY(stage.ReplaceFile(kManifestName, text));
       if (options_.verify != Verify::kReadback) return {};
-      // One byte more than it should have is enough to see that it is another.
+      // Reading one byte more than expected is enough to detect a longer file.
       SW_TRY_ASSIGN(const std::string found, stage.ReadWholeText(kManifestName, text.size() + 1));
       return found == text ? Status() : NotAsWritten(stage.PathOf(kManifestName));
     };

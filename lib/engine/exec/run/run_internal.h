@@ -25,24 +25,24 @@
 
 namespace shardwright::exec {
 
-/// Empty file next to the journals: CreateFiles has created all files of the run.
+/// Empty file next to the journals. It shows that CreateFiles has created all files of the run.
 inline constexpr const char* kCreatedName = "created";
 
-/// A file of the output that is not there any more is a failed write: kNotFound is for inputs.
+/// Turns kNotFound for an output file into kIo: a missing output is a failed write, not bad input.
 template <class T>
 T OfOutput(T result) {
   if (!result && result.error().code == Errc::kNotFound) result.error().code = Errc::kIo;
   return result;
 }
 
-/// What a manifest tells of a file's bytes, as ranks send it to each other.
+/// Checksums of a file in the manifest, as ranks send them to each other.
 struct FileSum {
   Digest digest{};
   std::uint32_t payload_crc32 = 0;  ///< 0 without payloads
 };
 
-/// One run: its passes in order, and what they hand to each other. As a sink it writes units into
-/// the output files and notes them in the journal.
+/// One run: its passes in order, and the state that they share. As a sink
+/// it writes units to the output files and records them in the journal.
 class Runner final : private UnitSink {
  public:
   Runner(comm::Comm& comm, const plan::Plan& plan, ByteSource& source, const RunOptions& options,
@@ -51,26 +51,26 @@ class Runner final : private UnitSink {
 
  private:
   Status Passes();
-  Status LeaveStage(Errc code);  // after a pass has failed; collective
+  Status LeaveStage(Errc code);  // after a failed pass; collective
   Status Begin();                // collective
-  Status ReadJournals();         // what a stopped run noted about this rank's units; local
+  Status ReadJournals();         // records of a stopped run for this rank's units; local
   Status OpenJournal();          // local
   Status CreateFiles();          // collective
   Status MakeClones();           // clones and links, by the root; collective
   Result<bool> MakeClone(std::uint32_t index);
   Status CheckSpace();                                     // root
-  Result<os::File> OpenOutput(std::uint32_t index) const;  // new, or what a stopped run left of it
+  Result<os::File> OpenOutput(std::uint32_t index) const;  // new, or the file of a stopped run
   Status CreateFile(std::uint32_t index);
   Status BeginCreating();   // root
   Status ChooseSync();      // collective
   Status SyncFileSystem();  // local
   Status CloseFiles();      // collective
-  Status Recover();         // units that a stopped run has written; local
+  Status Recover();         // units already written by a stopped run; local
   Status WriteUnits();      // collective
   Status Put(const UnitInHand& unit) override;
   Status ShareSums();    // collective
   Status VerifyRead();   // collective
-  Status Recheck();      // at source files that no checksum vouches for; local
+  Status Recheck();      // source files copied without a checksum; local
   Status SyncWritten();  // collective
   Status WriteFrames();  // collective
   Status WriteFrame(std::uint32_t index);
@@ -102,24 +102,24 @@ class Runner final : private UnitSink {
   tbb::task_arena arena_;
   std::optional<os::Stage> stage_;  // root only
   os::Directory directory_;         // the stage
-  os::Directory journals_;          // in it
+  os::Directory journals_;          // inside the stage
   bool resumed_ = false;
-  bool created_ = false;                       // the run that is resumed had created all its files
+  bool created_ = false;                       // the resumed run had created all its files
   std::map<std::uint64_t, UnitRecord> noted_;  // by unit
   std::optional<os::Journal> journal_;
   FilePool output_;
-  bool sync_at_once_ = false;        // all files, by their file system
-  std::vector<std::byte> is_clone_;  // by output file: a clone or link, there is nothing to write
-  std::set<std::uint32_t> clone_sources_;  // source files that were cloned or linked
+  bool sync_at_once_ = false;              // one sync of the file system for all files
+  std::vector<std::byte> is_clone_;        // by output file: a clone or link, not written
+  std::set<std::uint32_t> clone_sources_;  // source files with a clone or link
 
   std::uint64_t first_ = 0;  // this rank's units
   std::uint64_t last_ = 0;
-  std::vector<bool> done_;  // of this rank's units: found whole on resume
-  // By unit: of all after ShareSums, before of this rank's.
+  std::vector<bool> done_;  // by unit of this rank: found intact on resume
+  // By unit: of all ranks after ShareSums, of this rank before.
   std::vector<UnitSum> sums_;
   SourceSums source_sums_;
   std::vector<FileSum> file_sums_;
-  std::atomic<std::uint64_t> read_from_memory_ = 0;  // files that were to be read back
+  std::atomic<std::uint64_t> read_from_memory_ = 0;  // files whose readback came from the cache
   RunReport report_;
   UnfinishedWrites writes_;
 };

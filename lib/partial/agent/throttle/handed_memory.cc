@@ -14,8 +14,8 @@ namespace shardwright::partial {
 
 Result<HandedMemory> HandedMemory::Map(int fd, std::uint64_t bytes) {
   struct stat found {};
-  const bool sealed = (::fcntl(fd, F_GET_SEALS) & F_SEAL_SHRINK) != 0;  // -1 has all bits
-  // Of huge pages, which lie elsewhere, there may be none left when they are read.
+  const bool sealed = (::fcntl(fd, F_GET_SEALS) & F_SEAL_SHRINK) != 0;  // -1 has all bits set
+  // Accepts tmpfs only: huge pages may be unavailable at the time of reading.
   struct statfs system {};
   const bool fits = ::fstat(fd, &found) == 0 && S_ISREG(found.st_mode) &&
                     static_cast<std::uint64_t>(found.st_size) == bytes && bytes > 0 &&

@@ -9,11 +9,11 @@
 
 namespace shardwright::partial {
 
-/// Memory that a trainer shares, read only.
+/// Read-only mapping of memory that a trainer shares.
 class HandedMemory {
  public:
-  /// \param fd  is closed. Sealed against shrinking: who maps it could be ended by that
-  /// \error kBadInput  another size, or not sealed; kIo
+  /// \param fd  closed by Map. Must be sealed against shrinking, which could crash readers
+  /// \error kBadInput  wrong size, or not sealed; kIo
   static Result<HandedMemory> Map(int fd, std::uint64_t bytes);
   HandedMemory(HandedMemory&& other) noexcept;
   HandedMemory& operator=(HandedMemory&&) = delete;

@@ -10,9 +10,9 @@
 namespace shardwright::partial {
 namespace {
 
-/// From so many on, what ranks that have gone have marked is forgotten.
+/// Above this number, marks of ranks that have disconnected are discarded.
 constexpr std::size_t kRanksKept = 1024;
-/// Iterations of a schedule that are told at most.
+/// Maximum number of iterations of a schedule in an answer.
 constexpr double kIterations = 4096;
 
 using Time = IdleRanks::Time;
@@ -21,7 +21,7 @@ std::span<const std::uint64_t> WordsIn(const HandedMemory& memory) {
   return {reinterpret_cast<const std::uint64_t*>(memory.bytes().data()), kIdleMarks + 1};
 }
 
-/// Another process writes it, whole.
+/// Reads a word that another process writes atomically.
 std::uint64_t WordAt(std::span<const std::uint64_t> words, std::uint64_t at) {
   return __atomic_load_n(&words[at], __ATOMIC_ACQUIRE);
 }
@@ -47,8 +47,8 @@ void AddStretch(Time begin, Time end, Time first, Time last,
   if (begin < end) stretches->push_back({begin, end});
 }
 
-/// What a process has marked. Marks that it overwrites meanwhile, and those of another clock, are
-/// not in order, and end a stretch.
+/// Returns the idle intervals that a process has marked. Marks that are overwritten
+/// during the call, or use another clock, are out of order and end an interval.
 std::vector<IdleRanks::Stretch> StretchesOf(const HandedMemory& memory, Time first, Time last) {
   const auto words = WordsIn(memory);
   const std::uint64_t count = WordAt(words, 0);
@@ -102,7 +102,7 @@ Result<PipelineSchedule> ScheduleOf(const PipelineTimes& pipeline,
     SW_TRY_ASSIGN(stage.idle, IdleTimesOf(pipeline, stages[i]));
     for (const IdleTime& one : stage.idle) begins.push_back(one.begin_s);
   }
-  // Where enough idle at once, they do when one of them begins to.
+  // If enough stages ever idle together, they do so when one of them begins to.
   const std::uint32_t enough = NeededOf(needed, stages.size());
   const bool any = std::any_of(begins.begin(), begins.end(), [&](double at_s) {
     return std::count_if(schedule.stages.begin(), schedule.stages.end(), [&](const auto& stage) {
@@ -134,7 +134,7 @@ void IdleRanks::Leave(std::uint32_t rank, std::uint64_t entered) {
 void IdleRanks::Begin(std::uint64_t iteration, Time now) {
   const std::lock_guard lock(mutex_);
   if (options_.schedule) {
-    // What an iteration takes beside the pipeline, its optimizer's step above all, is at its end.
+    // Time of an iteration outside the pipeline, mainly the optimizer's step, is at its end.
     double took_s = 0;
     if (begun_ && iteration > iteration_) {
       took_s = std::chrono::duration<double>(now - *begun_).count() /
@@ -191,7 +191,7 @@ std::vector<IdleRanks::Rank> IdleRanks::Between(Time first, Time last) const {
   for (const PipelineSchedule::Stage& stage : options_.schedule->stages) {
     Rank& rank = ranks.emplace_back();
     rank.number = stage.number;
-    // What is said of the time before the last snapshot follows from what came after it.
+    // Idle times before the last snapshot are computed from the period measured after it.
     const auto since = [&](Time time) {
       return std::floor(std::chrono::duration<double>(time - *begun_).count() / period_s_);
     };

@@ -12,19 +12,19 @@ using std::chrono::duration;
 using std::chrono::duration_cast;
 using Time = Limiter::Time;
 
-/// How often who waits looks whether ranks idle: a bubble is some milliseconds at least.
+/// Interval at which waiting jobs check for idle ranks: a bubble lasts at least milliseconds.
 constexpr std::chrono::milliseconds kLook(1);
-/// How often who is held back by the rate looks whether somebody waits for all bytes.
+/// Interval at which delayed threads check if a client waits for all bytes.
 constexpr std::chrono::milliseconds kLookForHurry(100);
-/// Whoever receives takes a sender for dead that moves nothing for thirty seconds.
+/// Longest time without a byte, because receivers close silent connections after 30 s.
 constexpr std::chrono::seconds kLongest(10);
-/// When a first snapshot is due, after which nobody knows yet when the next one comes.
+/// Due time of a first snapshot, when the interval to the next one is unknown.
 constexpr std::chrono::seconds kFirstDue(30);
-/// What is left is sent at once when so many times the time that it takes remain.
+/// Remaining bytes are sent at once when less than this multiple of their time remains.
 constexpr double kHaste = 2;
-/// Two sends that are further apart have something else between them.
+/// A longer gap between two sends means that other work was in between.
 constexpr std::chrono::milliseconds kApart(50);
-constexpr double kFastSeconds = 4;  // of which the speed is an average
+constexpr double kFastSeconds = 4;  // over which the speed is averaged
 constexpr std::size_t kHistory = std::size_t{1} << 14;
 constexpr std::size_t kSnapshots = 64;
 
@@ -95,8 +95,8 @@ void Limiter::Begin(std::uint64_t iteration) {
   if (snapshots_.size() > kSnapshots) snapshots_.pop_front();
 }
 
-/// Whether what is left of all jobs would not be there in time if it waited longer.
-/// \pre mutex_ is held
+/// Returns true if the remaining bytes of all jobs would be late if they waited longer.
+/// \pre the caller has locked mutex_
 bool Limiter::Due(Time now) const {
   Time due = Time::max();
   std::uint64_t left = 0;
@@ -110,13 +110,13 @@ bool Limiter::Due(Time now) const {
     const double need_s = static_cast<double>(left) * fast_s_ / fast_bytes_;
     return now + TimeOf(std::min(kHaste * need_s, 1e9)) >= due;
   }
-  // Nobody knows how long it takes: half of the time has to be enough.
+  // The duration is unknown, so half of the time must suffice.
   const Time from = snapshots_.empty() ? due - kFirstDue : snapshots_.back().time;
   return now - from >= (due - from) / 2;
 }
 
-/// As what bytes of a job may move now; kBeside: as soon as the rate lets them.
-/// \pre mutex_ is held, and somebody says when ranks idle
+/// Returns the kind of the bytes that a job may move now; kBeside: subject to the rate.
+/// \pre the caller has locked mutex_, and idle intervals are known
 Sent Limiter::KindOf(const Job& job, Time now) const {
   if (!job.waits_ || hurries_ > 0) return Sent::kAnyTime;
   if (idle_.idle(now)) return Sent::kIdle;
@@ -133,7 +133,7 @@ void Limiter::Note(Job& job, std::uint64_t bytes, Sent kind, Time now) {
   if (history_.size() > kHistory) history_.pop_front();
 }
 
-/// How fast bytes move is seen by the next ones. \pre mutex_ is held, and nothing holds them back
+/// Measures the speed from one send to the next. \pre mutex_ is locked, nothing is delayed
 void Limiter::Measure(std::uint64_t bytes, Time now) {
   if (fast_at_ && now - *fast_at_ < kApart) {
     fast_s_ += SecondsOf(now - *fast_at_);
@@ -147,7 +147,7 @@ void Limiter::Measure(std::uint64_t bytes, Time now) {
   fast_last_ = bytes;
 }
 
-/// Lets bytes move, or says when to ask again. \pre mutex_ is held, somebody says when ranks idle
+/// Lets bytes move, or returns when to retry. \pre mutex_ is locked, idle intervals are known
 std::optional<Time> Limiter::Ask(Job& job, std::uint64_t bytes, Time asked, Time now) {
   const Sent kind = KindOf(job, now);
   if (kind != Sent::kBeside) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// lib/partial/agent/throttle: when and how fast agents send.
-// A Limiter is what all threads of an agent ask before they move bytes; it asks IdleRanks
-// (idle_ranks.h) whether the ranks beside it idle. Source: docs/formats/agent.md, "Idle times".
+// lib/partial/agent/throttle: when and how fast agents send. All threads of an
+// agent ask a Limiter before they move bytes. It asks IdleRanks (idle_ranks.h)
+// when ranks on its node idle. Source: docs/formats/agent.md, "Idle times".
 
 #pragma once
 
@@ -20,75 +20,75 @@
 
 namespace shardwright::partial {
 
-/// Why bytes moved when they did.
+/// Reason why bytes moved at their time.
 enum class Sent : std::uint8_t {
   kIdle,    ///< ranks idled
-  kBeside,  ///< beside computation, at the rate that is allowed there
-  kDue,     ///< else the snapshot would not have been complete before the next one
-  kAnyTime  ///< nobody says when ranks idle, or somebody waits for the bytes
+  kBeside,  ///< during computation, at the limited rate
+  kDue,     ///< the snapshot would otherwise have missed the next one
+  kAnyTime  ///< idle intervals are unknown, or a client waits
 };
 inline constexpr std::size_t kSentKinds = 4;
 
-/// "idle", "beside", "due", "any".
+/// Returns "idle", "beside", "due" or "any".
 const char* Name(Sent kind);
 
-/// Bytes that moved at a time.
+/// Bytes that moved at one time.
 struct SentBytes {
   IdleRanks::Time time;
   std::uint64_t bytes = 0;
   Sent kind = Sent::kAnyTime;
 };
 
-/// A snapshot that was complete in memory.
+/// Time at which a snapshot was complete in memory.
 struct SnapshotTime {
   std::uint64_t iteration = 0;
   IdleRanks::Time time;
 };
 
-/// Where time comes from, and what waits.
+/// Clock of a limiter, replaceable in tests.
 struct PaceClock {
   using Time = IdleRanks::Time;
   std::function<Time()> now = [] { return std::chrono::steady_clock::now(); };
   std::function<void(Time)> sleep_until;  ///< empty: the thread sleeps
 };
 
-/// Holds threads back. As long as nobody says when ranks idle: to a number of bytes per second, all
-/// of them together. Else they move at any speed while ranks idle, and beside that at this number;
-/// with 0 not at all, but for a piece in ten seconds, so that no connection is taken for dead. What
-/// would not be complete before the next snapshot moves at any speed too. Thread-safe.
+/// Delays threads. Without idle intervals it limits the total rate of all threads.
+/// With them bytes move at any speed while ranks idle, and at that rate otherwise;
+/// at rate 0 only one piece in ten seconds, which keeps connections alive. Jobs
+/// that would miss the next snapshot move at any speed too. Thread-safe.
 /// Source: MoEtion Algorithm 4; docs/formats/agent.md, "Idle times".
 class Limiter {
  public:
   using Time = IdleRanks::Time;
 
-  /// Something that is sent, from its begin to its end.
+  /// One transfer, from its begin to its end.
   class Job {
    public:
-    /// A part of a snapshot, to be there before the next one. \param bytes  at most
+    /// Begins a part of a snapshot, due before the next one. \param bytes  at most
     Job(Limiter& limiter, std::uint64_t bytes);
-    /// Bytes that somebody waits for: ranks need not idle.
+    /// Begins a transfer that a client waits for, so it does not wait for idle ranks.
     explicit Job(Limiter& limiter);
     Job(const Job&) = delete;
     Job& operator=(const Job&) = delete;
     ~Job();
 
-    /// Waits until `bytes` more may move.
+    /// Waits until `bytes` more bytes may move.
     void Spend(std::uint64_t bytes);
-    /// Bytes that have moved, by kind.
+    /// Returns the number of bytes that have moved, by kind.
     std::array<std::uint64_t, kSentKinds> sent() const;
 
    private:
     friend Limiter;
     Limiter& limiter_;
-    const bool waits_;  // for ranks that idle
+    const bool waits_;  // true: waits for idle ranks
     Time due_;
     // Under the limiter's mutex.
     std::uint64_t left_ = 0;
     std::array<std::uint64_t, kSentKinds> sent_{};
   };
 
-  /// As long as it is there somebody waits for all bytes: nothing waits for ranks to idle, or is
-  /// held back by the rate.
+  /// While an object exists, nothing is delayed: transfers neither wait for
+  /// idle ranks nor obey the rate, because a client waits for all bytes.
   class Hurry {
    public:
     explicit Hurry(Limiter& limiter);
@@ -100,22 +100,22 @@ class Limiter {
     Limiter& limiter_;
   };
 
-  /// \param bytes_per_second  0: any number where nobody says when ranks idle, else none
+  /// \param bytes_per_second  0: unlimited without idle intervals, none while ranks compute
   explicit Limiter(std::uint64_t bytes_per_second, IdleOptions idle = {}, PaceClock clock = {});
 
-  /// A snapshot is in memory: an iteration ends, and jobs that begin from now on are due when the
-  /// next snapshot is expected, as long after this one as this one is after the one before. One of
-  /// the same iteration once more changes nothing of that.
+  /// Ends an iteration, because a snapshot is in memory. Later jobs are due at the next
+  /// expected snapshot, one interval after this one. The interval is the time since the
+  /// previous snapshot. A repeated call with the same iteration changes nothing.
   void Begin(std::uint64_t iteration);
 
   IdleRanks& idle() { return idle_; }
   const IdleRanks& idle() const { return idle_; }
 
-  /// What has moved, by kind.
+  /// Returns the number of bytes moved, by kind.
   std::array<std::uint64_t, kSentKinds> sent() const;
-  /// Jobs of which something moved because they were due.
+  /// Counts jobs that moved bytes because they were due.
   std::uint64_t jobs_due() const;
-  /// The last sends and snapshots, by time.
+  /// Returns the most recent transfers and snapshots, ordered by time.
   std::vector<SentBytes> History() const;
   std::vector<SnapshotTime> Snapshots() const;
   Time now() const { return clock_.now(); }
@@ -136,13 +136,13 @@ class Limiter {
   mutable std::mutex mutex_;
   Time free_at_{};
   int hurries_ = 0;
-  std::set<Job*> jobs_;  // those that wait for ranks that idle
+  std::set<Job*> jobs_;  // those that wait for idle ranks
   std::deque<SentBytes> history_;
   std::deque<SnapshotTime> snapshots_;
   Time due_{};
   std::array<std::uint64_t, kSentKinds> sent_{};
   std::uint64_t jobs_due_ = 0;
-  // How fast bytes move that nothing holds back.
+  // Measured rate of bytes that are not delayed.
   double fast_bytes_ = 0;
   double fast_s_ = 0;
   std::optional<Time> fast_at_;

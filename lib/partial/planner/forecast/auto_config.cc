@@ -14,7 +14,7 @@
 namespace shardwright::partial {
 namespace {
 
-/// Largest sum of consecutive ranks that share a link.
+/// Returns the most bytes that consecutive ranks with a common link save together.
 Result<std::uint64_t> LargestLink(const std::vector<std::uint64_t>& rank_bytes,
                                   std::uint32_t ranks_per_node) {
   std::uint64_t largest = 0;
@@ -57,7 +57,7 @@ double PersistSeconds(const AutoInput& input, std::uint32_t k) {
   return static_cast<double>(input.persist.bytes[k - 1]) / input.persist_bytes_per_s;
 }
 
-/// The largest K whose snapshot hides, else 1; then more for nothing.
+/// Returns the largest K that causes no snapshot stall, or 1, raised while bytes do not grow.
 std::uint32_t ChooseSnapshot(const AutoInput& input) {
   const std::vector<std::uint64_t>& bytes = input.snapshot.bytes;
   std::uint32_t chosen = 1;
@@ -76,7 +76,7 @@ Result<double> PltOf(const AutoInput& input, const AutoConfig& config, std::uint
   return ExpectedPlt(input.fault_rate * input.iterations, loss, input.iterations);
 }
 
-/// The wanted interval, or the best one; never shorter than the persist of K_persist = 1.
+/// Returns the requested or the best interval, but at least the duration of a persist with K = 1.
 Result<std::uint64_t> ChooseInterval(const AutoInput& input, const CheckpointCosts& costs) {
   const double least = std::max(1.0, std::ceil(PersistSeconds(input, 1) / input.iteration_s));
   if (!(least < 0x1p53)) {
@@ -90,8 +90,8 @@ Result<std::uint64_t> ChooseInterval(const AutoInput& input, const CheckpointCos
   return best.value_or(floor);
 }
 
-/// K_persist within the chosen interval: the least that keeps the PLT limit, else the one with the
-/// smallest PLT; then more for nothing.
+/// Sets K_persist to the smallest K that meets the PLT limit and can be persisted within the
+/// interval. If there is none, sets the largest K that can. Then raises K while bytes do not grow.
 Status ChoosePersist(const AutoInput& input, const StopCheck& stop, AutoConfig* config) {
   const double span_s = static_cast<double>(config->interval) * input.iteration_s;
   SW_TRY_ASSIGN(config->expected_plt, PltOf(input, *config, 1));
@@ -112,14 +112,14 @@ Status ChoosePersist(const AutoInput& input, const StopCheck& stop, AutoConfig* 
   return {};
 }
 
-/// Bytes of an iteration that go into the log beside checkpoints with K experts.
+/// Returns the bytes per iteration that are logged if checkpoints save K experts per layer.
 double LoggedBytes(const AutoInput& input, std::uint32_t k) {
   const auto experts = static_cast<double>(input.persist.bytes.size());
   return static_cast<double>(input.log_bytes) * (experts - k) / experts;
 }
 
-/// A lossless run with K experts in a snapshot.
-/// \param free_bytes_per_s  what its log leaves of the bandwidth of a rank
+/// Returns a lossless run with K experts per snapshot.
+/// \param free_bytes_per_s  storage bandwidth of a rank that its log does not use
 Result<ReplayConfig> ReplayWithK(const AutoInput& input, std::uint32_t k, double free_bytes_per_s) {
   const auto experts = static_cast<std::uint32_t>(input.persist.bytes.size());
   const ReplayRates rates{input.snapshot_bytes_per_s, input.persist_bytes_per_s,
@@ -138,7 +138,7 @@ Result<ReplayConfig> ReplayWithK(const AutoInput& input, std::uint32_t k, double
     return Fail(Errc::kUsage,
                 "a persist beside a log of gradients takes more than 2^53 iterations");
   }
-  // What a restore replays grows with the interval as what is run again does.
+  // Replay time and repeated iterations both grow in proportion to the interval.
   SW_TRY_ASSIGN(const ReplayWork work, SteadyReplay(experts, k, 1, log_bytes));
   const double replay_s = ReplaySeconds(work, input.ranks, rates);
   SW_TRY_ASSIGN(const std::optional<std::uint64_t> best,
@@ -157,7 +157,7 @@ Result<ReplayConfig> ReplayWithK(const AutoInput& input, std::uint32_t k, double
   return out;
 }
 
-/// Whether all values of a layer are equal.
+/// Returns true if the values within each layer are equal.
 template <class Rows, class Equal>
 bool AreEven(const Rows& rows, const Equal& equal) {
   return std::all_of(rows.begin(), rows.end(), [&](const auto& row) {
@@ -165,10 +165,10 @@ bool AreEven(const Rows& rows, const Equal& equal) {
   });
 }
 
-/// Returns whether each checkpoint of a K is the first one with other names for the
-/// expert-parallel ranks, so that the largest share is the same in all of them. This holds where
-/// the experts of a layer have equal bytes and go round the ranks in turn: the next checkpoint
-/// moves every layer by K ranks.
+/// Returns true if all checkpoints of a K differ only by a permutation of the expert-parallel
+/// ranks, so that their largest shares are equal and one of them suffices. This is the case if the
+/// experts of a layer have equal bytes and are assigned to the ranks in turn: each checkpoint
+/// then shifts every layer by K ranks. Called by BottleneckByK.
 bool OnlyRanksChange(const SavedModel& model) {
   const ExpertMap& map = model.map;
   for (std::size_t m = 0; m < map.ring.size(); ++m) {

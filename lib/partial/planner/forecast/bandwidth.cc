@@ -20,10 +20,10 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 constexpr std::size_t kBlock = std::size_t{16} << 20;
-/// Half of what is copied: beyond the caches of a processor.
+/// Bytes of each of two buffers, which are larger than the caches of a processor.
 constexpr std::size_t kBuffer = kMeasuredBytes / 2;
 
-/// Bytes that no file system can store in fewer.
+/// Returns random bytes, which a file system cannot compress.
 std::vector<std::byte> Noise() {
   std::vector<std::byte> out(kBuffer);
   std::mt19937_64 random(1);
@@ -34,7 +34,7 @@ std::vector<std::byte> Noise() {
   return out;
 }
 
-/// A file that is gone when it is closed: it loses its name before anything is written.
+/// Creates a file and unlinks it at once, so that it disappears when it is closed.
 Result<os::File> OpenNameless(const std::string& folder) {
   SW_TRY_ASSIGN(const std::string run_id, os::MakeRunId());
   SW_TRY_ASSIGN(os::File file, os::File::Create(folder + "/.measure-" + run_id));
@@ -52,7 +52,7 @@ Status WriteAndSync(const std::string& folder, std::span<const std::byte> noise,
   return file.Sync();
 }
 
-/// Seconds that the slowest rank took. Collective.
+/// Returns the seconds since `start` on the slowest rank. Collective.
 Result<double> Slowest(comm::Comm& comm, Clock::time_point start) {
   const auto mine = std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now() - start);
   SW_TRY_ASSIGN(const std::uint64_t most,

@@ -10,18 +10,18 @@
 
 namespace shardwright::partial {
 
-/// Bytes that every rank writes, and then copies, to be measured.
+/// Bytes that every rank writes and then copies for a measurement.
 inline constexpr std::uint64_t kMeasuredBytes = std::uint64_t{256} << 20;
 
-/// What a rank has while all ranks of the run do the same: bytes per second of the slowest.
+/// Bytes per second of the slowest rank while all ranks of the run do the same.
 struct Bandwidths {
-  double persist_bytes_per_s = 0;   ///< into files that are synced
+  double persist_bytes_per_s = 0;   ///< to files that are synced
   double snapshot_bytes_per_s = 0;  ///< from memory to memory
 };
 
-/// Writes and syncs kMeasuredBytes in a file of `folder`, which loses its name as soon as it is
-/// open, and copies as many in memory. Takes 256 MiB of memory for each rank.
-/// \error kNotFound  no such folder; kIo  the write; kLimit  memory; kStopped
+/// Writes and syncs kMeasuredBytes to a file in `folder`, which is unlinked as soon as
+/// it is open, then copies as many bytes in memory. Uses 256 MiB of memory per rank.
+/// \error kNotFound  no such folder; kIo  write error; kLimit  memory; kStopped
 /// Collective: all ranks write at once, then all copy. Source: docs/pec-planning.md section 12.
 Result<Bandwidths> MeasureBandwidths(comm::Comm& comm, const std::string& folder, Sink& sink);
 

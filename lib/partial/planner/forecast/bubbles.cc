@@ -13,7 +13,7 @@ namespace {
 
 bool IsTime(double seconds) { return std::isfinite(seconds) && seconds >= 0; }
 
-/// Elements that the bubble has time for.
+/// Returns the number of elements that can be saved within the bubble.
 std::uint64_t RoomOf(std::uint64_t elems, double snapshot_s, double bubble_s) {
   if (snapshot_s <= bubble_s) return elems;
   return std::min(elems, static_cast<std::uint64_t>(
@@ -56,13 +56,13 @@ Result<std::vector<IdleTime>> IdleTimesOf(const PipelineTimes& pipeline, std::ui
     if (end_s > begin_s) idle.push_back({begin_s, end_s});
   };
   const double both_s = pipeline.forward_s + pipeline.backward_s;
-  const std::uint32_t below = pipeline.stages - 1 - stage;  // stages that are nearer to the loss
-  const std::uint32_t first = std::min(pipeline.micro_batches, below + 1);  // forwards
+  const std::uint32_t below = pipeline.stages - 1 - stage;  // stages closer to the loss
+  const std::uint32_t first = std::min(pipeline.micro_batches, below + 1);  // warm-up forwards
   const double backward_s = pipeline.stages * pipeline.forward_s + below * pipeline.backward_s;
   add(0, times.before_s);
   add(times.before_s + first * pipeline.forward_s, backward_s);
   for (std::uint32_t done = 1; done < pipeline.micro_batches; ++done) {
-    // A forward comes between two backwards as long as there is one.
+    // There is no gap while forwards are left: one runs between two backwards.
     if (first + done <= pipeline.micro_batches) continue;
     const double end_s = backward_s + done * both_s;
     add(end_s - pipeline.forward_s, end_s);
@@ -98,7 +98,7 @@ Result<BubblePlan> FillBubble(const std::vector<std::uint64_t>& module_elems,
     (fits ? plan.module[i].in_bubble : plan.module[i].beside) = module_elems[i];
     if (fits) room -= module_elems[i];
   }
-  for (std::size_t i : order) {  // what room is left takes a part of a module that did not fit
+  for (std::size_t i : order) {  // put part of a module into the remaining time
     BubbleShare& share = plan.module[i];
     if (share.beside == 0 || room == 0) continue;
     share.in_bubble = std::min(room, share.beside);

@@ -11,7 +11,7 @@ namespace {
 
 constexpr std::uint64_t kExtraDivisor = 10;  // 10 % more capacity
 
-/// What an expert would like to process above its capacity.
+/// Returns the tokens above its capacity that an expert needs to process to reduce its debt.
 std::uint64_t WantOf(const ExpertCapacity& expert) {
   if (expert.tokens <= expert.capacity) return 0;
   return std::min({expert.debt, expert.capacity / kExtraDivisor, expert.tokens - expert.capacity});

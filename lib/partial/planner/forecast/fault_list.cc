@@ -21,7 +21,7 @@ bool ParseWhole(std::string_view text, T* value) {
   return error == std::errc() && at == end;
 }
 
-/// "3" or "3 0,2".
+/// Parses a line such as "3" or "3 0,2": an iteration and lost nodes. False: invalid.
 bool ParseLine(std::string_view line, SimulatedFault* fault) {
   const std::size_t gap = line.find_first_of(" \t");
   if (!ParseWhole(line.substr(0, gap), &fault->iteration)) return false;

@@ -10,15 +10,15 @@
 
 namespace shardwright::partial {
 
-/// Faults out of a text: a line each, "ITERATION" or "ITERATION NODE,NODE,..." for those that take
-/// the memory of nodes. What follows # and empty lines are left out.
-/// \param where  names the text in messages
-/// \error kBadInput  names the line: no such numbers, iterations that descend, or a node twice;
-///        kLimit  too many faults
+/// Parses faults, one per line: "ITERATION", or "ITERATION NODE,NODE,..." for
+/// faults that destroy the memory of nodes. Ignores text after # and empty lines.
+/// \param where  name of the text, for messages
+/// \error kBadInput  invalid numbers, descending iterations or a
+///        repeated node (names the line); kLimit  too many faults
 /// Pure. Source: docs/pec-planning.md section 12.
 Result<std::vector<SimulatedFault>> ParseFaults(std::string_view text, const std::string& where);
 
-/// The same out of a file.
+/// Reads and parses a file of faults.
 /// \error as ParseFaults; kNotFound
 /// Local.
 Result<std::vector<SimulatedFault>> ReadFaults(const std::string& path);

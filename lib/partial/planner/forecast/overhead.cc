@@ -54,7 +54,7 @@ Result<double> OverheadRate(const CheckpointCosts& costs) {
 
 Result<std::optional<std::uint64_t>> BestInterval(const CheckpointCosts& costs, double persist_s) {
   CheckpointCosts checked = costs;
-  checked.interval = 1;  // the answer, not an input
+  checked.interval = 1;  // ignore the caller's interval
   SW_TRY(Check(checked));
   SW_TRY(CheckPositive("the time of an iteration in seconds", costs.iteration_s));
   SW_TRY(CheckAtLeast("the time to persist in seconds", persist_s, 0));

@@ -15,30 +15,30 @@
 
 namespace shardwright::partial {
 
-/// Ranks, experts and pieces of modules that a plan may have, those of all its checkpoints.
+/// Limit for the ranks, experts and module pieces of a plan, summed over its checkpoints.
 inline constexpr std::uint64_t kPlanCells = std::uint64_t{1} << 22;
 
-/// What the next checkpoints of a run are planned from.
+/// Input for planning the next checkpoints of a run.
 struct CheckpointPlanInput {
   ModelBytes model;
   Keep keep;
-  SavedModel saved;  ///< the same model as its ranks share it
+  SavedModel saved;  ///< the same model with its division over ranks
   LevelState snapshot;
   LevelState persist;
   SelectionOptions options;
   std::uint64_t checkpoints = 1;
-  std::uint64_t iteration = 0;  ///< of the newest checkpoint; those planned are newer
+  std::uint64_t iteration = 0;  ///< of the newest checkpoint; planned ones are newer
   std::uint64_t interval = 1;   ///< kReplay: iterations between checkpoints
-  /// [layer][expert]: routed before every planned checkpoint but the first, whose tokens the levels
-  /// have counted; empty: not known.
+  /// [layer][expert]: tokens routed before every planned checkpoint except
+  /// the first, whose tokens the levels already include; empty: unknown.
   Counts between;
-  bool counted = false;  ///< whether tokens are known: for the risk
+  bool counted = false;  ///< true if tokens are known, for the risk
 };
 
-/// How the ranks share a checkpoint.
+/// Division of a checkpoint over ranks, by several methods.
 struct ShareComparison {
   SavePlan adaptive;
-  SavePlan equal;                       ///< the non-expert part is cut without a look at experts
+  SavePlan equal;                       ///< with a non-expert cut that ignores the expert bytes
   std::vector<std::uint64_t> unshared;  ///< [rank]
   std::uint64_t unshared_bottleneck = 0;
 };
@@ -52,17 +52,17 @@ struct PlannedLevel {
 
 struct PlannedCheckpoint {
   PlannedLevel snapshot;
-  std::optional<PlannedLevel> persist;  ///< absent: as the snapshot
-  std::optional<TokensAtRisk> risk;     ///< of storage after it; absent: tokens are not known
-  Counts unsaved;                       ///< [layer][expert]: tokens that storage lacks before it
+  std::optional<PlannedLevel> persist;  ///< absent: equal to the snapshot
+  std::optional<TokensAtRisk> risk;     ///< in storage after it; absent: tokens are unknown
+  Counts unsaved;                       ///< [layer][expert]: tokens not in storage before it
 
   const PlannedLevel& stored() const { return persist ? *persist : snapshot; }
 };
 
-/// Plans of checkpoints that follow each other, each complete before the next: experts of both
-/// levels, bytes, and who saves what.
-/// \error kUsage  no checkpoints; kLimit  more numbers than kPlanCells; as SelectTwoLevels,
-///        SizeOfCheckpoint and PlanSave; kStopped
+/// Plans consecutive checkpoints, each complete before the next:
+/// experts of both levels, bytes, and the division over ranks.
+/// \error kUsage  no checkpoints; kLimit  above kPlanCells; as
+///        SelectTwoLevels, SizeOfCheckpoint and PlanSave; kStopped
 /// Pure but for `stop`. Source: docs/pec-planning.md sections 1, 4 to 7, 9.
 Result<std::vector<PlannedCheckpoint>> PlanCheckpoints(const CheckpointPlanInput& input,
                                                        const StopCheck& stop = {});

@@ -8,7 +8,7 @@ namespace {
 
 using OrderedJson = nlohmann::ordered_json;
 
-/// {"0":[ids],...}
+/// Returns {"0":[ids],...}: the selected experts by layer.
 OrderedJson LayersOf(const Selection& selection) {
   OrderedJson layers = OrderedJson::object();
   for (std::size_t m = 0; m < selection.size(); ++m) {
@@ -18,7 +18,7 @@ OrderedJson LayersOf(const Selection& selection) {
 }
 
 std::string TextOf(const OrderedJson& record) {
-  // Names come from files: what is no UTF-8 must not throw.
+  // Names come from files: replace invalid UTF-8 instead of throwing.
   return record.dump(-1, ' ', false, OrderedJson::error_handler_t::replace) + "\n";
 }
 

@@ -15,23 +15,23 @@
 
 namespace shardwright::partial {
 
-// Plan output that can be verified without this program. Each text is one JSON object and ends with
-// a line feed; same input, same bytes. Layers are named by their ordinals.
+// Writes plans that can be verified without this program. Each text is one JSON object and
+// ends with a line feed. The output is deterministic. Layers are named by their ordinals.
 
-/// Selections of consecutive checkpoints, kind "selection".
-/// \param k_persist  present: the persist sets are listed too
-/// \error kUsage  layers with different numbers of experts: the record has one N
+/// Writes selections of consecutive checkpoints, kind "selection".
+/// \param k_persist  if present, the persist sets are listed too
+/// \error kUsage  layers with different numbers of experts, because the record has one N
 /// Pure. Source: docs/pec-planning.md section 11.
 Result<std::string> SelectionRecord(const ExpertMap& map, std::uint32_t k_snapshot,
                                     std::optional<std::uint32_t> k_persist,
                                     std::span<const TwoLevelSelection> checkpoints);
 
-/// A selection under a budget, kind "budget".
+/// Writes a selection under a budget, kind "budget".
 /// Pure. Source: docs/pec-planning.md section 11.
 std::string BudgetRecord(const Counts& popularity, const BudgetSelection& budget);
 
-/// A cut of modules over ranks, kind "sharding". A module in several pieces is listed by its
-/// pieces, "name[first:last]".
+/// Writes a division of modules over ranks, kind "sharding". A module
+/// in several pieces is listed by its pieces, "name[first:last]".
 /// \param names  by module, distinct
 /// \param start  [rank]
 /// \error kMismatch  a piece of a module without a name

@@ -9,7 +9,7 @@
 namespace shardwright::partial {
 namespace {
 
-constexpr double kGradientBytes = 4;  // of an element, in the log
+constexpr double kGradientBytes = 4;  // per element in the log: float32
 
 double Seconds(double amount, double per_s) { return per_s > 0 ? amount / per_s : 0; }
 

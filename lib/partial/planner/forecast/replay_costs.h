@@ -8,37 +8,37 @@
 
 namespace shardwright::partial {
 
-// What a run of policy gradient-log costs, and a restore that makes the steps of its log again:
-// docs/lossless.md.
+// Cost of a run with policy gradient-log, and of a restore
+// that repeats the steps of its log: docs/lossless.md.
 
 /// Speeds of one rank. A rate of 0 makes the forecast omit the costs that depend on it.
 struct ReplayRates {
-  double copy_bytes_per_s = 0;     ///< of gradients, into memory that the agent sees
-  double storage_bytes_per_s = 0;  ///< into storage, and out of it
-  double elems_per_s = 0;          ///< steps of one element that are made again
+  double copy_bytes_per_s = 0;     ///< gradients into memory that the agent maps
+  double storage_bytes_per_s = 0;  ///< to storage, and from it
+  double elems_per_s = 0;          ///< elements of repeated steps
 };
 
-/// Seconds that training waits in an iteration for its log: one copy of the rank's equal share, and
-/// what the write of its share of `logged_bytes` takes longer than the iteration (0: not known).
-/// \param iteration_bytes  gradients of all experts, all ranks together
-/// \param logged_bytes     of those what is written
+/// Returns the seconds per iteration that training waits for its log: one copy of the rank's
+/// share, and the time by which writing `logged_bytes` exceeds the iteration (0: unknown).
+/// \param iteration_bytes  gradients of all experts and all ranks
+/// \param logged_bytes     part of them that is written
 /// Pure.
 double LogStall(double iteration_bytes, double logged_bytes, std::uint32_t ranks,
                 const ReplayRates& rates, double iteration_s);
 
-/// What a restore reads and computes beside the state.
+/// Work of a restore in addition to reading the state.
 struct ReplayWork {
-  double log_bytes = 0;    ///< of the log that is there: every rank proves all of it
-  double chain_bytes = 0;  ///< of the gradients that are used; ranks share them
+  double log_bytes = 0;    ///< existing log, which every rank verifies completely
+  double chain_bytes = 0;  ///< gradients that are used, divided over ranks
 };
 
-/// Seconds of a restore by `ranks` for gradients in float32.
+/// Returns the seconds of a restore by `ranks` ranks, for float32 gradients.
 /// Pure.
 double ReplaySeconds(const ReplayWork& work, std::uint32_t ranks, const ReplayRates& rates);
 
-/// The work in a steady state, K experts of N in turn every `interval` iterations, of a fault at
-/// any moment of an interval: a log of `interval` (p - 1/2) iterations, p = ceil(N/K), each without
-/// the K experts of the next checkpoint, and chains as long as SteadyLoss says.
+/// Returns the work in a steady state, saving K of N experts in turn every `interval` iterations,
+/// for a fault at a random moment. The log has `interval` (p - 1/2) iterations, p = ceil(N/K),
+/// each without the K experts of the next checkpoint. Chains are as long as in SteadyLoss.
 /// \param iteration_bytes  LogBytes
 /// \error kUsage  n or k is 0
 /// Pure.

@@ -16,14 +16,14 @@
 namespace shardwright::partial {
 namespace {
 
-/// A fault takes a copy only if the node that saved it is lost; until then nobody has saved it.
+/// Node of an expert that was never saved. A fault destroys a copy if it hits the saving node.
 constexpr std::uint32_t kNoNode = std::numeric_limits<std::uint32_t>::max();
 
-/// What the checkpoints hold: goes back with the training.
+/// Contents of the checkpoints in memory and storage. A fault resets them to the newest one.
 struct Levels {
   LevelState memory;
   LevelState storage;
-  PerExpert<std::uint32_t> node;  // whose memory has the copy
+  PerExpert<std::uint32_t> node;  // [layer][expert]: node with the copy in memory
   std::uint64_t iteration = 0;    // of the newest checkpoint; 0: none
 };
 
@@ -57,7 +57,7 @@ Status Check(const SimulationInput& input) {
   return {};
 }
 
-/// One run of one policy.
+/// Simulates one policy on the trace of tokens.
 class Run {
  public:
   Run(const SimulationInput& input, const SimulatedPolicy& policy, TokenHistory history,
@@ -104,9 +104,9 @@ class Run {
 
  private:
   bool Replays() const { return row_.policy.policy == Policy::kReplay; }
-  /// Whether gradients are logged in every iteration.
+  /// Returns true if gradients are logged in every iteration.
   bool Logs() const { return Replays() && !row_.policy.rule; }
-  /// Bytes of an iteration that go into the log: not of what the next checkpoint will have.
+  /// Returns the bytes logged per iteration: gradients of experts not in the next checkpoint.
   std::uint64_t LoggedNow() const {
     return next_ ? next_->gradient_bytes / input_.interval : iteration_log_bytes_;
   }
@@ -114,7 +114,7 @@ class Run {
     return {input_.snapshot_bytes_per_s, input_.storage_bytes_per_s, input_.replay_elems_per_s};
   }
 
-  /// Gradients that some iterations have logged.
+  /// Adds `bytes` of gradients, logged in equal parts by `iterations`, to the results.
   Status EnterLog(std::uint64_t bytes, std::uint64_t iterations) {
     SW_TRY_ASSIGN(row_.log_bytes, CheckedAdd(row_.log_bytes, bytes));
     const double each = static_cast<double>(bytes) / static_cast<double>(iterations);
@@ -127,7 +127,7 @@ class Run {
     return {};
   }
 
-  /// What a rule sends at a checkpoint.
+  /// Plans the state and gradients that a rule sends at a checkpoint.
   Result<TwoLevelSelection> Transfer(std::uint64_t iteration, GradientRule rule) {
     GradientOptions options{rule, input_.interval, input_.full_every, 0};
     if (rule == GradientRule::kLeast) options.budget_bytes = input_.gradient_budget;
@@ -139,8 +139,8 @@ class Run {
     return TwoLevelSelection{plan.full, plan.full};
   }
 
-  /// What brings experts of some versions to the newest checkpoint after a fault: storage's
-  /// versions say how much of the log there is.
+  /// Returns the work to replay experts from `version` to the newest checkpoint after a fault.
+  /// The log begins at the oldest version in storage.
   ReplayWork WorkOf(const Counts& version, std::uint64_t fault) const {
     ReplayWork work;
     if (newest_.iteration == 0) return work;
@@ -159,7 +159,7 @@ class Run {
     return work;
   }
 
-  /// The longest restart until the next checkpoint, and the window that experts are saved in.
+  /// Updates the longest restart until the next checkpoint, and the window of saved experts.
   void NoteRecovery() {
     if (row_.policy.rule) return;
     double seconds = input_.restart_s;
@@ -174,7 +174,7 @@ class Run {
     row_.recovery_s = std::max(row_.recovery_s.value_or(0), seconds);
   }
 
-  /// What policy gradient-log takes in full at a checkpoint.
+  /// Selects the experts that policy gradient-log saves in full at a checkpoint.
   Result<TransferPlan> PlanReplay(std::uint64_t iteration) const {
     const ReplayPoint point{iteration,         input_.interval,          std::uint64_t{0},
                             input_.full_every, row_.policy.budget_bytes, &input_.model};
@@ -238,9 +238,9 @@ class Run {
     return {};
   }
 
-  /// What storage will not have after a checkpoint, of what it does not have before it.
+  /// Records the share of unsaved tokens that remains unsaved after a checkpoint.
   Status NoteRisk(const Selection& persisted, std::uint64_t iteration) {
-    // Gradients are durable before the checkpoint is.
+    // Gradients are durable before the checkpoint, so no tokens are at risk.
     if (Replays()) {
       row_.risk.push_back({step_, iteration, 0});
       return {};
@@ -283,8 +283,8 @@ class Run {
     }
     SW_TRY_ASSIGN(const FaultLoss loss, ledger_.Charge(history_, restored, entry.resume));
     SW_TRY(ForgetLost(&back.storage, loss.lost));
-    // Memory holds again what training goes on with: the copies that are left, or those that were
-    // loaded from storage.
+    // Memory now contains the state that training resumes with: surviving copies, and copies
+    // loaded from storage for experts of lost nodes.
     back.memory.tokens = back.storage.tokens;
     back.memory.covered = back.storage.tokens;
     back.memory.version = version;
@@ -296,9 +296,9 @@ class Run {
     return {};
   }
 
-  /// A fault of no node leaves the agents, who log what they had held back; nobody plans again
-  /// before the next checkpoint.
-  /// \returns its bytes
+  /// Logs the buffered gradients after a software fault, which leaves the agents running. Until
+  /// the next checkpoint, gradients of all experts are then logged.
+  /// \returns the bytes of the buffered gradients
   Result<std::uint64_t> AppendHeld(const SimulatedFault& fault) {
     std::uint64_t bytes = 0;
     if (fault.nodes.empty() && newest_.iteration > 0) {
@@ -318,7 +318,7 @@ class Run {
     return {};
   }
 
-  /// Faults outlive the training that goes back: what dynamic K has spent stays spent.
+  /// Charges dynamic K for a fault. Resuming from a checkpoint does not undo the charge.
   Status EnterFault(const FaultLoss& loss, const SimulatedRun::Fault& fault) {
     if (!row_.dynamic) return {};
     DynamicRun& run = *row_.dynamic;
@@ -358,19 +358,19 @@ class Run {
   TokenHistory history_;
   LayerTokens whole_run_;
   LossLedger ledger_;
-  std::uint32_t k_snapshot_ = 1;  // now: dynamic K raises both
+  std::uint32_t k_snapshot_ = 1;  // current values: dynamic K raises both
   std::uint32_t k_persist_ = 1;
-  std::uint64_t step_ = 0;  // iterations run
+  std::uint64_t step_ = 0;  // iterations run, including repeated ones
   Levels levels_;
-  Levels newest_;  // as the newest checkpoint left it
+  Levels newest_;  // state right after the newest checkpoint
   SavedModel saved_;
   double risk_sum_ = 0;
-  GradientChains chains_;                  // of a rule
+  GradientChains chains_;                  // for policies with a rule
   std::uint64_t iteration_log_bytes_ = 0;  // gradients of all experts
-  std::optional<TransferPlan> next_;       // with Logs(): of the next checkpoint, where one is made
+  std::optional<TransferPlan> next_;       // next checkpoint's plan, if Logs()
   std::vector<std::uint64_t> logged_;      // by iteration: bytes in the log
-  std::uint64_t most_logged_ = 0;          // of an iteration
-  std::uint64_t most_snapshot_ = 0;        // but for a full first one
+  std::uint64_t most_logged_ = 0;          // largest per iteration
+  std::uint64_t most_snapshot_ = 0;        // except a full first one
   SimulationRow row_;
 };
 
@@ -398,7 +398,7 @@ Result<std::vector<SimulatedFault>> MakeFaults(double rate, std::uint64_t first,
                                   std::to_string(first) + " to " + std::to_string(last));
   }
   std::mt19937_64 random(seed);
-  // The library's distributions differ between machines: three draws an iteration, by hand.
+  // Standard distributions differ between platforms: draw three raw numbers per iteration.
   const auto unit = [&random] { return static_cast<double>(random() >> 11) * 0x1p-53; };
   std::vector<SimulatedFault> faults;
   for (std::uint64_t i = first; i <= last; ++i) {

@@ -14,7 +14,7 @@
 namespace shardwright::partial {
 namespace {
 
-/// Points of a curve over the run; more are drawn as the largest of siblings.
+/// Most points of a curve over the run. Of more, each drawn point is the largest of a group.
 constexpr std::size_t kRunPoints = 270;
 constexpr std::size_t kDynamicStyle = 5;
 constexpr std::size_t kReplayStyle = 6;
@@ -25,16 +25,16 @@ std::size_t StyleOf(const SimulationRow& row) {
   return static_cast<std::size_t>(row.policy.policy);
 }
 
-/// Into storage, by checkpoints and logs.
+/// Returns the bytes that checkpoints and gradient logs write to storage.
 std::uint64_t WrittenBytes(const SimulationRow& row) { return row.persist_bytes + row.log_bytes; }
 
-/// One number of every row over K: a curve for each policy.
+/// Returns one curve per policy: a number of each row over K.
 std::vector<html::Curve> CurvesOf(const SimulationPage& report,
                                   double (*value)(const SimulationRow&),
                                   std::string (*text)(const SimulationRow&)) {
   std::vector<html::Curve> curves;
   for (const SimulationRow& row : report.rows) {
-    if (row.policy.rule) continue;  // it has no K
+    if (row.policy.rule) continue;  // rows with a rule have no K
     const std::size_t style = StyleOf(row);
     if (curves.empty() || curves.back().style != style) {
       curves.push_back({PolicyText(row), style, {}, !row.dynamic, row.dynamic.has_value()});
@@ -45,7 +45,7 @@ std::vector<html::Curve> CurvesOf(const SimulationPage& report,
   return curves;
 }
 
-/// A section with a chart over K.
+/// Makes a section with a chart over K.
 std::string OverK(const SimulationPage& report, const std::string& title, const std::string& about,
                   html::Unit unit, double (*value)(const SimulationRow&),
                   std::string (*text)(const SimulationRow&),
@@ -66,7 +66,7 @@ std::string OverK(const SimulationPage& report, const std::string& title, const 
          html::Escape(about) + "</p>\n" + html::ChartMarkup(chart) + "</section>\n";
 }
 
-/// The K whose curves over the run are shown: the best row's, or the largest that leaves some out.
+/// Returns K for the curves over the run: that of the best row, or the largest of partial rows.
 std::uint32_t ChosenK(const SimulationPage& report) {
   const auto partial = [](const SimulationRow& row) {
     return row.policy.policy != Policy::kFull && !row.dynamic && !row.policy.rule;
@@ -97,7 +97,7 @@ html::Curve RiskCurve(const SimulationRow& row) {
   return curve;
 }
 
-/// Iterations run when each fault came.
+/// Returns the iterations run before each fault, including repeated ones.
 std::vector<double> FaultSteps(const SimulationRow& row) {
   std::vector<double> steps;
   std::uint64_t step = 0;
@@ -159,7 +159,7 @@ std::string DynamicSection(const SimulationPage& report) {
   return text;
 }
 
-/// A cell with its number in full as a title.
+/// Makes a table cell with the exact number as its title.
 std::string Cell(const std::string& text, const std::string& number) {
   return "<td title=\"" + html::Escape(number) + "\">" + html::Escape(text) + "</td>";
 }

@@ -14,7 +14,7 @@ namespace {
 
 std::uint32_t Workers(const WorkerGrid& grid) { return grid.dp * grid.pp; }
 
-/// worker_at[stage * dp + peer]. \error kUsage
+/// Returns worker_at[stage * dp + peer]. \error kUsage
 Result<std::vector<std::uint32_t>> WorkersByPlace(const WorkerGrid& grid) {
   if (grid.dp == 0 || grid.pp == 0 || std::uint64_t{grid.dp} * grid.pp > limits::kRanks) {
     return Fail(Errc::kUsage, "a grid of " + std::to_string(grid.dp) + " x " +
@@ -42,7 +42,7 @@ Result<std::vector<std::uint32_t>> WorkersByPlace(const WorkerGrid& grid) {
   return worker_at;
 }
 
-/// The n-th worker that is asked to keep a copy of `worker`, 0 <= n < workers - 1.
+/// Returns the n-th candidate for a copy of `worker`, 0 <= n < workers - 1.
 std::uint32_t Rotated(const WorkerGrid& grid, const std::vector<std::uint32_t>& worker_at,
                       std::uint32_t worker, std::uint32_t n) {
   const std::uint32_t stages = grid.pp;
@@ -67,7 +67,7 @@ void Place(const WorkerGrid& grid, std::uint32_t worker, std::uint32_t holder, R
   ++(grid.stage[worker] == grid.stage[holder] ? plan->cheap : plan->costly);
 }
 
-/// The rotation, if no copy lies on its own node.
+/// Places copies by rotation if that keeps all of them off their own nodes.
 bool PlaceByRotation(const WorkerGrid& grid, const std::vector<std::uint32_t>& worker_at,
                      const StopCheck& stop, ReplicaPlan* plan) {
   const std::uint32_t workers = Workers(grid);
@@ -105,13 +105,13 @@ void PlaceByLoad(const WorkerGrid& grid, const std::vector<std::uint32_t>& worke
   }
 }
 
-/// Part `index` of `parts` equal ones; lower ones are larger.
+/// Returns part `index` of `parts` equal parts; lower ones are larger.
 ComponentBytes PartOf(const ComponentBytes& bytes, std::uint64_t index, std::uint64_t parts) {
   const auto part = [&](std::uint64_t all) { return all / parts + (index < all % parts ? 1 : 0); };
   return {part(bytes.weights), part(bytes.master), part(bytes.moments)};
 }
 
-/// What a checkpoint has of the experts of each expert-parallel rank.
+/// Returns the bytes that a checkpoint has of the experts of each expert-parallel rank.
 Result<std::vector<ComponentBytes>> ExpertsOfRanks(const ExpertMap& map, const ModelBytes& model,
                                                    const Selection& selection, const Keep& keep) {
   const LayerExperts experts = map.experts();
@@ -132,7 +132,7 @@ Result<std::vector<ComponentBytes>> ExpertsOfRanks(const ExpertMap& map, const M
   return of_rank;
 }
 
-/// Whether the peers first, first + step, ... of a stage are on several nodes.
+/// Returns true if the peers first, first + step, ... of a stage are on several nodes.
 bool Spreads(const WorkerGrid& grid, const std::vector<std::uint32_t>& worker_at,
              std::uint32_t stage, std::uint32_t first, std::uint32_t step) {
   const auto node = [&](std::uint32_t peer) {

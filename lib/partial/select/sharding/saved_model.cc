@@ -9,7 +9,7 @@
 namespace shardwright::partial {
 namespace {
 
-/// Of a module: what is cut, and what ZeRO has split.
+/// Splits a module's bytes into those to divide, and those that ZeRO has sharded.
 Result<ExpertBytes> PartsOf(const ComponentBytes& bytes, std::uint32_t zero_stage) {
   SW_TRY_ASSIGN(const std::uint64_t total, TotalBytes(bytes));
   switch (zero_stage) {
@@ -22,7 +22,7 @@ Result<ExpertBytes> PartsOf(const ComponentBytes& bytes, std::uint32_t zero_stag
   }
 }
 
-/// The components that are not kept.
+/// Returns the components that are not kept.
 ComponentBytes SelectedOf(const ComponentBytes& bytes, const Keep& keep) {
   return {keep.weights ? 0 : bytes.weights, keep.master ? 0 : bytes.master,
           keep.moments ? 0 : bytes.moments};

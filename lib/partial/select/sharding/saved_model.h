@@ -9,10 +9,10 @@
 
 namespace shardwright::partial {
 
-/// The bytes of a model as its ranks share them. ZeRO stage 0: everything is cut. 1, 2: the
-/// optimizer's state is split already, weights are cut. 3: everything is split. What is kept of all
-/// experts is split in any case.
-/// \error kUsage  another ZeRO stage; kMismatch  a map of other experts; kBadInput  overflow
+/// Describes how the ranks of a run share the bytes of a model. ZeRO stage 0: PlanSave
+/// divides everything. 1, 2: ZeRO has already sharded the optimizer state, PlanSave divides
+/// the weights. 3: everything is sharded. Kept components are sharded at every stage.
+/// \error kUsage  unknown ZeRO stage; kMismatch  map of other experts; kBadInput  overflow
 /// Pure. Source: docs/pec-planning.md section 7.
 Result<SavedModel> SavedModelOf(const ModelBytes& model, const Keep& keep, ExpertMap map,
                                 SaveRanks ranks, std::uint32_t zero_stage);

@@ -15,7 +15,7 @@
 namespace shardwright::partial {
 namespace {
 
-/// Which ranks take part. \error kUsage, kLimit
+/// Returns the active ranks. \error kUsage, kLimit
 Result<std::vector<bool>> LiveRanks(std::uint64_t ranks, std::span<const std::uint32_t> excluded) {
   if (ranks == 0) return Fail(Errc::kUsage, "a checkpoint is saved by at least one rank");
   if (ranks > limits::kRanks) {
@@ -44,7 +44,7 @@ Result<std::uint64_t> SumOf(std::span<const std::uint64_t> values) {
   return sum;
 }
 
-/// Live data-parallel ranks that hold the experts of each expert-parallel rank, ascending.
+/// Returns the active data-parallel ranks of each expert-parallel rank, ascending.
 /// \pre the ranks were validated
 std::vector<std::vector<std::uint32_t>> HoldersOf(const SaveRanks& ranks, std::uint32_t ep) {
   std::vector<bool> live(ranks.dp, true);
@@ -56,7 +56,7 @@ std::vector<std::vector<std::uint32_t>> HoldersOf(const SaveRanks& ranks, std::u
   return holders;
 }
 
-/// The pieces that modules are cut into, by module and first byte; ranks are not set.
+/// Splits modules into pieces, by module and first byte. Does not set their ranks.
 Result<std::vector<ShardPiece>> Split(std::span<const std::uint64_t> module_bytes,
                                       std::uint64_t split_above) {
   std::vector<ShardPiece> pieces;
@@ -79,7 +79,7 @@ Result<std::vector<ShardPiece>> Split(std::span<const std::uint64_t> module_byte
   return pieces;
 }
 
-/// No plan of these pieces has a smaller bottleneck. \pre start of ranks that are not live is 0
+/// Returns a lower bound for the bottleneck of any plan. \pre start of inactive ranks is 0
 std::uint64_t BoundOf(std::span<const ShardPiece> pieces, std::span<const std::uint64_t> start,
                       const std::vector<bool>& live, std::uint64_t total) {
   std::uint64_t largest = 0;
@@ -107,7 +107,7 @@ struct ExpertLoads {
     return {};
   }
 
-  /// Bytes that all who hold an expert share, to the byte; lower ranks have the larger parts.
+  /// Divides bytes among the ranks with a copy of an expert; lower ranks get the larger parts.
   Status AddShared(std::size_t layer, std::size_t expert, std::uint64_t shared) {
     const std::vector<std::uint32_t>& ranks = holders[map.rank[layer][expert]];
     if (shared > 0 && ranks.empty()) {
@@ -121,7 +121,7 @@ struct ExpertLoads {
   }
 };
 
-/// Adds equal parts of `bytes` to the live ranks; lower ones have the larger parts.
+/// Adds equal parts of `bytes` to the active ranks; lower ranks get the larger parts.
 Status AddEvenly(std::uint64_t bytes, const std::vector<bool>& live,
                  std::vector<std::uint64_t>* loads) {
   const auto ranks = static_cast<std::uint64_t>(std::count(live.begin(), live.end(), true));
@@ -145,7 +145,7 @@ Status ValidateBytes(const ExpertMap& map, const PerExpert<ExpertBytes>& expert_
   return ValidateShape(kept_bytes, map.experts(), "kept bytes");
 }
 
-/// \pre the owners are those of a selection that fits the map
+/// \pre the owners belong to a selection that fits the map
 Result<std::vector<std::uint64_t>> ExpertLoad(const ExpertMap& map,
                                               const std::vector<ExpertOwner>& owners,
                                               const PerExpert<ExpertBytes>& expert_bytes,

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// lib/partial/select/sharding: which rank saves what.
-// Several ranks hold the same experts and the same non-expert modules. PlanSave cuts the work so
-// that the largest share is small; saved_model.h says what there is to cut at each ZeRO stage, and
-// replica_placement.h which other nodes keep copies. All of it is pure. Source:
-// docs/pec-planning.md, sections 7 and 9.3.
+// lib/partial/select/sharding: which rank saves what. Several ranks have the
+// same experts and the same non-expert modules. PlanSave divides the work so
+// that the largest share is small. saved_model.h describes the bytes to divide
+// at each ZeRO stage, and replica_placement.h selects the nodes that keep
+// copies. All of it is pure. Source: docs/pec-planning.md, sections 7 and 9.3.
 
 #pragma once
 
@@ -18,17 +18,17 @@
 
 namespace shardwright::partial {
 
-/// Data-parallel ranks that share the work of a checkpoint. DP rank d is expert-parallel rank
-/// d mod ep of group d / ep.
+/// Data-parallel ranks that share the work of a checkpoint. DP
+/// rank d is expert-parallel rank d mod ep of group d / ep.
 struct SaveRanks {
   std::uint32_t dp = 1;                 ///< D_dp, a multiple of the expert map's D_ep
-  std::vector<std::uint32_t> excluded;  ///< ranks that save nothing, their node failed; any order
+  std::vector<std::uint32_t> excluded;  ///< ranks that save nothing: their node failed; any order
 
   std::uint32_t groups(std::uint32_t ep) const { return dp / ep; }
 };
 
-/// Proves that the ranks fit an expert-parallel degree and that one of them is left.
-/// \error kUsage  both numbers, or the excluded rank that does not exist; kLimit
+/// Checks that the ranks fit an expert-parallel degree and that at least one is not excluded.
+/// \error kUsage  names both numbers, or the excluded rank that does not exist; kLimit
 /// Pure.
 Status Validate(const SaveRanks& ranks, std::uint32_t ep);
 
@@ -40,19 +40,19 @@ struct ExpertOwner {
   bool operator==(const ExpertOwner&) const = default;
 };
 
-/// Cuts the selected experts over the ranks that hold copies: of the M_r modules of expert-parallel
-/// rank r, sorted by (layer, expert), the j-th goes to group floor(j * G / M_r). Excluded ranks are
-/// left out of G.
-/// \returns ascending module
-/// \error kInfeasible  an expert all of whose ranks are excluded: names it; as Validate above;
-///        kMismatch, kBadInput  a selection that does not fit the map
+/// Divides the selected experts over the ranks that have copies: of the
+/// M_r modules of expert-parallel rank r, sorted by (layer, expert), the
+/// j-th goes to group floor(j * G / M_r). G does not count excluded ranks.
+/// \returns owners in ascending order of modules
+/// \error kInfeasible  all ranks of an expert are excluded: names it; as Validate
+///        above; kMismatch, kBadInput  a selection that does not fit the map
 /// Pure. Source: MoC-System section 4.1; docs/pec-planning.md section 7.1.
 Result<std::vector<ExpertOwner>> CutExperts(const ExpertMap& map, const Selection& selection,
                                             const SaveRanks& ranks);
 
-/// A run of bytes of a module and the rank that saves it.
+/// A byte range of a module and the rank that saves it.
 struct ShardPiece {
-  std::uint32_t module = 0;  ///< index into the module sizes that were given
+  std::uint32_t module = 0;  ///< index into the module sizes that were passed
   std::uint64_t first = 0;   ///< byte range [first, last) of the module
   std::uint64_t last = 0;
   std::uint32_t rank = 0;
@@ -60,67 +60,67 @@ struct ShardPiece {
   bool operator==(const ShardPiece&) const = default;
 };
 
-/// Modules over ranks.
+/// Assignment of modules to ranks.
 struct ShardPlan {
   std::vector<ShardPiece> pieces;         ///< by module, then first byte
-  std::vector<std::uint64_t> rank_bytes;  ///< [rank], start loads included
+  std::vector<std::uint64_t> rank_bytes;  ///< [rank], including start bytes
   std::uint64_t bottleneck = 0;           ///< largest of rank_bytes
-  /// No plan of these modules (split as asked) has a smaller bottleneck: max(ceil(total / ranks),
-  /// largest start, least start + largest piece).
+  /// Lower bound for the bottleneck of these modules, split as requested:
+  /// max(ceil(total / ranks), largest start, least start + largest piece).
   std::uint64_t bound = 0;
 };
 
-/// Gives each module to the rank with the least bytes so far, largest module first; ties: lower
-/// module index, lower rank. From empty ranks this is the equal cut (section 7.2), from the expert
-/// bytes of a checkpoint the adaptive one (section 7.4); at most 4/3 of the best from empty ranks.
-/// \param module_bytes  a module of 0 bytes gets a piece of no bytes
-/// \param start  [rank]: bytes that each rank saves anyway
-/// \param split_above  modules larger than this are first cut into ceil(size / split_above) byte
-///        ranges that differ by at most one byte; 0: never
-/// \param excluded  ranks that get nothing
-/// \error kUsage  no rank is left, an excluded rank that does not exist or has a start; kLimit  too
-///        many pieces; kBadInput  bytes that overflow
+/// Assigns each module to the rank with the least bytes so far, largest module first; ties: lower
+/// module index, lower rank. Starting at 0 bytes this is the equal cut (section 7.2), from the
+/// expert bytes of a checkpoint the adaptive one (7.4). The former is at most 4/3 of the optimum.
+/// \param module_bytes  a module of 0 bytes gets an empty piece
+/// \param start  [rank]: bytes that each rank saves in any case
+/// \param split_above  modules larger than this are first split into ceil(size
+///        / split_above) byte ranges that differ by at most one byte; 0: never
+/// \param excluded  ranks that get no modules
+/// \error kUsage  no rank is left, or an excluded rank does not exist or has start
+///        bytes; kLimit  too many pieces; kBadInput  overflow of byte counts
 /// Pure. Source: MoC-System sections 4.2, 4.3; docs/pec-planning.md sections 7.2, 7.4.
 Result<ShardPlan> ShardModules(std::span<const std::uint64_t> module_bytes,
                                std::span<const std::uint64_t> start, std::uint64_t split_above,
                                std::span<const std::uint32_t> excluded);
 
-/// Bytes of an expert that a checkpoint saves.
+/// Bytes of an expert in a checkpoint.
 struct ExpertBytes {
-  std::uint64_t cut = 0;  ///< weights, or all of it: saved by the expert's owner
-  /// Optimizer state that a ZeRO run has split over the groups already: every rank that holds a
-  /// copy of the expert saves its part.
+  std::uint64_t cut = 0;  ///< weights, or everything: saved by the expert's owner
+  /// Optimizer state that ZeRO has already sharded over the
+  /// groups: every rank with a copy of the expert saves its shard.
   std::uint64_t split = 0;
 };
 
-/// How a checkpoint is shared.
+/// Options for dividing a checkpoint over ranks.
 struct SaveOptions {
-  /// Bytes of the non-expert part that a ZeRO run has split over all ranks already: live ranks save
-  /// equal parts of them, to the byte.
+  /// Bytes of the non-expert part that ZeRO has already sharded over all
+  /// ranks: active ranks save equal parts of them, exact to one byte.
   std::uint64_t nonexpert_split = 0;
   std::uint64_t split_above = 0;  ///< as ShardModules
-  bool adaptive = true;           ///< false: the non-expert part is cut without a look at experts
-  /// Bytes of each rank to start from in place of this checkpoint's expert and split bytes (the
-  /// plan of phase 0 for the whole run); empty: this checkpoint's.
+  bool adaptive = true;           ///< false: the non-expert cut ignores the expert bytes
+  /// [rank]: start bytes that replace this checkpoint's expert and sharded bytes
+  /// (the plan of phase 0 for the whole run); empty: use this checkpoint's.
   std::vector<std::uint64_t> start;
 };
 
-/// Who saves what in a checkpoint.
+/// Assignment of a checkpoint's bytes to ranks.
 struct SavePlan {
-  std::vector<ExpertOwner> experts;         ///< ascending module
-  ShardPlan nonexpert;                      ///< its rank_bytes start from what the cut looked at
+  std::vector<ExpertOwner> experts;         ///< in ascending order of modules
+  ShardPlan nonexpert;                      ///< its rank_bytes include the start bytes
   std::vector<std::uint64_t> expert_bytes;  ///< [rank]
-  std::vector<std::uint64_t> start;         ///< [rank], what the cut of the rest started from
+  std::vector<std::uint64_t> start;         ///< [rank], start bytes of the non-expert cut
   std::vector<std::uint64_t> rank_bytes;    ///< [rank], experts and non-expert part
   std::uint64_t bottleneck = 0;             ///< largest of rank_bytes
-  std::uint64_t bound = 0;                  ///< no cut of the non-expert part does better
-  std::uint64_t ideal = 0;                  ///< ceil(bytes of all / live ranks)
+  std::uint64_t bound = 0;                  ///< lower bound over all cuts of the non-expert part
+  std::uint64_t ideal = 0;                  ///< ceil(all bytes / active ranks)
 };
 
-/// The whole cut of one checkpoint: CutExperts, then ShardModules for the non-expert part.
-/// \param expert_bytes  [layer][expert], what is saved of it when it is selected
-/// \param kept_bytes  [layer][expert], split over the copies at every checkpoint whether selected
-///        or not; empty: nothing is kept
+/// Divides one checkpoint: CutExperts, then ShardModules for the non-expert part.
+/// \param expert_bytes  [layer][expert], saved if the expert is selected
+/// \param kept_bytes  [layer][expert], divided over the copies at
+///        every checkpoint, selected or not; empty: no kept components
 /// \param nonexpert_bytes  by non-expert module
 /// \error as CutExperts and ShardModules
 /// Pure. Source: MoC-System section 4; docs/pec-planning.md section 7.
@@ -129,34 +129,34 @@ Result<SavePlan> PlanSave(const ExpertMap& map, const Selection& selection,
                           std::span<const std::uint64_t> nonexpert_bytes, const SaveRanks& ranks,
                           const SaveOptions& options);
 
-/// The model and how it is saved.
+/// A model and its options for saving.
 struct SavedModel {
   ExpertMap map;
   PerExpert<ExpertBytes> expert_bytes;
-  Counts kept_bytes;  ///< empty: nothing is kept
+  Counts kept_bytes;  ///< empty: no kept components
   std::vector<std::uint64_t> nonexpert_bytes;
   SaveRanks ranks;
   SaveOptions options;
 };
 
-/// PlanSave of a model.
+/// Calls PlanSave for a model.
 Result<SavePlan> PlanSave(const SavedModel& model, const Selection& selection);
 
-/// Bytes of each rank when copies do not share the work: of those that hold an expert the lowest
-/// rank saves it, and the lowest of all ranks the non-expert part; split bytes are saved where they
-/// are. What a plan is compared with.
+/// Returns the bytes of each rank if copies do not share the work, as a baseline
+/// for plans. The lowest rank with an expert saves it, and the lowest of all ranks
+/// the non-expert part. Sharded bytes are saved by the ranks that have them.
 /// \error as PlanSave
 /// Pure. Source: MoC-System section 4 (baseline); docs/pec-planning.md section 7.
 Result<std::vector<std::uint64_t>> UnsharedBytes(const SavedModel& model,
                                                  const Selection& selection);
 
-/// Whether a partial save of equal experts gives some ranks more than others: K*M mod D_dp != 0.
+/// Returns true if equal experts burden ranks unevenly in a partial save: K*M mod D_dp != 0.
 /// \pre dp > 0
 /// Pure. Source: MoC-System eq 9; docs/pec-planning.md section 7.3.
 bool IsUneven(std::uint64_t k, std::uint64_t moe_layers, std::uint64_t dp);
 
-/// Different start loads over time with equal experts: D_ep / gcd(K, D_ep). Checkpoint t is in
-/// phase t modulo this.
+/// Returns the number of different start distributions over time with equal
+/// experts: D_ep / gcd(K, D_ep). Checkpoint t is in phase t modulo this.
 /// \pre ep > 0
 /// Pure. Source: docs/pec-planning.md section 7.4.
 std::uint32_t PhaseCount(std::uint32_t k, std::uint32_t ep);

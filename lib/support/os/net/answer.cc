@@ -9,7 +9,7 @@
 namespace shardwright::os {
 namespace {
 
-/// One line, whatever the message holds.
+/// Replaces control characters, so that the message fits in one line.
 std::string OneLine(std::string text) {
   for (char& c : text) {
     if (static_cast<unsigned char>(c) < 0x20) c = ' ';
@@ -17,7 +17,7 @@ std::string OneLine(std::string text) {
   return text.substr(0, kLineBytes - 64);
 }
 
-/// Error codes travel as exit codes; what is not one of them is our fault.
+/// Converts an exit code to an error code. An unknown number becomes an internal error.
 Errc CodeOf(std::uint64_t number) {
   if (number == static_cast<std::uint64_t>(Errc::kStopped)) return Errc::kStopped;
   const bool known = number >= 1 && number <= static_cast<std::uint64_t>(Errc::kInfeasible);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// lib/support/os/net: what our servers and those who ask them have in common.
-// A request is one line of words; an answer is "ok ...", perhaps with bytes behind it, or "error
-// CODE MESSAGE". What the requests are is each server's own.
+// lib/support/os/net: the protocol between our servers and their clients.
+// A request is one line of words. The answer is "ok ...", which may be followed by bytes,
+// or "error CODE MESSAGE". Each server defines its own requests.
 
 #pragma once
 
@@ -18,20 +18,20 @@ namespace shardwright::os {
 
 inline constexpr std::size_t kLineBytes = 4096;
 
-/// Words of a line: separated by single spaces, none empty.
+/// Splits a line into words, which are separated by single spaces and not empty.
 std::vector<std::string_view> WordsOf(std::string_view line);
 
-/// \error kBadInput  not a decimal number up to `most`: names `what`
+/// Parses a number. \error kBadInput not a decimal number up to `most`: names `what`
 Result<std::uint64_t> ParseNumber(std::string_view word, std::uint64_t most,
                                   const std::string& what);
 
-/// Sends an "ok" line, or the error of `status` in one line.
+/// Sends a line: "ok" and `rest`, or the error of `status`.
 Status SendAnswer(Connection& connection, const Status& status, std::string_view rest = {});
 
-/// Receives an answer's line.
-/// \param who  that should have answered: "an agent"
-/// \returns what follows "ok"
-/// \error what the other side says, its name before; kIo; kBadInput  no answer
+/// Receives the line of an answer.
+/// \param who  name of the server for messages: "an agent"
+/// \returns the text after "ok"
+/// \error the server's error with `who` as prefix; kIo; kBadInput  not an answer
 Result<std::string> ReceiveAnswer(Connection& connection, std::string_view who);
 
 }  // namespace shardwright::os

@@ -9,7 +9,7 @@ namespace {
 
 constexpr std::string_view kExperts = ".deepspeed_experts.";
 
-/// Counts the experts that a rank holds of every MoE layer, from the names in param_shapes.
+/// Counts the experts per rank of every MoE layer, from the names in param_shapes.
 Status CountLocal(Reading* reading) {
   for (const Model& model : reading->models) {
     for (const std::string& name : model.trainable) {
@@ -24,7 +24,7 @@ Status CountLocal(Reading* reading) {
   return {};
 }
 
-/// One expert's tensors on every mp rank.
+/// Adds one expert's tensors from the files of every mp rank.
 Status AddExpert(Reading* reading, std::uint64_t layer, std::uint64_t expert,
                  const std::map<std::uint64_t, std::uint32_t>& files, std::string* module) {
   std::vector<std::string> missing;
@@ -77,7 +77,7 @@ Status AddExpert(Reading* reading, std::uint64_t layer, std::uint64_t expert,
   return {};
 }
 
-/// A layer's expert files are numbered without gaps, and there are as many as the ranks hold.
+/// Checks that a layer's expert files have consecutive numbers, one for each expert of the ranks.
 Status CheckCount(const Reading& reading, std::uint64_t layer, const std::string& module,
                   std::uint64_t found) {
   const auto local = reading.local_experts.find(module);
@@ -104,15 +104,15 @@ Status CheckCount(const Reading& reading, std::uint64_t layer, const std::string
   return {};
 }
 
-/// Without shards the number of expert-parallel ranks is not known: the experts of a layer are
-/// numbered without gaps, and are as many as the model says.
+/// Checks consecutive numbers of a layer's experts without shards. The number of expert-parallel
+/// ranks is unknown then, so the expected number of experts comes from the model.
 Status CheckNumbers(const Reading& reading, std::uint64_t layer, std::uint64_t found) {
   std::uint64_t expected = found;
   const Node* said = reading.models.front().document.root->Find("num_experts");
   if (said != nullptr && said->is_list()) {
     said = layer < said->items.size() ? said->items[layer] : nullptr;
   }
-  // A number from a file must not decide how many names are made up.
+  // Limits the list of missing names, because the number comes from an untrusted file.
   constexpr std::uint64_t kMostMissing = 1 << 16;
   const auto count = pickle::AsCount(said);
   if (count && *count < found + kMostMissing) expected = std::max(found, *count);
@@ -128,7 +128,7 @@ Status CheckNumbers(const Reading& reading, std::uint64_t layer, std::uint64_t f
   return {};
 }
 
-/// Every expert parameter of the optimizer has its weight.
+/// Checks that every expert parameter of the optimizer has a weight.
 Status CheckWeights(const Reading& reading) {
   for (std::uint64_t mp = 0; mp < reading.mp_ranks; ++mp) {
     for (const std::string& name : reading.models[mp].trainable) {
@@ -172,7 +172,7 @@ Status ReadExperts(Reading* reading) {
                 reading->source.tag + ": experts trained without ZeRO: use stage 1 or 2");
   }
   SW_TRY(CountLocal(reading));
-  std::map<std::uint64_t, std::pair<std::string, std::uint64_t>> layers;  // module, files
+  std::map<std::uint64_t, std::pair<std::string, std::uint64_t>> layers;  // module, number of files
   for (const auto& [key, files] : reading->grid.experts) {
     auto& [module, count] = layers[key.first];
     if (key.first > 0xffff'ffff || key.second > 0xffff'ffff) {

@@ -18,7 +18,7 @@ std::uint64_t RanksIn(const Grid::Ranked& files) {
   return ranks;
 }
 
-/// The file to ask for what all files of its kind agree on.
+/// Returns any model file, for values that are equal in all files of that kind.
 std::optional<std::uint32_t> AnyModel(const Grid& grid) {
   if (!grid.model.empty()) return grid.model.begin()->second;
   if (!grid.model_zero3.empty()) return grid.model_zero3.begin()->second;
@@ -32,7 +32,7 @@ Status CheckCap(const Reading& reading, std::uint64_t count, const std::string& 
                                    std::to_string(count));
 }
 
-/// The greatest partition count of a shard: the ranks over which ZeRO partitions.
+/// Returns the greatest partition count of a shard, which is the number of ZeRO ranks.
 std::optional<std::uint64_t> PartitionCount(const Node* root) {
   const Node* counts = FindPath(root, {"optimizer_state_dict", "partition_count"});
   if (counts == nullptr) return std::nullopt;

@@ -22,7 +22,7 @@ struct Flat : Spread {
   bool round_robin = false;
 };
 
-/// Starts of parameters that follow each other with the given gaps.
+/// Computes the starts of consecutive parameters with the given gaps.
 Status Pack(const std::vector<NamedShape>& params, const std::vector<std::uint64_t>* gaps,
             std::vector<std::uint64_t>* starts, std::uint64_t* total) {
   starts->clear();
@@ -30,7 +30,7 @@ Status Pack(const std::vector<NamedShape>& params, const std::vector<std::uint64
   for (std::size_t i = 0; i < params.size(); ++i) {
     starts->push_back(*total);
     SW_TRY_ASSIGN(*total, CheckedAdd(*total, params[i].elems));
-    // The last parameter is followed by the tail padding, which is not counted.
+    // Tail padding follows the last parameter and is not counted.
     if (gaps != nullptr && i + 1 < params.size()) {
       SW_TRY_ASSIGN(*total, CheckedAdd(*total, (*gaps)[i]));
     }
@@ -38,7 +38,7 @@ Status Pack(const std::vector<NamedShape>& params, const std::vector<std::uint64
   return {};
 }
 
-/// The partition size: the first of the ranks has it full, or else holds all there is.
+/// Finds the partition size: the most elements of any rank. The first rank's partition is full.
 Status FindChunk(const Reading& reading, Flat* flat) {
   std::uint64_t stored = 0;
   std::uint64_t masters = 0;
@@ -59,7 +59,7 @@ Status FindChunk(const Reading& reading, Flat* flat) {
 
 Status CheckLength(const Reading& reading, const Flat& flat) {
   SW_TRY_ASSIGN(const std::uint64_t held, CheckedMul(flat.chunk, flat.ranks));
-  // Padded to a multiple of twice the ranks, or to the ranks in old releases.
+  // Groups are padded to a multiple of twice the ranks, or of the ranks in old releases.
   if (held >= flat.tightest_total && held - flat.tightest_total <= 2 * flat.ranks) return {};
   if (held >= flat.total && held - flat.total <= 2 * flat.ranks) return {};
   return Fail(Errc::kBadInput, GroupText(reading, flat) + ": " + std::to_string(flat.total) +
@@ -68,10 +68,10 @@ Status CheckLength(const Reading& reading, const Flat& flat) {
                                    std::to_string(flat.chunk) + " found");
 }
 
-/// What the ranks' slices say: the start of every parameter in the buffer, where they say it.
+/// Starts of parameters in the buffer, as far as the ranks' slices record them.
 struct RecordedStarts {
   std::unordered_map<std::string, std::uint64_t> starts;
-  bool complete = false;  ///< every parameter with elements is told, and whole
+  bool complete = false;  ///< the slices cover every parameter that has elements completely
 };
 
 RecordedStarts ReadRecordedStarts(const Reading& reading, const Flat& flat) {
@@ -100,7 +100,7 @@ bool Agrees(const Flat& flat, const RecordedStarts& told,
   return true;
 }
 
-/// The starts that a packing in another order would have.
+/// Returns the starts of parameters packed in another order.
 Result<std::vector<std::uint64_t>> PackIn(const Flat& flat,
                                           const std::vector<std::uint32_t>& order) {
   std::vector<std::uint64_t> out(flat.params->size());
@@ -112,7 +112,7 @@ Result<std::vector<std::uint64_t>> PackIn(const Flat& flat,
   return out;
 }
 
-/// True if starts ascend with small gaps between parameters.
+/// Returns true if starts ascend with small gaps between parameters.
 bool HasGaps(const Flat& flat, const RecordedStarts& told) {
   constexpr std::uint64_t kMostGap = 16;  // parameters start on 16-byte boundaries
   std::uint64_t at = 0;
@@ -125,8 +125,8 @@ bool HasGaps(const Flat& flat, const RecordedStarts& told) {
   return at <= flat.chunk * flat.ranks;
 }
 
-/// True if the names of every rank's slices come in the order in which round robin found them, and
-/// not in that of the buffer.
+/// Returns true if the names in every rank's slices follow the
+/// order before round robin and not the order of the buffer.
 bool NamesInOriginalOrder(const Reading& reading, const Flat& flat,
                           const std::vector<std::uint32_t>& original) {
   std::unordered_map<std::string_view, std::size_t> buffer_place;
@@ -150,8 +150,8 @@ bool NamesInOriginalOrder(const Reading& reading, const Flat& flat,
   return original_order && !buffer;
 }
 
-/// Where parameters start, and whether round robin has reordered them. `param_shapes` is always in
-/// the order of the buffer; the ranks' slices decide the rest.
+/// Finds the starts of parameters, and if round robin has reordered them.
+/// `param_shapes` always has the order of the buffer. The ranks' slices decide the rest.
 Status FindStarts(Reading* reading, Flat* flat) {
   const Shard& shard = reading->shards[flat->mp].front();
   const std::size_t count = flat->params->size();
@@ -174,7 +174,7 @@ Status FindStarts(Reading* reading, Flat* flat) {
   std::vector<std::uint32_t> identity(count);
   for (std::uint32_t i = 0; i < count; ++i) identity[i] = i;
   flat->original = identity;
-  // RoundRobinOrder says which original parameter is at a place; the reader needs the inverse.
+  // RoundRobinOrder maps positions to original parameters. The reader needs the inverse.
   std::vector<std::uint32_t> inverse(count);
   const std::vector<std::uint32_t> order = RoundRobinOrder(count, flat->ranks);
   for (std::uint32_t i = 0; i < count; ++i) inverse[order[i]] = i;
@@ -183,7 +183,7 @@ Status FindStarts(Reading* reading, Flat* flat) {
   const RecordedStarts told = ReadRecordedStarts(*reading, *flat);
   const Model& model = reading->models[flat->mp];
   if (!model.has_shapes && !told.complete && !model.inferred[flat->group].empty()) {
-    // NameParams has compared what little is told.
+    // NameParams has already compared the few recorded values.
     if (moves && reading->round_robin) {
       flat->round_robin = true;
       flat->original = inverse;
@@ -229,7 +229,7 @@ Status FindStarts(Reading* reading, Flat* flat) {
                                    std::to_string(flat->chunk) + " elements");
 }
 
-/// Notes the parameters of a group whose order was inferred.
+/// Records the parameters of a group if their order was inferred.
 void NoteInferred(const Flat& flat, const Model& model, const std::vector<std::uint32_t>& params,
                   Inferred* out) {
   if (model.has_shapes || model.inferred[flat.group].empty()) return;
@@ -237,14 +237,14 @@ void NoteInferred(const Flat& flat, const Model& model, const std::vector<std::u
   out->params.insert(out->params.end(), params.begin(), params.end());
 }
 
-/// "8" or "8 to 12".
+/// Formats a range as "8" or "8 to 12".
 std::string Range(std::uint64_t least, std::uint64_t most) {
   std::string text = std::to_string(least);
   if (least < most) text += " to " + std::to_string(most);
   return text;
 }
 
-/// An array of one state over the ranks that hold one buffer.
+/// Adds an array of one state over the ranks that share one buffer.
 Result<std::uint32_t> AddPartitions(Reading* reading, const Flat& flat, std::uint64_t ep,
                                     const std::string& state) {
   std::vector<layout::Region> regions;
@@ -256,7 +256,7 @@ Result<std::uint32_t> AddPartitions(Reading* reading, const Flat& flat, std::uin
     if (state != layout::kMaster) {
       const auto at = std::find_if(group.states.begin(), group.states.end(),
                                    [&](const auto& entry) { return entry.first == state; });
-      SW_CHECK(at != group.states.end());  // the ranks agree on their states
+      SW_CHECK(at != group.states.end());  // the ranks have the same states
       place = &at->second;
     }
     const std::uint64_t first = edp * flat.chunk;
@@ -308,7 +308,7 @@ Status MapBuffer(Reading* reading, const Flat& flat, std::uint64_t ep, const Gro
   return {};
 }
 
-/// Experts of all ranks in one order: by layer as they first appear, then global id, then position.
+/// Merges the experts of all ranks: by layer of first appearance, then global id, then position.
 void MergeExperts(const Reading& reading, const std::vector<std::vector<std::uint32_t>>& by_ep,
                   std::vector<std::uint32_t>* out) {
   struct Key {
@@ -321,7 +321,7 @@ void MergeExperts(const Reading& reading, const std::vector<std::vector<std::uin
   for (const std::vector<std::uint32_t>& params : by_ep) {
     for (const std::uint32_t param : params) {
       const std::optional<ExpertId>& id = reading.out.params[param].expert;
-      // Parameters of a MoE group that are no experts keep their place at the front.
+      // Other parameters of a MoE group remain at the front.
       const std::uint32_t layer = id ? id->layer + 1 : 0;
       auto at = std::find(layers.begin(), layers.end(), layer);
       if (at == layers.end()) at = layers.insert(at, layer);
@@ -334,7 +334,7 @@ void MergeExperts(const Reading& reading, const std::vector<std::vector<std::uin
   for (const Key& key : keys) out->push_back(key.param);
 }
 
-/// The group's options: the dict of rank 0, or for an elastic checkpoint what ds_config says.
+/// Returns the group's options: the dict of rank 0, or values of ds_config if the shard is elastic.
 Result<const Node*> OptionsOf(Reading* reading, std::size_t g, std::size_t groups) {
   const Node* inner = reading->state.optimizer.front().document.root;
   const Node* list = FindPath(inner, {"base_optimizer_state", "param_groups"});
@@ -397,7 +397,7 @@ Status MapFlatGroups(Reading* reading) {
         order = by_ep[0];
       }
       for (const std::uint32_t param : order) {
-        if (listed[param]) continue;  // another rank or stage holds it too
+        if (listed[param]) continue;  // another rank or stage also has it
         listed[param] = true;
         reading->out.params[param].group = static_cast<std::int32_t>(g);
         group.params.push_back(param);
@@ -405,7 +405,7 @@ Status MapFlatGroups(Reading* reading) {
     }
     reading->out.groups.push_back(std::move(group));
   }
-  // A parameter is once in the list, though several model-parallel ranks hold it.
+  // The list has a parameter once, even if several model-parallel ranks have it.
   std::vector<std::uint32_t>& inferred = reading->out.inferred.params;
   std::sort(inferred.begin(), inferred.end());
   inferred.erase(std::unique(inferred.begin(), inferred.end()), inferred.end());

@@ -10,21 +10,21 @@ namespace {
 
 constexpr std::string_view kTied = "tied_modules.";
 
-/// What a layer's tensors are called in the module: "7." or "tied_modules.embed.".
+/// Prefix of a layer's tensors in the module: "7." or "tied_modules.embed.".
 struct LayerName {
   std::string prefix;
   bool tied = false;
-  std::vector<std::uint64_t> stages;  ///< that hold such names, ascending; empty: not known
+  std::vector<std::uint64_t> stages;  ///< stages with such names, ascending; empty: not known
 };
 
-/// A layer file, open.
+/// An open layer file.
 struct Layer {
   std::uint64_t index = 0;
   std::vector<std::uint32_t> files;  ///< by tp
   std::vector<Document> documents;   ///< by tp
 };
 
-/// The tensor-parallel rank in a layer file's axes ("model_01").
+/// Parses the tensor-parallel rank in a layer file's axes ("model_01").
 Result<std::uint64_t> RankOfAxes(const Reading& reading, std::uint32_t file,
                                  const std::string& axes) {
   if (axes.empty()) return std::uint64_t{0};
@@ -70,7 +70,7 @@ Result<Layer> OpenLayer(const Reading& reading, std::uint64_t index,
   return out;
 }
 
-/// Names that the stages' model states know: optimized parameters and buffers.
+/// Names of optimized parameters and buffers in the stages' model states.
 class StageNames {
  public:
   explicit StageNames(const Reading& reading) {
@@ -81,7 +81,7 @@ class StageNames {
     }
   }
 
-  /// Which module a layer file's keys belong to.
+  /// Returns the module to which a layer file's keys belong.
   Result<LayerName> Find(std::uint64_t layer, const Node* dict) const {
     LayerName plain{std::to_string(layer) + ".", false, {}};
     if (const auto own = stages_.find(plain.prefix); own != stages_.end()) {
@@ -162,8 +162,8 @@ Status AddLayer(Reading* reading, const Layer& layer, const LayerName& name, std
   return {};
 }
 
-/// Tied layers that have no file of their own (another function of the same module): their stage is
-/// known, their index is taken as the one after the stage's last layer.
+/// Guesses the position of tied layers without a file, which use another function of a tied
+/// module. Their stage is known. Their index is assumed to follow the stage's last layer.
 void GuessTiedLayers(Reading* reading) {
   const Topology& to = reading->topology;
   bool guessed = false;
@@ -189,7 +189,7 @@ void GuessTiedLayers(Reading* reading) {
   }
 }
 
-/// Every layer that a stage's names ask for has its file.
+/// Checks that every layer in a stage's names has a file.
 Status CheckLayers(const Reading& reading) {
   for (std::uint64_t stage = 0; stage < reading.topology.pp; ++stage) {
     const Model& model = reading.models[reading.mp_of(stage, 0)];
@@ -220,7 +220,7 @@ Status ReadLayers(Reading* reading) {
   SW_TRY(CheckLayers(*reading));
   const StageNames names(*reading);
   Topology& to = reading->topology;
-  std::uint64_t stage = 0;  // of the layer before: stages are runs of layers
+  std::uint64_t stage = 0;  // stage of the previous layer: stages have consecutive layers
   for (const auto& [index, files] : reading->grid.layers) {
     SW_TRY_ASSIGN(const Layer layer, OpenLayer(*reading, index, files));
     SW_TRY_ASSIGN(const LayerName name, names.Find(index, layer.documents[0].root));

@@ -26,7 +26,7 @@ Status ReadShapes(const Node* root, Model* out) {
   const Node* shapes = root->Find("param_shapes");
   if (shapes == nullptr || shapes->is_none()) return {};
   out->has_shapes = true;
-  // The oldest files hold one dict for one group.
+  // The oldest files contain one dict for a single group.
   std::vector<const Node*> groups{shapes};
   if (shapes->is_list()) groups = shapes->items;
   for (std::size_t g = 0; g < groups.size(); ++g) {
@@ -72,7 +72,7 @@ Status ReadContents(const Reading& reading, Model* out) {
   return {};
 }
 
-/// What the model files of all ranks must agree on.
+/// Checks the values that must be equal in the model files of all ranks.
 Status CheckAgreement(const Reading& reading, const Node* first, std::uint32_t first_file,
                       const Node* other, std::uint32_t other_file) {
   for (const char* key : {"global_steps", "global_samples", "dp_world_size", "mp_world_size"}) {
@@ -93,7 +93,7 @@ Status CheckAgreement(const Reading& reading, const Node* first, std::uint32_t f
   return {};
 }
 
-/// Stage 3: where a rank's shares of frozen parameters lie.
+/// Stage 3: finds the places of a rank's pieces of frozen parameters.
 Status ReadFrozenShares(Reading* reading, std::uint64_t mp, std::uint64_t rank, std::uint32_t file,
                         const Document& document) {
   const Model& model = reading->models[mp];
@@ -109,7 +109,7 @@ Status ReadFrozenShares(Reading* reading, std::uint64_t mp, std::uint64_t rank, 
   }
   for (std::size_t i = 0; i < model.frozen.size(); ++i) {
     const NamedShape& param = model.frozen[i];
-    // Both dicts are written in the same order; searching each name would take quadratic time.
+    // Both dicts have the same order. A search for each name would take quadratic time.
     const bool in_order = i < count && fragments->key(i)->text == param.name;
     const Node* node = in_order ? fragments->value(i) : FindPath(fragments, {param.name});
     const std::string what = "frozen parameter \"" + param.name + "\"";
@@ -125,7 +125,7 @@ Status ReadFrozenShares(Reading* reading, std::uint64_t mp, std::uint64_t rank, 
   return {};
 }
 
-/// Names of the entries of a module that are not tensors and not the same on another rank.
+/// Returns the names of a module's entries that are not tensors and differ from another rank's.
 std::vector<std::string> OwnEntries(const Document& ours, const Document& theirs) {
   std::vector<std::string> own;
   const Node* module = ours.root->Find("module");
@@ -151,7 +151,7 @@ std::vector<std::string> OwnEntries(const Document& ours, const Document& theirs
   return own;
 }
 
-/// True if a module has an entry that is neither a tensor nor None.
+/// Returns true if a module has an entry that is neither a tensor nor None.
 bool HasOpaque(const Node* module) {
   for (std::size_t i = 0; i < module->entry_count(); ++i) {
     if (!module->value(i)->is_tensor() && !module->value(i)->is_none()) return true;
@@ -159,8 +159,8 @@ bool HasOpaque(const Node* module) {
   return false;
 }
 
-/// Stage 3: the model files of the other ranks, for agreement, frozen shares, and client state that
-/// no conversion keeps.
+/// Stage 3: reads the model files of the other ranks. Checks that they agree, finds
+/// the pieces of frozen parameters, and reports client state that no conversion keeps.
 Status ReadOtherRanks(Reading* reading, std::uint64_t mp) {
   const Model& model = reading->models[mp];
   SW_TRY(ReadFrozenShares(reading, mp, 0, model.file, model.document));
@@ -177,7 +177,7 @@ Status ReadOtherRanks(Reading* reading, std::uint64_t mp) {
   bool alike = false;
   for (std::uint64_t rank = 1; rank < reading->ranks; ++rank) {
     const std::uint32_t file = reading->grid.model_zero3.at({mp, rank});
-    // Most ranks differ in nothing but payloads: then there is nothing to agree on.
+    // Most ranks differ only in payloads, so there is nothing else to compare.
     if (model.frozen.empty() && !opaque &&
         reading->source.files[file].containers.front().metadata->header == first) {
       if (!alike) compare(model.document);
@@ -207,7 +207,7 @@ bool IsOn(const Node* flag) {
   return flag != nullptr && flag->kind == pickle::Kind::kBool && flag->integer != 0;
 }
 
-/// True if a text "0.12.6+abc" names a release before `major`.`minor`.
+/// Returns true if a text like "0.12.6+abc" is a release before `major`.`minor`.
 bool IsBefore(const Node* version, std::uint32_t major, std::uint32_t minor) {
   if (version == nullptr || !version->is_string()) return false;
   const char* at = version->text.data();
@@ -251,7 +251,7 @@ Status ReadModels(Reading* reading) {
     reading->models.push_back(std::move(model));
     if (reading->grid.zero3()) SW_TRY(ReadOtherRanks(reading, mp));
   }
-  // What is said of the shards names the optimizer of the configuration; ReadConfig has the rest.
+  // Messages about shards name the configured optimizer. ReadConfig reads the other values.
   const Node* config = reading->models.front().document.root->Find("ds_config");
   if (config != nullptr && config->is_dict()) reading->config = config;
   return {};

@@ -6,33 +6,33 @@
 #include "engine/tensor/convert.h"
 #include "support/base/checked.h"
 
-// Model states without param_shapes: of models with experts before 0.19.3, and of BF16_Optimizer at
-// stage 0. Names and order come from the ranks' slices, shapes from the weights.
+// Reads model states without param_shapes: models with experts before 0.19.3, and BF16_Optimizer
+// at stage 0. Names and order come from the ranks' slices, shapes from the weights.
 //
-// Before 0.14.5 stages 1 and 2 work out the slices of an expert group with the ranks of dense
-// groups, so that only its first 1/ep is told. Then the rest is taken to be what follows in the
-// order of the model, as far as the sizes leave one way only, and marked as inferred.
-// Source: docs/formats/deepspeed.md, "Names without param_shapes".
+// Before 0.14.5, stages 1 and 2 compute an expert group's slices with the number of ranks
+// of dense groups, so only the first 1/ep of the group is recorded. The reader completes it
+// with the next parameters in model order if only one selection has the right size, and marks
+// the order as inferred. Source: docs/formats/deepspeed.md, "Names without param_shapes".
 
 namespace shardwright::checkpoints::reader {
 namespace {
 
 /// An expert's parameter on expert rank 0.
 struct ExpertParam {
-  std::string name;  ///< local id
-  std::string kind;  ///< the name inside the expert: "w1.weight"
+  std::string name;  ///< with the local id
+  std::string kind;  ///< the name within the expert: "w1.weight"
   Shape shape;
   std::uint64_t elems = 0;
 };
 
-/// The name of an expert's parameter inside the expert. \pre ExpertsPathOf(name)
+/// Returns the name of an expert's parameter within the expert. \pre ExpertsPathOf(name)
 std::string KindOf(const std::string& name, const std::string& path) {
   constexpr std::string_view kExpertsPart = ".deepspeed_experts.";
   const std::size_t dot = name.find('.', path.size() + kExpertsPart.size());
   return dot == std::string::npos ? std::string() : name.substr(dot + 1);
 }
 
-/// Experts of a MoE layer: by the highest file, or the model's own count if that is more.
+/// Returns the number of experts in a MoE layer: by file names, or the model's count if larger.
 std::uint64_t ExpertsOf(const Reading& reading, std::uint64_t layer) {
   std::uint64_t count = 0;
   for (const auto& [key, files] : reading.grid.experts) {
@@ -43,12 +43,12 @@ std::uint64_t ExpertsOf(const Reading& reading, std::uint64_t layer) {
     said = layer < said->items.size() ? said->items[layer] : nullptr;
   }
   const auto number = pickle::AsCount(said);
-  // A number from a file must not decide how many names are made up: missing files are listed.
+  // Ignores larger counts from a file, because an untrusted number must not create many names.
   constexpr std::uint64_t kMostMissing = 1 << 16;
   return number && *number < count + kMostMissing ? std::max(count, *number) : count;
 }
 
-/// The parameters of expert rank 0's experts, in the order of the model.
+/// Returns the parameters of expert rank 0's experts in model order.
 Result<std::vector<ExpertParam>> ListExperts(Reading* reading, std::uint64_t mp) {
   std::set<std::uint64_t> layers;
   for (const auto& [key, files] : reading->grid.experts) layers.insert(key.first);
@@ -70,7 +70,7 @@ Result<std::vector<ExpertParam>> ListExperts(Reading* reading, std::uint64_t mp)
         if (!key) return Within(reading->file_name(file), std::move(key).error());
         const Node* node = document.root->value(i);
         const std::optional<std::string> path = ExpertsPathOf(std::string(*key));
-        if (!path || !node->is_tensor()) continue;  // ReadExperts names it
+        if (!path || !node->is_tensor()) continue;  // ReadExperts reports it
         ExpertParam param;
         SW_TRY_ASSIGN(param.name, WithExpertId(*key, expert));
         param.kind = KindOf(param.name, *path);
@@ -86,8 +86,8 @@ Result<std::vector<ExpertParam>> ListExperts(Reading* reading, std::uint64_t mp)
   return out;
 }
 
-/// The slices of a group, partition by partition: its parameters in their original order, with the
-/// elements that are told.
+/// Returns the parameters in a group's slices, in their original order
+/// over all partitions. `elems` has the recorded number of elements.
 Result<std::vector<NamedShape>> ToldParams(const Reading& reading, const Spread& spread) {
   std::vector<NamedShape> out;
   std::unordered_set<std::string> seen;
@@ -112,7 +112,7 @@ bool SameSlices(const std::vector<Slice>& a, const std::vector<Slice>& b) {
   });
 }
 
-/// Ranks that hold the same part of different experts tell the same.
+/// Checks that ranks with the same partition of different experts record equal slices.
 Status CheckExpertRanks(const Reading& reading, const Spread& spread) {
   for (std::uint64_t edp = 0; edp < spread.ranks; ++edp) {
     const std::uint64_t first = RankOf(reading, spread, 0, edp);
@@ -135,7 +135,7 @@ Status CheckExpertRanks(const Reading& reading, const Spread& spread) {
   return {};
 }
 
-/// Elements of a group's buffer, from master weights whose padding is removed.
+/// Returns the elements of a group's buffer, from master weights without padding.
 Result<std::uint64_t> MasterElems(const Reading& reading, const Spread& spread) {
   std::uint64_t elems = 0;
   for (std::uint64_t edp = 0; edp < spread.ranks; ++edp) {
@@ -148,11 +148,11 @@ Result<std::uint64_t> MasterElems(const Reading& reading, const Spread& spread) 
 std::uint64_t SumElems(const std::vector<NamedShape>& params) {
   std::uint64_t sum = 0;
   for (const NamedShape& param : params)
-    sum += param.elems;  // parts of a sum that did not overflow
+    sum += param.elems;  // the total was checked for overflow before
   return sum;
 }
 
-/// Completes groups of which only the beginning is told.
+/// Completes groups of which the files record only the beginning.
 class Completion {
  public:
   Completion(const Reading& reading, std::uint64_t mp, const std::vector<ExpertParam>& experts)
@@ -160,12 +160,12 @@ class Completion {
     for (std::size_t i = 0; i < experts.size(); ++i) place_.emplace(experts[i].name, i);
   }
 
-  /// \param groups  of a mp rank as they are told; those that are told in part are completed
-  /// \returns by group: what the files do not tell, or nothing
+  /// \param groups  recorded groups of a mp rank; Complete fills up the incomplete ones
+  /// \returns by group: the information missing from the files, or an empty text
   Result<std::vector<std::string>> Complete(std::vector<std::vector<NamedShape>>* groups);
 
  private:
-  using Places = std::vector<std::size_t>;  // into experts_
+  using Places = std::vector<std::size_t>;  // indices into experts_
 
   Status Refuse(std::size_t group, const std::string& why) const {
     return Fail(Errc::kUnsupported,
@@ -185,8 +185,8 @@ class Completion {
   const std::uint64_t mp_;
   const std::vector<ExpertParam>& experts_;
   std::unordered_map<std::string_view, std::size_t> place_;
-  std::vector<bool> taken_;        // by expert parameter: told, or given to a group
-  std::set<std::string> unheard_;  // kinds of which no group tells any
+  std::vector<bool> taken_;        // by expert parameter: recorded, or assigned to a group
+  std::set<std::string> unheard_;  // kinds that no group records
 };
 
 Result<Completion::Places> Completion::PlacesOf(std::size_t group,
@@ -212,8 +212,8 @@ Result<Completion::Places> Completion::PlacesOf(std::size_t group,
   return out;
 }
 
-/// What follows the told parameters in the order of the model, of the kinds given, if it ends where
-/// the group ends.
+/// Returns the recorded parameters and those that follow them in model order, restricted
+/// to the given kinds. Returns nothing unless the result has exactly `elems` elements.
 std::optional<Completion::Places> Completion::Walk(const Places& told, std::uint64_t elems,
                                                    const std::set<std::string>& kinds) const {
   Places out = told;
@@ -229,8 +229,8 @@ std::optional<Completion::Places> Completion::Walk(const Places& told, std::uint
   return out;
 }
 
-/// The one way to complete a group: with the kinds that its beginning shows, and any of those that
-/// no group shows.
+/// Completes a group with the kinds of its recorded parameters, plus any selection of the
+/// kinds that no group records. Fails unless exactly one completion has the right size.
 Result<Completion::Places> Completion::Choose(std::size_t group, const Places& told,
                                               std::uint64_t elems) const {
   constexpr std::size_t kMostKinds = 10;
@@ -255,8 +255,8 @@ Result<Completion::Places> Completion::Choose(std::size_t group, const Places& t
   return *ways.begin();
 }
 
-/// The slices are those that the old formula gives: partitions of the size that they would have if
-/// all ranks shared the group.
+/// Checks the slices against the formula of old releases. Their partitions
+/// have the size that they would have if all ranks shared the group.
 Status Completion::CheckSlices(const Spread& spread, std::uint64_t elems,
                                const std::vector<NamedShape>& params) const {
   SW_TRY_ASSIGN(const std::uint64_t partition, PartitionElems(elems, spread.ranks));
@@ -317,7 +317,7 @@ Result<std::vector<std::string>> Completion::Complete(
   return inferred;
 }
 
-/// Brings the parameters of a group from their original order into that of the buffer.
+/// Changes the parameters of a group from their original order to that of the buffer.
 void Reorder(std::uint64_t ranks, std::vector<NamedShape>* params) {
   std::vector<NamedShape> out;
   for (const std::uint32_t i : RoundRobinOrder(params->size(), ranks)) {
@@ -326,8 +326,8 @@ void Reorder(std::uint64_t ranks, std::vector<NamedShape>* params) {
   *params = std::move(out);
 }
 
-/// What else of the groups is not told: their order under round robin, and without ds_config
-/// whether there is any.
+/// Handles other gaps in the information on groups: their order
+/// under round robin, or, without ds_config, if round robin was used.
 void OrderGroups(const Reading& reading, std::uint64_t mp, Model* model) {
   for (std::size_t g = 0; g < model->shapes.size(); ++g) {
     const Spread spread = SpreadOf(reading, mp, g);
@@ -344,7 +344,7 @@ void OrderGroups(const Reading& reading, std::uint64_t mp, Model* model) {
   }
 }
 
-/// The storage of a tensor that fills it: what two copies of one tensor have in common.
+/// Returns the storage of a tensor that fills it and has a checksum. FindCopies compares these.
 const torch_pt::Document::StorageRef* WholeStorage(const Document& document, const Node* node) {
   const pickle::Tensor& tensor = *node->tensor;
   const torch_pt::Document::StorageRef& storage = document.storages[tensor.storage];
@@ -353,9 +353,9 @@ const torch_pt::Document::StorageRef* WholeStorage(const Document& document, con
   return whole ? &storage : nullptr;
 }
 
-/// Tied weights where neither shared_params nor a common storage shows them: releases from 0.17 on
-/// copy each tensor before they save it. A matrix that has the checksum of a trained one of its
-/// shape is that one.
+/// Finds tied weights that neither shared_params nor a common storage shows,
+/// because releases since 0.17 copy each tensor before they save it. Treats
+/// a matrix as tied if it has the shape and checksum of a trained one.
 void FindCopies(Model* model) {
   if (model->document.root->Find("shared_params") != nullptr) return;
   std::map<std::tuple<std::uint32_t, DType, Shape>, std::string> trained;
@@ -377,8 +377,8 @@ void FindCopies(Model* model) {
   }
 }
 
-/// What is neither trained nor tied is frozen or a buffer, and nothing says which. Weights and
-/// biases are taken for parameters.
+/// Decides between frozen parameters and buffers for tensors that are neither
+/// trained nor tied, since no file does. Treats weights and biases as parameters.
 void GuessBuffers(Reading* reading, std::uint64_t mp, Model* model) {
   std::set<std::pair<std::uint32_t, std::uint64_t>> trained;  // storage, offset
   std::unordered_set<std::string> tied;
@@ -410,7 +410,7 @@ void GuessBuffers(Reading* reading, std::uint64_t mp, Model* model) {
       "buffers: those named weight or bias are taken for frozen parameters");
 }
 
-/// The ranks say something of where parameters lie.
+/// Checks that the ranks record at least some positions of parameters.
 Status CheckTold(const Reading& reading, std::uint64_t mp) {
   const std::vector<Shard>& shards = reading.shards[mp];
   bool told = false;
@@ -428,8 +428,8 @@ Status CheckTold(const Reading& reading, std::uint64_t mp) {
                   "and save the checkpoint with a newer release");
 }
 
-/// An expert group is shared by the ranks that its name says. BF16_Optimizer before 0.14.1 spreads
-/// it over all ranks, and so mixes different experts.
+/// Checks that the ranks in an expert group's name share it. BF16_Optimizer
+/// before 0.14.1 spreads it over all ranks and thereby mixes different experts.
 Status CheckExpertGroup(const Reading& reading, const Spread& spread) {
   const Node* groups = FindPath(reading.state.optimizer[spread.mp].document.root,
                                 {"base_optimizer_state", "param_groups"});

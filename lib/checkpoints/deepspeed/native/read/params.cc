@@ -9,17 +9,17 @@
 namespace shardwright::checkpoints::reader {
 namespace {
 
-/// What a module's entry is, where the optimizer's parameters are known.
+/// Returns the kind of a module's entry. Requires that the optimizer's parameters are known.
 ParamKind KindOf(const Model& model, const std::string& name) {
   if (model.trainable.contains(name)) return ParamKind::kTrainable;
   return model.buffers.contains(name) ? ParamKind::kBuffer : ParamKind::kFrozen;
 }
 
-/// Names that hold no data of their own, and the names that do.
+/// Maps names without data to the names that have their data.
 using Aliases = std::unordered_map<std::string, std::string>;
 
-/// True for two tensors without elements, of different shapes: DeepSpeed takes them for tied
-/// because they lie at the same address, none.
+/// Returns true for two tensors without elements and of different shapes.
+/// DeepSpeed considers them tied because both have the address null.
 bool OnlyEmpty(const Model& model, const std::string& alias, const std::string& holder) {
   const Node* a = model.module->Find(alias);
   const Node* b = model.module->Find(holder);
@@ -28,8 +28,8 @@ bool OnlyEmpty(const Model& model, const std::string& alias, const std::string& 
   return Elems(shape) == 0 && shape != b->tensor->shape;
 }
 
-/// Ties of a module: as the files say, and as tensors that share their bytes show.
-/// \param ties  of the first mp rank, the only one whose file has them
+/// Finds the ties of a module: those in the files, and tensors that share their bytes.
+/// \param ties  ties of the first mp rank; other ranks' files have none
 Aliases FindAliases(const Model& model, const Ties& ties, bool ranked) {
   Aliases out;
   for (const auto& [alias, holder] : ties.aliases) {
@@ -49,8 +49,8 @@ Aliases FindAliases(const Model& model, const Ties& ties, bool ranked) {
       const pickle::Tensor& tensor = *node->tensor;
       const auto [at, fresh] =
           holders.emplace(View(tensor.storage, tensor.offset, tensor.shape, tensor.strides), name);
-      // Buffers are tied to buffers alone (a module under two names); DeepSpeed looks frozen
-      // parameters up by their names.
+      // Buffers can only be tied to buffers (one module under
+      // two names). DeepSpeed looks up frozen parameters by name.
       const bool to_buffer = model.buffers.contains(at->second);
       const bool own = model.trainable.contains(name) || (buffer && !to_buffer) ||
                        (to_buffer && model.frozen_lists.names.contains(name));
@@ -76,7 +76,7 @@ Status AddAlias(Reading* reading, const std::string& name, const std::string& ho
   return {};
 }
 
-/// One tensor of a module at stages 0 to 2.
+/// Adds one tensor of a module at stages 0 to 2.
 Status AddEntry(Reading* reading, std::uint64_t mp, const std::string& name, const Node* node,
                 ParamKind kind) {
   const Model& model = reading->models[mp];
@@ -89,7 +89,7 @@ Status AddEntry(Reading* reading, std::uint64_t mp, const std::string& name, con
   return {};
 }
 
-/// Whole shapes of what stage 3 partitions, by name.
+/// Returns the whole shapes of parameters that stage 3 partitions, by name.
 std::unordered_map<std::string_view, const NamedShape*> PartitionedShapes(const Model& model) {
   std::unordered_map<std::string_view, const NamedShape*> out;
   for (const std::vector<NamedShape>& group : model.shapes) {
@@ -99,7 +99,7 @@ std::unordered_map<std::string_view, const NamedShape*> PartitionedShapes(const 
   return out;
 }
 
-/// One parameter's entry of a module at stage 3: a placeholder.
+/// Adds one parameter from its placeholder in the module at stage 3.
 Status AddPlaceholder(Reading* reading, std::uint64_t mp, const std::string& name, const Node* node,
                       ParamKind kind, const NamedShape* known) {
   const Model& model = reading->models[mp];
@@ -117,19 +117,19 @@ Status AddPlaceholder(Reading* reading, std::uint64_t mp, const std::string& nam
   return AddEntry(reading, mp, name, node, kind);
 }
 
-/// Stage 3: true for an entry that looks like what stands for a partitioned parameter.
+/// Stage 3: returns true for an entry that looks like a partitioned parameter's placeholder.
 bool IsPlaceholder(const Model& model, const std::string& name, const Node* node) {
   return node->tensor->shape == Shape{0} && !model.buffers.contains(name) &&
          !name.ends_with("_extra_state") && CanConvert(node->tensor->dtype, DType::kF32);
 }
 
-/// Stage 3: the data of a name whose frozen holder was left out, or null: only files of ours have
-/// it.
+/// Stage 3: returns the data of a name tied to an excluded frozen
+/// parameter, or null. Only Shardwright's files contain it.
 const Node* WholeFrozen(const Model& model, const std::string& name) {
   return FindPath(model.document.root, {kWholeFrozen, name});
 }
 
-/// Stage 3: such a name's entry of a module.
+/// Stage 3: adds the module entry of such a name.
 Status AddLeftOut(Reading* reading, std::uint64_t mp, const std::string& name) {
   const Model& model = reading->models[mp];
   if (const Node* whole = WholeFrozen(model, name)) {
@@ -139,7 +139,7 @@ Status AddLeftOut(Reading* reading, std::uint64_t mp, const std::string& name) {
   return {};
 }
 
-/// One tensor of a module that is neither an alias nor left out.
+/// Adds one tensor of a module that is neither an alias nor excluded.
 Status AddTensor(Reading* reading, std::uint64_t mp, const std::string& name, const Node* node,
                  const std::unordered_map<std::string_view, const NamedShape*>& partitioned,
                  bool entry) {
@@ -201,7 +201,7 @@ Status ReadModule(Reading* reading, std::uint64_t mp) {
   return {};
 }
 
-/// Without param_shapes: the shape that a parameter's weight has.
+/// Without param_shapes: takes a parameter's shape from its weight.
 Status TakeShape(Reading* reading, std::uint64_t mp, NamedShape* param) {
   const Model& model = reading->models[mp];
   SW_TRY_ASSIGN(const std::uint32_t at, ParamOf(*reading, param->name, 0, model.file));
@@ -214,8 +214,8 @@ Status TakeShape(Reading* reading, std::uint64_t mp, NamedShape* param) {
                                    " in param_slice_mappings");
 }
 
-/// A trained parameter that `module` lacks. exclude_frozen_parameters leaves out what was frozen
-/// after the optimizer was made too; the optimizer has the master weight of it.
+/// Adds a trained parameter that `module` lacks. exclude_frozen_parameters also omits parameters
+/// that were frozen after the optimizer was created. The optimizer has their master weights.
 Status TakeLeftOut(Reading* reading, std::uint64_t mp, const std::string& name) {
   const Model& model = reading->models[mp];
   const std::string where = reading->file_name(model.file) + ": parameter " + Quoted(name) +
@@ -227,7 +227,7 @@ Status TakeLeftOut(Reading* reading, std::uint64_t mp, const std::string& name) 
   return {};
 }
 
-/// Every optimized parameter exists, in the shape that param_shapes says.
+/// Checks that every optimized parameter exists and has the shape in param_shapes.
 Status CheckTrainable(Reading* reading, std::uint64_t mp) {
   Model& model = reading->models[mp];
   for (std::vector<NamedShape>& group : model.shapes) {
@@ -238,8 +238,8 @@ Status CheckTrainable(Reading* reading, std::uint64_t mp) {
       if (at == reading->by_name.end() && !reading->topology.pipeline) {
         SW_TRY(TakeLeftOut(reading, mp, param.name));
       }
-      // In a pipeline a tied parameter may be in no layer file of this stage: its type is that of
-      // the model, known from any weight.
+      // In a pipeline, a tied parameter may be missing from this stage's
+      // layer files. It then has the model's type, known from any weight.
       const DType dtype = at != reading->by_name.end() ? reading->out.params[at->second].dtype
                                                        : reading->topology.dtype;
       SW_TRY(
@@ -249,8 +249,8 @@ Status CheckTrainable(Reading* reading, std::uint64_t mp) {
   return {};
 }
 
-/// Finds tensors that may be frozen parameters as well as entries of the state dict. Tied names are
-/// always those of parameters.
+/// Finds tensors that can be either frozen parameters or entries
+/// of the state dict. Tied names always belong to parameters.
 void SetUndecided(Reading* reading) {
   UnlistedParameters unlisted;
   std::unordered_set<std::string> tied;
@@ -278,8 +278,8 @@ void SetUndecided(Reading* reading) {
   }
 }
 
-/// Where no file lists the frozen parameters, those that are there may not be all: none, or only
-/// other names of some that were left out.
+/// Records that frozen parameters may be missing, if no file lists them
+/// and the module has none of them or only other names of excluded ones.
 void SetFrozenUnknown(Reading* reading) {
   const Model& model = reading->models.front();
   reading->out.frozen_unknown = !model.lists_frozen;
@@ -294,8 +294,8 @@ void SetFrozenUnknown(Reading* reading) {
   }
 }
 
-/// Takes the type of the compute weights from the first trained parameter. A parameter of integers
-/// is not trained, even where nothing else distinguishes it.
+/// Takes the compute type from the first trained parameter. Integer
+/// parameters are never trained, even if no other information shows this.
 void SetModelType(Reading* reading) {
   for (const Param& param : reading->out.params) {
     if (param.kind != ParamKind::kTrainable || !param.alias_of.empty()) continue;
@@ -305,8 +305,8 @@ void SetModelType(Reading* reading) {
   }
 }
 
-/// Marks trained parameters that are listed as frozen too: requires_grad was set to false after the
-/// optimizer was made. DeepSpeed's loader looks for them in both places.
+/// Marks trained parameters that are also listed as frozen. requires_grad was set to
+/// false after the optimizer was created. DeepSpeed's loader looks them up in both places.
 void SetFrozenLater(Reading* reading) {
   for (const Model& model : reading->models) {
     for (const std::string& name : model.frozen_lists.names) {
@@ -397,7 +397,7 @@ Status ReadParams(Reading* reading) {
   SW_TRY(ReadExperts(reading));
   if (reading->shards.empty() && !reading->only_weights) {
     SW_TRY(OrderWithoutZero(reading));
-    SetModelType(reading);  // only the optimizer tells here which parameters are trained
+    SetModelType(reading);  // here only the optimizer determines the trained parameters
   } else {
     for (std::uint64_t mp = 0; mp < reading->mp_ranks; ++mp) SW_TRY(CheckTrainable(reading, mp));
   }

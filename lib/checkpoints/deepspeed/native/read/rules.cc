@@ -27,7 +27,7 @@ bool SameOrder(const layout::CutPtr& a, const layout::CutPtr& b) {
   return a == b || (a != nullptr && b != nullptr && *a == *b);
 }
 
-/// True if the shards on all tensor-parallel ranks are proven to be the same bytes, by checksums.
+/// Returns true if checksums prove that the shards on all tensor-parallel ranks are equal.
 bool ProvenEqual(const Reading& reading, const ParamInfo& info) {
   const std::uint64_t tp = reading.topology.tp;
   const layout::Member* first = nullptr;
@@ -58,7 +58,7 @@ Ruled Replicated(const ParamInfo& info, const std::string& origin) {
 Result<Ruled> RuleOf(const Reading& reading, const Patterns& patterns, const Param& param,
                      const ParamInfo& info) {
   const bool many = reading.topology.tp > 1;
-  // No list of universal_checkpoint_info speaks of buffers; its default would cut them.
+  // universal_checkpoint_info has no list for buffers; its default would cut them.
   if (many && param.kind == ParamKind::kBuffer && ProvenEqual(reading, info)) {
     return Replicated(info, "equal on all ranks");
   }
@@ -70,7 +70,7 @@ Result<Ruled> RuleOf(const Reading& reading, const Patterns& patterns, const Par
   return ruled;
 }
 
-/// The built-in families that this model belongs to, and the user's rules.
+/// Returns the user's rules and the built-in families that match this model.
 Patterns PatternsFor(const Reading& reading) {
   std::vector<std::string> names;
   std::vector<Shape> shapes;
@@ -102,7 +102,7 @@ Status MakeCuts(const Reading& reading, const Param& param, const Shape& whole, 
   return {};
 }
 
-/// A tied name takes everything but its data from the name that holds it.
+/// Copies all properties except data from the parameter that has the alias's data.
 Status FollowAlias(Reading* reading, Param* param) {
   const auto at = reading->by_name.find(param->alias_of);
   if (at == reading->by_name.end() || !reading->out.params[at->second].alias_of.empty()) {

@@ -18,8 +18,8 @@ std::optional<std::uint64_t> EngineCount(const Node* root, std::string_view key)
   return count ? std::optional(*count) : std::nullopt;
 }
 
-/// True unless the configuration shows that no engine wrote the counters: an engine does not start
-/// without a batch size, and files converted from other formats have none.
+/// Returns false if the configuration shows that no engine wrote the counters. An engine
+/// does not start without a batch size, and files converted from other formats have none.
 bool CountedByEngine(const Node* root) {
   const Node* config = pickle::FindIn(root, "ds_config");
   if (config == nullptr || !config->is_dict()) return true;
@@ -29,8 +29,8 @@ bool CountedByEngine(const Node* root) {
                      [&](std::string_view key) { return config->Find(key) != nullptr; });
 }
 
-/// The most steps that any parameter's state counts. Groups that joined later, or were not trained
-/// all the time, have fewer.
+/// Returns the largest step in any parameter's state. Groups
+/// that were added later or not always trained have smaller ones.
 std::optional<double> MostSteps(const Checkpoint& checkpoint) {
   std::optional<double> most;
   for (const Param& param : checkpoint.params) {
@@ -47,7 +47,7 @@ bool IsEnabledIn(const Node* flag) {
   return flag != nullptr && flag->kind == pickle::Kind::kBool && flag->integer != 0;
 }
 
-/// Why compute weights may not be the rounded master weights of the same save; empty: they are.
+/// Returns a reason why compute weights may differ from rounded master weights, or an empty text.
 std::string WhyWeightsLead(const Node* root, const Checkpoint& checkpoint) {
   const Node* config = pickle::FindIn(root, "ds_config");
   const Node* zenflow = pickle::FindIn(pickle::FindIn(config, "zero_optimization"), "zenflow");
@@ -68,7 +68,7 @@ std::string WhyWeightsLead(const Node* root, const Checkpoint& checkpoint) {
   return {};
 }
 
-/// The file that holds a part of the engine's state; empty where it has no payload.
+/// Returns the file of a part of the engine's state, or an empty text if it has no payload.
 std::string FileOfState(const Passed& passed, const Checkpoint& checkpoint) {
   const layout::ShardMap& map = checkpoint.map;
   for (const std::uint32_t member : passed.members) {
@@ -95,7 +95,7 @@ SaveEvidence EvidenceOf(const Reading& reading) {
     return out;
   }
   const std::uint64_t expected = *iterations - skipped;
-  // Old releases take one step more, with zero gradients, to make the optimizer's state.
+  // Old releases take an extra step with zero gradients to create the optimizer's state.
   const auto least = static_cast<double>(expected);
   if (*steps == least || *steps == least + 1) {
     out.steps = SaveEvidence::Steps::kAgree;

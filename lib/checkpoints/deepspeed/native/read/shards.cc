@@ -10,7 +10,7 @@ namespace {
 
 std::string GroupName(std::size_t g) { return "group " + std::to_string(g); }
 
-/// The master weights of a rank: one flat tensor per group.
+/// Reads the master weights of a rank: one flat tensor per group.
 Status ReadMasters(Reading* reading, const Document& document, const Node* list,
                    const std::string& key, Shard* out) {
   if (list == nullptr || !list->is_list()) {
@@ -27,17 +27,17 @@ Status ReadMasters(Reading* reading, const Document& document, const Node* list,
   return {};
 }
 
-/// True for a tensor as long as the group's master weights, which may lack the padding at the end.
-/// \pre the shard is that of ZeRO rank 0, whose part of a group is full or all there is
+/// Returns true for a tensor as long as the group's master weights, possibly without padding.
+/// \pre the shard is from ZeRO rank 0, which has a full partition or all elements
 bool IsPartition(const ShardGroup& group, const pickle::Tensor& tensor) {
   const std::uint64_t masters = group.fp32.elems;
   const std::uint64_t elems = Elems(tensor.shape);
-  if (masters == 0 || elems == 0) return true;  // offloaded, which is found out later
+  if (masters == 0 || elems == 0) return true;  // offloaded, which a later check reports
   const auto padded = PartitionElems(masters, 1);
   return tensor.shape.size() == 1 && elems >= masters && padded && elems <= *padded;
 }
 
-/// Decides on a state of ZeRO rank 0; what is not kept is noted and joins ShardGroup::dropped.
+/// Decides on a state of ZeRO rank 0. Reports omitted states and adds them to ShardGroup::dropped.
 void DecideState(Reading* reading, const std::string& where, const std::string& state,
                  const Node* value, const Node* groups, ShardGroup* group) {
   const StateHandling fate = HandlingOf(*reading, state, groups);
@@ -62,9 +62,9 @@ void DecideState(Reading* reading, const std::string& where, const std::string& 
   group->dropped.insert(state);
 }
 
-/// The optimizer states of one group of a rank.
+/// Reads the optimizer states of one group of a rank.
 /// \param groups  the optimizer's param_groups, or null
-/// \param first   that of rank 0, or null for itself
+/// \param first  the shard of rank 0, or null while reading that shard
 Status ReadStates(Reading* reading, const Document& document, const Node* states,
                   const Node* groups, const Shard* first, std::size_t g, Shard* out) {
   if (states == nullptr || states->is_none()) return {};  // never stepped
@@ -100,7 +100,7 @@ Status ReadStates(Reading* reading, const Document& document, const Node* states
   return {};
 }
 
-/// States of every group; `base` is {"state", "param_groups"}, or a list of states when elastic.
+/// Reads states of all groups. `base` is {"state", "param_groups"}, or a list of states if elastic.
 Status ReadAllStates(Reading* reading, const Document& document, const Node* base,
                      const Shard* first, Shard* out) {
   const std::string& name = reading->file_name(out->file);
@@ -124,7 +124,7 @@ Status ReadAllStates(Reading* reading, const Document& document, const Node* bas
   return {};
 }
 
-/// param_slice_mappings: where each parameter starts in this rank's partition.
+/// Reads param_slice_mappings: the start of each parameter in this rank's partition.
 Status ReadSlices(const Reading& reading, const Node* mappings, Shard* out) {
   if (mappings == nullptr || !mappings->is_list()) return {};
   const std::string where = reading.file_name(out->file) + ": param_slice_mappings";
@@ -189,7 +189,7 @@ Status ReadCounts(const Reading& reading, const Node* inner, Shard* out) {
 Status ReadStage(const Reading& reading, const Node* inner, Shard* out) {
   const Node* stage = inner->Find("zero_stage");
   if (stage == nullptr) {
-    // BF16_Optimizer writes none; neither did stage 1 of old.
+    // BF16_Optimizer and old releases of stage 1 do not write a stage.
     out->stage = 1;
     out->bf16_optimizer = inner->Find("loss_scaler") == nullptr;
     return {};
@@ -206,7 +206,7 @@ Status ReadStage(const Reading& reading, const Node* inner, Shard* out) {
   return {};
 }
 
-/// The state dict of the trainer's optimizer inside that of ZeRO.
+/// Returns the state dict of the trainer's optimizer within ZeRO's state dict.
 const Node* BaseOf(const Node* inner, bool zero3) {
   return inner->Find(zero3 ? "optimizer_state_dict" : "base_optimizer_state");
 }
@@ -228,7 +228,7 @@ Result<const Node*> InnerOf(const Reading& reading, std::uint32_t file, const Do
   return inner;
 }
 
-/// Takes what a group does not keep out of its states.
+/// Removes dropped states and scalars from a group.
 void EraseDropped(const std::set<std::string>& dropped, ShardGroup* group) {
   std::erase_if(group->states, [&](const auto& entry) { return dropped.contains(entry.first); });
   std::erase_if(group->scalars, [&](const Scalar& entry) { return dropped.contains(entry.state); });
@@ -245,8 +245,8 @@ bool HasTensor(const ShardGroup& group, std::string_view state) {
                      [&](const auto& entry) { return entry.first == state; });
 }
 
-/// Numbers that are each rank's own: a group of other ranks has one. Steps are left to
-/// CheckAgreement: ranks that took different steps are no checkpoint.
+/// Drops numbers that differ between ranks, because a group on other ranks can have only
+/// one. CheckAgreement compares steps: ranks with different steps are not one checkpoint.
 void DropRanksOwn(Reading* reading, const std::string& files, const Node* options, std::size_t g,
                   ShardGroup* first, ShardGroup* other) {
   const auto drop = [&](const std::string& state, const std::string& a, const std::string& b) {
@@ -269,7 +269,7 @@ void DropRanksOwn(Reading* reading, const std::string& files, const Node* option
   EraseDropped(first->dropped, first);
 }
 
-/// The groups of all shards of an mp rank are the same.
+/// Checks that all shards of an mp rank have the same groups.
 Status CheckGroups(const Reading& reading, const Shard& first, const Shard& other) {
   if (first.groups.size() == other.groups.size()) return {};
   return Fail(Errc::kBadInput, reading.file_name(first.file) + " and " +
@@ -278,7 +278,7 @@ Status CheckGroups(const Reading& reading, const Shard& first, const Shard& othe
                                    std::to_string(other.groups.size()));
 }
 
-/// What else all shards of an mp rank must agree on.
+/// Checks other values that must be equal in all shards of an mp rank.
 Status CheckAgreement(const Reading& reading, const Shard& first, const Shard& other) {
   const std::string files = reading.file_name(first.file) + " and " + reading.file_name(other.file);
   const auto differ = [&](const std::string& what, const std::string& a, const std::string& b) {
@@ -368,7 +368,7 @@ Result<Shard> ReadShard(Reading* reading, std::uint32_t file, std::optional<Pass
     const Node* rank0 = BaseOf(reading->state.optimizer.back().document.root, zero3);
     CompareOptions(reading, FindPath(rank0, {"param_groups"}), options, files);
     SW_TRY(CheckAgreement(*reading, *first, out));
-    // Their nodes go with the document.
+    // Their nodes are freed with the document.
     for (ShardGroup& group : out.groups) group.scalars.clear();
   }
   if (keep != nullptr) {
@@ -384,7 +384,7 @@ Result<Shard> ReadShard(Reading* reading, std::uint32_t file, std::optional<Pass
 
 Status ReadShards(Reading* reading) {
   if (reading->grid.shard.empty()) {
-    // Without ZeRO the optimizer lies in the model states.
+    // Without ZeRO the model states contain the optimizer.
     for (std::uint64_t mp = 0; mp < reading->mp_ranks; ++mp) {
       Passed passed = reading->state.model_states[mp];
       const Node* optimizer = passed.document.root->Find("optimizer");
@@ -396,7 +396,7 @@ Status ReadShards(Reading* reading) {
   reading->shards.resize(reading->mp_ranks);
   for (std::uint64_t mp = 0; mp < reading->mp_ranks; ++mp) {
     std::vector<Shard>& shards = reading->shards[mp];
-    shards.reserve(reading->ranks);  // ReadShard is given a pointer to the first
+    shards.reserve(reading->ranks);  // ReadShard keeps a pointer to the first
     for (std::uint64_t rank = 0; rank < reading->ranks; ++rank) {
       std::optional<Passed> kept;
       SW_TRY_ASSIGN(Shard shard,

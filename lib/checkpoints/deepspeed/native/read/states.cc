@@ -6,16 +6,16 @@
 #include "checkpoints/deepspeed/native/read/read_internal.h"
 #include "engine/layout/states.h"
 
-// Most optimizer states are tensors of their parameter's shape, which any number of ranks can share
-// out, or one number for all. This file is about the others.
+// Most optimizer states are tensors of their parameter's shape, which any number of
+// ranks can partition, or one number for all ranks. This file handles the others.
 
 namespace shardwright::checkpoints::reader {
 namespace {
 
 enum class Stages : std::uint8_t { kAll, kOneAndTwo };
 
-/// A state, or an option, that its name tells where one group's options hold `option` too (empty:
-/// any optimizer).
+/// A state or option known by its name. It counts only if one
+/// group's options contain `option` (empty: any optimizer).
 struct KnownState {
   std::string_view state;
   std::string_view option;
@@ -52,7 +52,7 @@ constexpr std::array<KnownState, 16> kKnown = {{
      "whole parameters at stages 1 and 2, also those that a partition cuts", Stages::kOneAndTwo},
 }};
 
-/// True where a group's options hold `option`, and not as 1, which turns slicing off.
+/// Returns true if a group's options contain `option` with another value than 1 (slicing off).
 bool HasOption(const Node* groups, std::string_view option) {
   if (option.empty()) return true;
   if (groups == nullptr || !groups->is_list()) return false;
@@ -71,8 +71,8 @@ const KnownState* FindKnown(const Reading& reading, std::string_view state, cons
   return at == kKnown.end() ? nullptr : &*at;
 }
 
-/// Two options that are numbers, words or lists of them. Tensors, a learning rate for captured
-/// graphs, are compared by shape: every rank's scheduler sets the same.
+/// Compares two options: numbers, words or lists of them. Compares tensors, such as a learning
+/// rate for captured graphs, by shape, because every rank's scheduler sets the same value.
 bool SameOption(const Node* a, const Node* b) {
   if (a->kind != b->kind || a->items.size() != b->items.size()) return false;
   if (a->integer != b->integer || a->text != b->text) return false;
@@ -91,7 +91,7 @@ std::string ShowOption(const Node* value) {
   return Show(scalar);
 }
 
-/// What is wrong with an option that two ranks have different values of.
+/// Describes an option for which two ranks have different values.
 std::string OptionDiffers(const std::string& files, const std::string& key, std::size_t group,
                           const std::string& ours, const std::string& theirs) {
   return files + ": option \"" + key + "\" of group " + std::to_string(group) +
@@ -160,7 +160,7 @@ void CompareOptions(Reading* reading, const Node* a, const Node* b, const std::s
     for (std::size_t i = 0; i < ours->entry_count(); ++i) {
       if (!ours->key(i)->is_string()) continue;
       const std::string& key = ours->key(i)->text;
-      if (key == "params" || key == "param_names") continue;  // they number what a rank holds
+      if (key == "params" || key == "param_names") continue;  // rank-specific numbers
       const Node* theirs = b->items[g]->Find(key);
       if (theirs != nullptr && SameOption(ours->value(i), theirs)) continue;
       if (!reading->named_states.insert(key).second) continue;

@@ -6,7 +6,7 @@
 namespace shardwright::checkpoints::reader {
 namespace {
 
-/// Tensor-parallel ranks by the layer files: every layer has one per rank.
+/// Returns the number of tensor-parallel ranks: every layer has one file per rank.
 Result<std::uint64_t> LayerWidth(const Reading& reading) {
   const auto& layers = reading.grid.layers;
   std::size_t width = 0;
@@ -21,7 +21,7 @@ Result<std::uint64_t> LayerWidth(const Reading& reading) {
   return std::uint64_t{width};
 }
 
-/// True if two mp ranks hold the same parameters, as tensor-parallel peers do.
+/// Returns true if two mp ranks have the same parameters, as tensor-parallel peers do.
 bool SameNames(const Model& a, const Model& b) {
   if (a.has_shapes && b.has_shapes) return a.trainable == b.trainable;
   if (a.module == nullptr || b.module == nullptr) return a.module == b.module;
@@ -32,9 +32,9 @@ bool SameNames(const Model& a, const Model& b) {
   return true;
 }
 
-/// Whether a model file itself counts as many model-parallel ranks as there are. Then degrees that
-/// say otherwise do not count: with groups for sequence parallelism (Ulysses) DeepSpeed writes the
-/// ranks of a sequence as tp_degree.
+/// Returns true if a model file states as many model-parallel ranks as there are
+/// files. Contradicting degrees are then ignored: with sequence parallelism groups
+/// (Ulysses) DeepSpeed writes the number of a sequence's ranks as tp_degree.
 Result<bool> CountsAllRanks(const Reading& reading, const Model& model) {
   if (model.document.root->Find("mp_world_size") == nullptr) return false;
   SW_TRY_ASSIGN(const std::uint64_t said,

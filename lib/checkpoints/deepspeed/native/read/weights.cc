@@ -18,11 +18,11 @@ std::string_view StateOf(const Reading& reading, const Param& param) {
     case ParamKind::kTrainable:
       break;
   }
-  // Without ZeRO and without masters of their own the weights are the masters.
+  // Without ZeRO and separate master weights, the weights are the master weights.
   return reading.plain_weights ? layout::kMaster : layout::kWeight;
 }
 
-/// Stage 3: a frozen parameter's shares, one per rank.
+/// Stage 3: maps the pieces of a frozen parameter, one per rank.
 Status MapFrozenShares(Reading* reading, std::uint32_t param) {
   const ParamInfo& info = reading->params[param];
   const std::string& name = reading->out.params[param].name;
@@ -50,8 +50,8 @@ Status MapFrozenShares(Reading* reading, std::uint32_t param) {
   return {};
 }
 
-/// True if an earlier weight holds the same elements, stored in another order: nothing compares the
-/// two then.
+/// Returns true if an earlier weight has the same elements
+/// in another storage order. Such copies are not compared.
 bool RepeatsInOtherOrder(const ParamInfo& info, const Weight& weight) {
   const auto same = [](const layout::CutPtr& a, const layout::CutPtr& b) {
     return a == b || (a != nullptr && b != nullptr && *a == *b);
@@ -151,7 +151,7 @@ std::vector<Scalar> WithGroupStep(const Reading& reading, std::uint64_t mp,
 
 namespace {
 
-/// Options of a group that are tensors. All options are those of the first optimizer file.
+/// Returns the options of a group that are tensors. All options come from the first optimizer file.
 std::vector<Scalar> TensorsOf(Reading* reading, const Node* options) {
   if (reading->state.optimizer.empty()) return {};
   const bool sharded = !reading->shards.empty() && !reading->shards.front().empty();
@@ -171,7 +171,7 @@ Group MakeGroup(Reading* reading, const Node* options) {
   Node* dict =
       options != nullptr && options->is_dict() ? pickle::CopyDict(arena, options) : arena.Dict();
   pickle::Remove(dict, "params");
-  // Names of the flat tensors' parameters hold for this layout only.
+  // Names of the flat tensors' parameters are valid for this layout only.
   pickle::Remove(dict, "param_names");
   const Node* moe = dict->Find("moe");
   out.moe = moe != nullptr && moe->kind == pickle::Kind::kBool && moe->integer != 0;

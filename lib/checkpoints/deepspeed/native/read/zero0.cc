@@ -5,9 +5,9 @@
 #include "engine/layout/states.h"
 #include "support/base/checked.h"
 
-// Without ZeRO the optimizer knows parameters by number only. Which name a number stands for is
-// taken from torch's own names where they were saved, from the packing of the weights in one
-// storage (FP16_Optimizer), or from module order and shapes where only one assignment fits them.
+// Without ZeRO the optimizer identifies parameters only by number. The reader finds their
+// names from torch's own names if they were saved, from the packing of the weights in one
+// storage (FP16_Optimizer), or from module order and shapes if only one assignment fits.
 
 namespace shardwright::checkpoints::reader {
 namespace {
@@ -24,7 +24,7 @@ struct Optimizer {
   const Node* groups = nullptr;  ///< list
 };
 
-/// One optimizer group: the parameters' numbers, and their shapes where they are known.
+/// One optimizer group: the parameters' numbers, and their shapes if known.
 struct PlainGroup {
   std::vector<std::int64_t> ids;
   std::vector<std::optional<Shape>> shapes;
@@ -69,7 +69,7 @@ Result<Optimizer> FindOptimizer(const Reading& reading, std::uint64_t mp) {
   return out;
 }
 
-/// The shape of a parameter by the states that have its shape.
+/// Infers the shape of a parameter from states of that shape.
 Result<std::optional<Shape>> ShapeOfStates(const Reading& reading, const Node* states,
                                            const Node* groups) {
   if (states == nullptr || !states->is_dict()) return std::optional<Shape>();
@@ -79,8 +79,8 @@ Result<std::optional<Shape>> ShapeOfStates(const Reading& reading, const Node* s
     if (!node->is_tensor() || name == layout::kStep ||
         HandlingOf(reading, name, groups) != StateHandling::kCut)
       continue;
-    // Numbers say nothing, but for a parameter that is one. Some optimizers stack several moments
-    // in one state: of the others the smallest has the parameter's shape.
+    // Single numbers are ignored unless the parameter is one. Some optimizers stack
+    // several moments in one state. The smallest other state has the parameter's shape.
     const Shape& shape = node->tensor->shape;
     const auto worse = [](const Shape& a) { return std::pair(Elems(a) < 2, Elems(a)); };
     if (found == nullptr || worse(shape) < worse(*found)) found = &shape;
@@ -127,7 +127,7 @@ Result<PlainGroup> ReadGroup(const Reading& reading, const Optimizer& optimizer,
   return out;
 }
 
-/// Parameters that may be in the optimizer of an mp rank, in the order of named_parameters.
+/// Returns the possible parameters of an mp rank's optimizer, in named_parameters order.
 std::vector<std::uint32_t> Candidates(const Reading& reading, std::uint64_t mp) {
   std::vector<std::uint32_t> out;
   for (std::uint32_t i = 0; i < reading.out.params.size(); ++i) {
@@ -144,8 +144,8 @@ std::vector<std::uint32_t> Candidates(const Reading& reading, std::uint64_t mp) 
   return out;
 }
 
-/// The places of `wanted` in `there`, order kept, when exactly one choice fits; empty otherwise.
-/// \param fits  false: no choice fits at all
+/// Returns the positions of `wanted` in `there`, in order. Empty unless exactly one choice fits.
+/// \param fits  set to false if no choice fits
 std::vector<std::size_t> EmbedOnce(const std::vector<Shape>& wanted,
                                    const std::vector<Shape>& there, bool* fits) {
   std::vector<std::size_t> first;
@@ -177,7 +177,7 @@ Result<std::vector<std::uint32_t>> ByName(const Reading& reading, const Optimize
   return out;
 }
 
-/// Why the states of a parameter do not tell its shape.
+/// Returns the reason why the states of a parameter do not determine its shape.
 std::string WhyShapeless(const Reading& reading, const Optimizer& optimizer) {
   for (std::size_t i = 0; i < optimizer.state->entry_count(); ++i) {
     const Node* states = optimizer.state->value(i);
@@ -193,7 +193,7 @@ std::string WhyShapeless(const Reading& reading, const Optimizer& optimizer) {
   return "it has no states yet";
 }
 
-/// Names for all groups from module order and shapes.
+/// Names the parameters of all groups by module order and shapes.
 Result<std::vector<std::vector<std::uint32_t>>> ByShape(const Reading& reading,
                                                         const Optimizer& optimizer,
                                                         const std::vector<PlainGroup>& groups) {
@@ -211,7 +211,7 @@ Result<std::vector<std::vector<std::uint32_t>>> ByShape(const Reading& reading,
     }
     return std::vector<std::vector<std::uint32_t>>{candidates};
   }
-  std::map<Shape, std::size_t> owner;  // the only group with parameters of a shape
+  std::map<Shape, std::size_t> owner;  // the only group with parameters of this shape
   for (std::size_t g = 0; g < groups.size(); ++g) {
     for (const std::optional<Shape>& shape : groups[g].shapes) {
       if (!shape) return Unknown(reading, optimizer, WhyShapeless(reading, optimizer));
@@ -247,7 +247,7 @@ Result<std::vector<std::vector<std::uint32_t>>> ByShape(const Reading& reading,
   return out;
 }
 
-/// FP16_Optimizer: the weights of a group are views that pack one storage in flat order.
+/// FP16_Optimizer: names the parameters by their weights, which are views of one flat storage.
 Result<std::vector<std::uint32_t>> ByPacking(const Reading& reading, const Optimizer& optimizer,
                                              std::size_t g, std::uint64_t elems) {
   std::map<std::uint32_t, std::vector<std::pair<std::uint64_t, std::uint32_t>>> members;
@@ -318,15 +318,15 @@ Result<std::vector<std::vector<std::uint32_t>>> OrderOf(Reading* reading,
   return out;
 }
 
-/// Where one state of one parameter, or of all of a flat group, lies.
+/// Place of one state of one parameter, or of a whole flat group.
 struct Source {
   const Optimizer& optimizer;
   std::size_t group;
-  std::int64_t id;  // in "state"
+  std::int64_t id;  // key in "state"
   const Node* master;
 };
 
-/// False for a state that is no tensor of the parameter's shape and no number: it is noted.
+/// Returns false for states that are neither numbers nor of the parameter's shape. Reports them.
 bool KeepsState(Reading* reading, const Optimizer& optimizer, const std::string& state,
                 const Node* value, const std::string& what, const Shape& shape) {
   const std::string where = reading->file_name(optimizer.file) + ": " + what;
@@ -346,7 +346,7 @@ bool KeepsState(Reading* reading, const Optimizer& optimizer, const std::string&
   return false;
 }
 
-/// Masters and states of one parameter; `offset` is its place in flat ones.
+/// Maps master weights and states of one parameter. `offset` is its position in flat ones.
 Status MapOne(Reading* reading, const Source& from, std::uint32_t param, std::uint64_t offset,
               const Shape& shape, const Group& options) {
   const Optimizer& optimizer = from.optimizer;

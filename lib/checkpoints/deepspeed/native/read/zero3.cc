@@ -7,19 +7,19 @@
 #include "engine/layout/states.h"
 #include "support/base/checked.h"
 
-// ZeRO-3: every rank keeps a share of every parameter; sub-groups are runs of shares.
+// ZeRO-3: every rank stores a piece of every parameter. Sub-groups are sequences of pieces.
 
 namespace shardwright::checkpoints::reader {
 namespace {
 
 constexpr std::uint64_t kDefaultSubGroup = 1'000'000'000;
 
-/// Name of a state by number: 0 is the master weights, then come those of the optimizer.
+/// Returns the name of a state by number: 0 is the master weights, then the optimizer's states.
 std::string NameOf(const ShardGroup& group, std::size_t state) {
   return state == 0 ? std::string(layout::kMaster) : group.states[state - 1].first;
 }
 
-/// An array of one state of a sub-group over all ranks.
+/// Adds an array of one state of a sub-group over all ranks.
 Result<std::uint32_t> AddShares(Reading* reading, std::uint64_t mp, std::size_t sub,
                                 std::size_t state, std::uint64_t elems) {
   std::vector<layout::Region> regions;
@@ -71,7 +71,7 @@ Status MapSubGroup(Reading* reading, std::uint64_t mp, std::size_t sub, const Gr
   return {};
 }
 
-/// The sub-groups of every group, by the ids in param_groups.
+/// Returns the sub-groups of every group, by the ids in param_groups.
 Result<std::vector<std::vector<std::size_t>>> SubGroupIds(const Reading& reading,
                                                           const Node* groups) {
   const Shard& shard = reading.shards.front().front();
@@ -98,11 +98,11 @@ Result<std::vector<std::vector<std::size_t>>> SubGroupIds(const Reading& reading
   return out;
 }
 
-/// The sub_group_size that training used: what ds_config says where the sub-groups agree with it,
-/// else the largest that makes them.
+/// Returns the sub_group_size of the training run: ds_config's value if
+/// the sub-groups agree with it, or else the largest size that yields them.
 std::uint64_t FindSubGroupSize(const Reading& reading,
                                const std::vector<std::vector<std::size_t>>& groups) {
-  std::uint64_t above = 0;  // it is greater than this
+  std::uint64_t above = 0;  // the size is greater than this
   std::uint64_t most = std::numeric_limits<std::uint64_t>::max();
   for (const Model& model : reading.models) {
     for (const std::vector<std::size_t>& subs : groups) {
@@ -127,7 +127,7 @@ std::uint64_t FindSubGroupSize(const Reading& reading,
   return most != std::numeric_limits<std::uint64_t>::max() ? most : above + 1;
 }
 
-/// MiCS partitions over some of the ranks only and keeps copies of every partition.
+/// Fails for MiCS, which partitions over some of the ranks and stores copies of every partition.
 Status RefuseMics(const Reading& reading) {
   const auto ranks =
       pickle::AsCount(FindPath(reading.config, {"zero_optimization", "mics_shard_size"}));

@@ -13,7 +13,7 @@ using pickle::Node;
 
 namespace {
 
-// The release whose form is written, for sources too old to name theirs.
+// Files have the form of this DeepSpeed release if an old source does not name its release.
 constexpr const char* kFormVersion = "0.19.8";
 
 constexpr const char* kScaler = "deepspeed.runtime.fp16.loss_scaler.LossScaler";
@@ -66,7 +66,7 @@ LossScale LossScaleOf(const Geometry& geometry) {
     scale.window = IntOr(Child(fields, "scale_window"), 1000);
     if (Child(fields, "cur_scale") != nullptr) return scale;
   }
-  // A run that starts to scale its loss does so as its configuration, or DeepSpeed's default, says.
+  // A run that starts to scale its loss uses its configuration, or DeepSpeed's default.
   const double fixed = FloatOr(Child(config, "loss_scale"), 0.0);
   scale.dynamic = fixed == 0.0;
   const double power = FloatOr(Child(config, "initial_scale_power"), 16.0);
@@ -96,7 +96,7 @@ const Node* LossScalerNode(Arena& arena, const LossScale& scale) {
 
 namespace {
 
-/// A section of the configuration to change: a copy of the source's, or a new one.
+/// Returns a section of the configuration to modify: a copy of the source's, or a new one.
 Node* Section(Arena& arena, Node* config, std::string_view key) {
   const Node* old = config->Find(key);
   Node* section = old != nullptr && old->is_dict() ? CopyDict(arena, old) : arena.Dict();

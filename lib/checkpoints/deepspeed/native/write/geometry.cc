@@ -46,7 +46,7 @@ Status FindStates(const Checkpoint& source, Geometry& geometry) {
   return {};
 }
 
-/// The types that the target's weights have: as the source's, unless the topology asks for others.
+/// Sets the types of the target's weights: the source's, unless the topology specifies another.
 void ConvertWeights(Geometry& geometry) {
   const bool asked = geometry.to.dtype != geometry.from.dtype;
   std::vector<NamedTensor> all;
@@ -110,8 +110,8 @@ Status PlaceOnStages(Geometry& geometry) {
   return {};
 }
 
-/// Flat order, extents and offsets of one group on one mp rank; empty when the rank holds nothing
-/// of it.
+/// Computes flat order, extents and offsets of one group on one
+/// mp rank. Empty if the rank has no parameter of the group.
 Result<FlatGroup> Flatten(const Geometry& geometry, std::uint32_t source, std::uint32_t mp) {
   const Group& group = geometry.groups[source];
   const Topology& to = geometry.to;
@@ -122,7 +122,7 @@ Result<FlatGroup> Flatten(const Geometry& geometry, std::uint32_t source, std::u
   std::vector<std::uint32_t> held;
   for (std::uint32_t param : group.params) {
     if (!geometry.StageHolds(geometry.stage_of(mp), param)) continue;
-    // DeepSpeed's ZeRO leaves parameters without elements out of its groups.
+    // ZeRO of DeepSpeed omits parameters without elements from its groups.
     if (to.zero > 0 && geometry.cut(param, mp)->shard_elems() == 0) continue;
     held.push_back(param);
   }
@@ -166,7 +166,7 @@ Status FlattenAll(Geometry& geometry) {
     for (std::uint32_t group = 0; group < geometry.groups.size(); ++group) {
       auto flat = Flatten(geometry, group, mp);
       if (!flat) return Within("group " + std::to_string(group), std::move(flat).error());
-      // DeepSpeed drops groups without parameters before it counts them.
+      // DeepSpeed drops groups without parameters before it numbers them.
       if (flat->params[0].empty()) continue;
       flat->sub_group_first = sub_groups;
       sub_groups += static_cast<std::uint32_t>(flat->sub_groups.size());
@@ -190,7 +190,7 @@ bool UsesLayerAxes(const Checkpoint& source) {
   });
 }
 
-/// FusedAdam, whose engine keeps flat groups at stage 0, has bias_correction but no amsgrad.
+/// Returns true for FusedAdam, which has flat groups at stage 0: bias_correction but no amsgrad.
 bool FlatAtStage0(const Checkpoint& source, const EngineState& state) {
   for (const Passed& passed : state.optimizer) {
     if (passed.document.root != nullptr && passed.document.root->Find("fp32_groups_flat")) {
@@ -222,7 +222,7 @@ std::string Padded(std::uint32_t number) {
 }  // namespace
 
 std::uint32_t Geometry::StageOfLayer(std::uint32_t layer) const {
-  // Stages list layers with state only; one without state belongs where the layers before it do.
+  // Stages list only layers with state. Other layers belong to the stage of the layers before them.
   std::uint32_t stage = 0;
   for (std::uint32_t i = 0; i < to.stages.size(); ++i) {
     if (!to.stages[i].empty() && to.stages[i].front() <= layer) stage = i;
@@ -252,7 +252,7 @@ std::string Geometry::LocalName(std::uint32_t param) const {
   if (!named.expert) return named.name;
   const std::uint64_t local = layer_experts.at(named.expert->layer) / to.ep;
   auto name = WithExpertId(named.name, named.expert->expert % local);
-  SW_CHECK(name.has_value());  // SplitExperts has renamed it before
+  SW_CHECK(name.has_value());  // SplitExperts has already renamed it
   return *std::move(name);
 }
 
@@ -326,7 +326,7 @@ bool AnyGroupHas(const Checkpoint& source, std::string_view option) {
   });
 }
 
-/// States that an optimizer wants in another shape at some stages.
+/// Fails for states that an optimizer stores in another shape at some stages.
 Status CheckStates(const Checkpoint& source, const Topology& to) {
   const auto refuse = [&](const char* optimizer, const char* state, const char* want) {
     return Fail(Errc::kUnsupported, std::string(optimizer) + ": its state \"" + state + "\" is " +
@@ -342,8 +342,8 @@ Status CheckStates(const Checkpoint& source, const Topology& to) {
   return {};
 }
 
-/// Whether the run uses DeepSpeed's BF16_Optimizer at stage 1: its configuration accumulates
-/// gradients of bf16 weights in float32, or the shards of the source are from that optimizer.
+/// Returns true if the run uses DeepSpeed's BF16_Optimizer at stage 1: its configuration
+/// accumulates gradients of bf16 weights in float32, or that optimizer wrote the source's shards.
 bool IsForBf16Optimizer(const Geometry& geometry) {
   if (geometry.to.zero != 1 || geometry.to.dtype != DType::kBF16) return false;
   const pickle::Node* config = geometry.model_states[0].document.root->Find("ds_config");

@@ -28,7 +28,7 @@ DType WeightDType(const Geometry& geometry, std::uint32_t param) {
       geometry.params[param].dtype);
 }
 
-/// A parameter's weight, whole for this mp rank.
+/// Adds a parameter's entire weight of this mp rank.
 const Node* WeightNode(Document& document, const Geometry& geometry, std::uint32_t param,
                        std::uint32_t mp) {
   Cutting cutting;
@@ -38,7 +38,7 @@ const Node* WeightNode(Document& document, const Geometry& geometry, std::uint32
   return document.Add(cutting, WeightDType(geometry, param), geometry.ShardShape(param, mp));
 }
 
-/// An empty tensor in place of a parameter that ZeRO-3 keeps elsewhere; one storage per type.
+/// Returns an empty tensor for a parameter that ZeRO-3 partitions. Each type has one storage.
 const Node* EmptyNode(Document& document, std::map<DType, const Node*>& empties, DType dtype) {
   const Node*& first = empties[dtype];
   if (first == nullptr) {
@@ -53,11 +53,11 @@ const Node* EmptyNode(Document& document, std::map<DType, const Node*>& empties,
   return document.arena.TensorOf(std::move(tensor));
 }
 
-/// Weights of a mp rank by parameter: tied names share one tensor.
+/// Weights of a mp rank by parameter. Tied names share one tensor.
 using Weights = std::map<std::uint32_t, const Node*>;
 
-/// Puts the opaque entries that `belongs` accepts into a state dict.
-/// \param local  makes keys of the dict of names in the model
+/// Adds the opaque entries that `belongs` accepts to a state dict.
+/// \param local  converts names in the model to keys of the dict
 Status PutEntries(Document& document, const Geometry& geometry, const FileId& id, Node* dict,
                   const std::function<bool(const OpaqueEntry&)>& belongs,
                   const std::function<std::string(const std::string&)>& local) {
@@ -146,8 +146,8 @@ const Node* ParamShapes(Document& document, const Geometry& geometry, std::uint3
   return document.arena.List(std::move(groups));
 }
 
-/// What the optimizer does not own: frozen parameters, tensors that may be such, and trained ones
-/// without elements. DeepSpeed lists those that were frozen after the optimizer was made too.
+/// Returns the parameters that the optimizer does not own: frozen or undecided ones, and trained
+/// ones without elements. Adds those frozen after the optimizer was created, as DeepSpeed does.
 std::vector<std::uint32_t> FrozenParams(const Geometry& geometry, std::uint32_t mp) {
   std::vector<std::uint32_t> frozen;
   for (std::uint32_t param : geometry.stage_params[geometry.stage_of(mp)]) {
@@ -162,7 +162,7 @@ std::vector<std::uint32_t> FrozenParams(const Geometry& geometry, std::uint32_t 
   return frozen;
 }
 
-/// A rank's share of a frozen ZeRO-3 parameter.
+/// Adds a rank's piece of a frozen ZeRO-3 parameter.
 const Node* ShareNode(Document& document, const Geometry& geometry, std::uint32_t param,
                       std::uint32_t mp) {
   const std::uint64_t elems = geometry.cut(param, mp)->shard_elems();
@@ -176,8 +176,8 @@ const Node* ShareNode(Document& document, const Geometry& geometry, std::uint32_
   return document.Add(cutting, dtype, {share});
 }
 
-/// Stage 3 has no place for a frozen parameter that is not among all of them: the key that our own
-/// reader looks for.
+/// Sets the key with whole frozen parameters for Shardwright's reader. DeepSpeed's
+/// files cannot store a frozen parameter at stage 3 unless they contain all of them.
 void SetWholeFrozen(Document& document, const Geometry& geometry, const FileId& id, Node* root) {
   Node* whole = document.arena.Dict();
   for (std::uint32_t param : FrozenParams(geometry, id.mp)) {
@@ -191,7 +191,7 @@ void SetWholeFrozen(Document& document, const Geometry& geometry, const FileId& 
 void SetFrozen(Document& document, const Geometry& geometry, const FileId& id, Node* root,
                Weights& weights) {
   Arena& arena = document.arena;
-  // DeepSpeed looks every frozen parameter of the model up in a dict, but none in None.
+  // DeepSpeed looks up every frozen parameter of the model in a dict, but none in None.
   if (geometry.to.zero < 2 || geometry.frozen_unknown) {
     Set(arena, root, "frozen_param_shapes", arena.None());
     Set(arena, root, "frozen_param_fragments", arena.None());
@@ -218,8 +218,8 @@ void SetFrozen(Document& document, const Geometry& geometry, const FileId& id, N
   Set(arena, root, "frozen_param_fragments", fragments);
 }
 
-/// For our own reader: kinds that DeepSpeed's lists do not record. Its loader ignores names that it
-/// does not look for.
+/// Sets kinds that DeepSpeed's lists do not record, for
+/// Shardwright's reader. DeepSpeed's loader ignores unknown keys.
 void SetKinds(Document& document, const Geometry& geometry, const FileId& id, Node* root) {
   Arena& arena = document.arena;
   const bool listed = geometry.to.zero >= 2;
@@ -236,8 +236,8 @@ void SetKinds(Document& document, const Geometry& geometry, const FileId& id, No
   if (!kinds->items.empty()) Set(arena, root, kKinds, kinds);
 }
 
-/// Other names of parameters. Those of buffers and of other entries are left out: DeepSpeed lists
-/// parameters only, and our reader finds the others by their common storage.
+/// Returns other names of parameters. Omits those of buffers and other entries: DeepSpeed
+/// lists parameters only, and Shardwright's reader finds the others by their common storage.
 const Node* SharedParams(Document& document, const Geometry& geometry, const FileId& id) {
   Arena& arena = document.arena;
   Node* shared = arena.Dict();
@@ -253,7 +253,7 @@ const Node* SharedParams(Document& document, const Geometry& geometry, const Fil
     shared->items.push_back(arena.String(param.name));
     shared->items.push_back(arena.String(holder));
   }
-  // DeepSpeed has none at stage 0, where nothing else would tell that a holder was left out.
+  // DeepSpeed writes none at stage 0. It is needed only if a name with data was omitted.
   if (geometry.to.zero == 0 && !left_out) return arena.None();
   // DeepSpeed fills it on global rank 0 only.
   return id.mp == 0 && id.rank == 0 ? shared : arena.Dict();
@@ -313,7 +313,7 @@ Status BuildModel(Document& document, const Geometry& geometry, const FileId& id
     Set(arena, root, "ds_config", ConfigNode(arena, geometry, taken));
   }
   Set(arena, root, "ds_version", VersionNode(arena, geometry, source));
-  // It is the same for all ranks and can be the largest part of a file, so one of them carries it.
+  // It is equal on all ranks and can be the largest part of a file, so only rank 0 stores it.
   const Node* info = id.rank == 0 ? geometry.info : nullptr;
   if (geometry.keeps_info && id.rank == 0) {
     SW_TRY_ASSIGN(info, graft.Take(source->Find("universal_checkpoint_info")));
@@ -334,7 +334,7 @@ Status BuildModel(Document& document, const Geometry& geometry, const FileId& id
 
 namespace {
 
-/// A name inside its layer: without the layer's index or the tied module's key.
+/// Returns a name within its layer: without the layer's index or the tied module's key.
 std::string NameInLayer(const std::string& name) {
   constexpr std::string_view kTied = "tied_modules.";
   std::size_t dot = name.find('.');

@@ -31,7 +31,7 @@ const Node* ScalarNode(Document& document, const Scalar& scalar) {
   return document.AddInline(scalar.bytes, scalar.dtype, scalar.shape);
 }
 
-/// The step and the like of what is flattened together: one value for all.
+/// Returns scalars such as the step for parameters flattened together: one value for all.
 Result<std::vector<Scalar>> SharedScalars(const Geometry& geometry, const FlatGroup& group,
                                           std::size_t ep, std::size_t first, std::size_t last) {
   const Param* found = nullptr;
@@ -50,8 +50,8 @@ Result<std::vector<Scalar>> SharedScalars(const Geometry& geometry, const FlatGr
   return found == nullptr ? std::vector<Scalar>() : found->scalars;
 }
 
-/// The state dict of a flat group (or sub-group), null if it never stepped.
-/// `cutting` says which rank's part of which group.
+/// Builds the state dict of a flat group (or sub-group), or null if it
+/// never stepped. `cutting` selects the group and the rank's part of it.
 Result<const Node*> FlatState(Document& document, const Geometry& geometry, const FlatGroup& group,
                               std::size_t ep, std::size_t first, std::size_t last, Cutting cutting,
                               std::uint64_t elems) {
@@ -76,7 +76,7 @@ Result<DType> MasterDType(const Geometry& geometry, const FlatGroup& group, std:
   return dtype.value_or(DType::kF32);
 }
 
-/// Where a ZeRO rank stands in the process group that partitions a parameter group.
+/// Coordinates of a ZeRO rank in the process group that partitions a parameter group.
 struct Seat {
   std::size_t ep = 0;
   std::uint64_t rank = 0;
@@ -88,7 +88,7 @@ Seat SeatOf(const Geometry& geometry, const FlatGroup& group, std::uint32_t rank
   return {place.ep, place.edp};
 }
 
-/// Which stretch of which parameter lies in a rank's partition.
+/// Lists the parameters in a rank's partition, each with its range of elements.
 const Node* SliceMapping(Document& document, const Geometry& geometry, const FlatGroup& group,
                          const Seat& seat) {
   Arena& arena = document.arena;
@@ -105,7 +105,7 @@ const Node* SliceMapping(Document& document, const Geometry& geometry, const Fla
     Node* address = arena.Dict();
     Set(arena, address, "numel", arena.Count(to - from));
     Set(arena, address, "start", arena.Count(from - first));
-    // Local names are those of expert rank 0: every rank uses the same.
+    // Local names are those of expert rank 0. Every rank uses the same ones.
     Append(mapping, arena.String(geometry.LocalName(group.params[0][at])),
            arena.Object(kFragment, address));
   }
@@ -125,7 +125,7 @@ const Node* PassedRoot(const Geometry& geometry, std::uint32_t mp) {
   return passed == nullptr ? nullptr : passed->document.root;
 }
 
-/// The file around a shard: configuration and version beside the state.
+/// Wraps a shard for its file: adds the configuration and version.
 Status Finish(Document& document, const Geometry& geometry, std::uint32_t mp, const Node* inner) {
   Arena& arena = document.arena;
   const Passed& passed = geometry.PassedModel(mp);
@@ -252,7 +252,7 @@ Status BuildZero3(Document& document, const Geometry& geometry, const FileId& id
 
 namespace {
 
-/// What stage 0 knows of one parameter: its scalars and moments in its own shape.
+/// Returns the stage-0 state of one parameter: its scalars, and moments in its own shape.
 const Node* ParamState(Document& document, const Geometry& geometry, std::uint32_t param,
                        std::uint32_t mp) {
   Arena& arena = document.arena;
@@ -272,7 +272,7 @@ const Node* ParamState(Document& document, const Geometry& geometry, std::uint32
   return state->items.empty() ? nullptr : state;
 }
 
-/// A torch optimizer's state dict, one entry per parameter.
+/// Builds a torch optimizer's state dict, with one entry per parameter.
 Result<const Node*> TorchState(Document& document, const Geometry& geometry, std::uint32_t mp,
                                std::uint32_t ep) {
   Arena& arena = document.arena;
@@ -306,7 +306,7 @@ void SetScale(Arena& arena, Node* root, const LossScale& scale) {
   Set(arena, root, "scale_window", arena.Int(scale.window));
 }
 
-/// FP16_UnfusedOptimizer: masters and moments by parameter.
+/// Builds the state of FP16_UnfusedOptimizer: master weights and moments by parameter.
 Result<const Node*> UnfusedState(Document& document, const Geometry& geometry, std::uint32_t mp,
                                  std::uint32_t ep) {
   Arena& arena = document.arena;
@@ -331,7 +331,7 @@ Result<const Node*> UnfusedState(Document& document, const Geometry& geometry, s
   return root;
 }
 
-/// FP16_Optimizer: flat groups without padding.
+/// Builds the state of FP16_Optimizer: flat groups without padding.
 Result<const Node*> FusedState(Document& document, const Geometry& geometry, std::uint32_t mp,
                                std::uint32_t ep) {
   Arena& arena = document.arena;

@@ -12,8 +12,8 @@ namespace shardwright::checkpoints::deepspeed {
 
 namespace {
 
-/// Experts in the order of the model: layers as the group meets them, then the expert, then the
-/// position in the expert.
+/// Sorts experts in model order: layers by first appearance in
+/// the group, then the expert, then the position in the expert.
 std::vector<std::uint32_t> CanonicalOrder(std::span<const Param> params,
                                           std::vector<std::uint32_t> members) {
   std::map<std::uint32_t, std::size_t> layer_order;
@@ -37,15 +37,15 @@ std::uint64_t SumElems(std::span<const Param> params, std::span<const std::uint3
   return sum;
 }
 
-/// True where DeepSpeed opened `next` only because the group before it was full.
+/// Returns true if DeepSpeed started `next` only because the previous group was full.
 bool Continues(const Checkpoint& source, const Group& before, const Group& next) {
   if (!before.moe || !next.moe || next.params.empty() || before.params.empty()) return false;
   const std::uint64_t held = SumElems(source.params, before.params) / source.layout.mesh.ep;
   return held + Elems(source.params[next.params.front()].shape) > kMoeGroupElems;
 }
 
-/// Splits a group where rank 0's part would exceed the limit; the other ranks' parts have the same
-/// extents and follow it.
+/// Splits a group before rank 0's part exceeds the limit. Other ranks'
+/// parts have the same extents and are split at the same positions.
 Result<std::vector<Group>> SplitBySize(const Checkpoint& source, const Group& group,
                                        std::uint64_t ep) {
   SW_TRY_ASSIGN(const auto by_rank, SplitExperts(source.params, group.params, ep));
@@ -80,7 +80,7 @@ Result<std::vector<std::vector<std::uint32_t>>> SplitExperts(std::span<const Par
                                                              std::span<const std::uint32_t> members,
                                                              std::uint64_t ep) {
   std::vector<std::vector<std::uint32_t>> by_rank(ep);
-  std::map<std::uint32_t, std::uint64_t> local;  // by layer: experts of one rank
+  std::map<std::uint32_t, std::uint64_t> local;  // by layer: number of experts on one rank
   for (std::uint32_t member : members) {
     const Param& param = params[member];
     if (!param.expert) {

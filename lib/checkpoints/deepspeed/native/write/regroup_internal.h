@@ -11,22 +11,22 @@
 
 namespace shardwright::checkpoints::deepspeed {
 
-/// Number of experts of a MoE layer (0 if there is none of that id). Pure.
+/// Returns the number of experts in a MoE layer, or 0 if no layer has that id. Pure.
 std::uint64_t ExpertsOfLayer(std::span<const Param> params, std::uint32_t layer);
 
-/// The parameters of an expert group by expert-parallel rank, each in the order of its flat buffer
-/// without round robin.
-/// \param members  of the group, in canonical order
-/// \error kInfeasible if `ep` does not divide a layer's experts; kUnsupported if the ranks' parts
-///        differ in names or shapes, so that they could not share a group; kBadInput if a member is
-///        no expert parameter
+/// Splits the parameters of an expert group by expert-parallel
+/// rank, each in the order of its flat buffer without round robin.
+/// \param members  parameters of the group, in canonical order
+/// \error kInfeasible if `ep` does not divide a layer's experts; kUnsupported
+///        if the ranks' parts have different names or shapes, so that they
+///        cannot share a group; kBadInput if a member is not an expert parameter
 /// Pure.
 Result<std::vector<std::vector<std::uint32_t>>> SplitExperts(std::span<const Param> params,
                                                              std::span<const std::uint32_t> members,
                                                              std::uint64_t ep);
 
-/// The optimizer groups of a target: dense ones as they are; expert groups that were split because
-/// of their size are put together and split again for the target's expert parallelism.
+/// Returns the optimizer groups of a target. Dense groups stay unchanged. Expert groups that
+/// DeepSpeed split by size are merged and split again for the target's expert parallelism.
 /// \error kInfeasible if `ep` does not divide a layer's experts
 /// Pure. Source: docs/formats/deepspeed.md, "Expert groups".
 Result<std::vector<Group>> RegroupExperts(const Checkpoint& source, const Topology& topology);

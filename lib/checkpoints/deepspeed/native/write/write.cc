@@ -19,17 +19,17 @@ namespace deepspeed {
 
 namespace {
 
-/// A file as it was laid out, without the graph: ranks whose files differ in payload only share it.
+/// Layout of a file, without the graph. Ranks with equal files except for payloads share it.
 struct LaidOut {
   std::vector<torch_pt::StorageSpec> storages;
   std::vector<Fill> fills;
   std::vector<Cutting> cuttings;
   std::vector<std::uint64_t> offsets;
-  std::vector<std::uint32_t> order;  ///< storages as they follow in the file
+  std::vector<std::uint32_t> order;  ///< storages in file order
   std::uint64_t bytes = 0;
 };
 
-/// Storages in file order: the pickle's first use decides, not their numbers.
+/// Returns storages in file order, which is the order of first use in the pickle.
 std::vector<std::uint32_t> FileOrder(const torch_pt::Layout& layout) {
   std::vector<std::uint32_t> order(layout.storage_count());
   std::iota(order.begin(), order.end(), 0U);
@@ -53,7 +53,7 @@ Status PutFrameOf(const Geometry& geometry, const FileId& id, std::span<const st
   return {};
 }
 
-/// Lays out files one after the other and enters their payloads in the target's shard map.
+/// Lays out files one after the other and adds their payloads to the target's shard map.
 class Planner {
  public:
   explicit Planner(GeometryPtr geometry) : geometry_(std::move(geometry)) {
@@ -72,7 +72,7 @@ class Planner {
   using Key = std::tuple<Cutting::Kind, std::uint32_t, std::uint32_t, std::uint32_t, std::uint32_t>;
 
   Status LayOut(const FileId& id);
-  /// Files that differ in payload only have the same signature.
+  /// Returns a signature that is equal for files that differ only in payload.
   std::uint64_t Signature(const FileId& id) const;
   Slot SlotOf(const FileId& id, const Cutting& cutting, const torch_pt::StorageSpec& spec);
   void AddFragment(std::uint32_t param, std::uint32_t state, std::uint32_t mp, DType dtype,
@@ -202,7 +202,7 @@ Planner::Slot Planner::SlotOf(const FileId& id, const Cutting& cutting,
   ExpertRank place{0, id.rank};
   if (group.moe && geometry_->to.zero > 0) place = geometry_->PlaceOf(id.rank);
   if (geometry_->to.zero == 0) place = {group.moe ? id.rank : 0, 0};
-  // Without ZeRO every file holds its own copy of a dense group.
+  // Without ZeRO every file has its own copy of a dense group.
   const std::uint32_t copy = geometry_->to.zero == 0 && !group.moe ? id.rank : 0;
   const auto part = static_cast<std::uint32_t>(place.ep) + copy;
   const auto [at, fresh] =
@@ -265,7 +265,7 @@ Result<Written> WriteDeepSpeed(const Checkpoint& source, const Topology& topolog
   if (EngineStateOf(source) == nullptr) {
     SW_TRY_ASSIGN(Adopted adopted, Adopt(source));
     if (topology.tp == 1) {
-      // Native files would not tell rows of padding from those of the vocabulary.
+      // Native files do not distinguish padding rows from vocabulary rows.
       for (Param& param : adopted.checkpoint.params) param.rule.padded = false;
     }
     SW_TRY_ASSIGN(Written written, WriteDeepSpeed(adopted.checkpoint, topology));
@@ -281,7 +281,7 @@ Result<Written> WriteDeepSpeed(const Checkpoint& source, const Topology& topolog
   planner.AddLatest();
   Written written{std::move(planner).Take(),
                   LostClientState(*EngineStateOf(source), geometry->from, topology)};
-  // Without ZeRO and flat groups every parameter has a state of its own, or none.
+  // Without ZeRO and flat groups, a parameter either has its own state or none.
   if (topology.zero > 0 || geometry->flat_stage0) {
     for (std::string& one : StatelessLosses(source)) written.not_carried.push_back(std::move(one));
   }
