@@ -51,7 +51,7 @@ std::optional<std::map<std::string, ListedFile>> ListedFiles(const nlohmann::jso
 /// made it. Files that a trainer has added since are never removed.
 /// \param sources  files that are read for the new output
 /// \error kUsage  a source is inside the folder; kBusy  the folder is not an output, or a file in
-///        it (named) is not in its manifest, has another size, or is newer by a minute; kNotFound
+///        it is not in its manifest, has another size, or is a minute newer than it; kNotFound
 /// Local.
 Status CheckReplaceable(const std::string& folder, std::span<const std::string> sources);
 

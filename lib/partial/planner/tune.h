@@ -61,7 +61,7 @@ struct Tuning {
   std::optional<Bandwidths> measured;
 };
 
-/// Chooses K of both levels and the interval for a job, with and without a log of gradients.
+/// Chooses K of snapshots, K of persisted checkpoints and their interval, also with a gradient log.
 /// \param measured  bandwidths that replace those of the request
 /// \error kStopped; as SavedModelOf, BottleneckByK, ChooseConfig, ChooseReplay and OverheadRate
 /// Pure but for `stop`. Source: docs/pec-planning.md sections 3 and 8.1.

@@ -63,10 +63,10 @@ struct TransferPlan {
 
 /// Decides for every selected expert if its gradients suffice. They can if it
 /// was in the previous transfer, and if at most `full_every` gradients would
-/// follow its last full copy. In that case algorithm 3 sends gradients with an
-/// interval of 1 and never with a longer one, kLeast does so if the interval's
-/// gradients are smaller than the state, and kFewest always does. In all cases
-/// the receiver can reproduce every selected expert at the iteration.
+/// follow its last full copy. In that case algorithm 3 sends gradients only if the interval is 1,
+/// kLeast if the gradients of all iterations of the interval together have fewer bytes than the
+/// state, and kFewest always. In all cases the receiver can reproduce every
+/// selected expert at the iteration.
 /// \param bytes  [layer][expert]
 /// \error kUsage  iteration or interval is 0, or a budget with algorithm 3; kMismatch,
 ///        kBadInput  inconsistent selection or tables, or overflow of byte counts

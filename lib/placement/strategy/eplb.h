@@ -20,7 +20,7 @@ struct EplbShape {
 /// Returns the replicas per expert: one each, then always one more for the expert with the largest
 /// load per replica, ties to the lowest id. This minimizes the largest load per replica.
 /// \param count_max  largest count of an expert; slots that no expert may take stay empty
-/// \pre slots >= tokens.size()
+/// \pre slots >= weights.size()
 /// Local. Source: EPLB, replicate_experts; weights in single precision as there.
 std::vector<std::uint32_t> EplbCounts(std::span<const float> weights, std::uint32_t slots,
                                       std::uint32_t count_max = ~0U);

@@ -51,6 +51,8 @@ class Releases(unittest.TestCase):
         target = self.work / f"{release.name}-{name}"
         if (release / name).is_dir():
             shutil.copytree(release / name, target)
+            if name == "store":  # git does not keep empty folders
+                (target / "recoveries").mkdir(exist_ok=True)
         else:
             shutil.copy(release / name, target)
         return target

@@ -67,8 +67,8 @@ struct Ties {
 Result<std::uint64_t> StageOf(const Node* node);
 /// Reads a dict of name -> shape.
 Result<std::vector<NamedShape>> ShapesOf(const Node* dict);
-/// Reads shared_params of a model file. DeepSpeed omits a frozen parameter under the name that
-/// has the data and keeps its other names. The reader then uses the first of those in the module.
+/// Reads shared_params of a model file. With exclude_frozen_parameters DeepSpeed omits a tied
+/// frozen parameter under one name and keeps its other names. The first of these then has the data.
 /// \param module        null in a pipeline
 /// \param lists_frozen  the file lists all frozen parameters, so DeepSpeed omitted none
 /// \error kBadInput not a dict of names

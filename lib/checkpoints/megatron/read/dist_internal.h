@@ -36,7 +36,7 @@ struct Buffered {
   std::uint64_t rank = 0;
 };
 
-/// Reads torch_dist. Source: docs/formats/megatron.md, "Optimizer state".
+/// Reads a torch_dist checkpoint. Source: docs/formats/megatron.md, "Optimizer state".
 class Dist {
  public:
   Dist(const SourceSet& source, const Patterns& patterns, Reads reads)

@@ -53,9 +53,9 @@ class Awaited {
 /// \error kIo  the work failed, or did not end before the deadline
 Status Await(Context& context, const Awaited& awaited, const Communicators& others);
 
-/// Cleans up after a failure: aborts `others` and waits until
-/// the device is idle, so that memory can be freed. If it
-/// does not become idle in time, marks the context as stuck.
+/// Cleans up after a failure: aborts the communicators `others`, then waits until `awaited` has
+/// ended, so that memory can be freed. If it does not end before
+/// the deadline of the context, marks the context as stuck.
 /// \param why  reason that later calls on the communicators return
 void Silence(Context& context, const Awaited& awaited, const Communicators& others,
              const std::string& why);
