@@ -64,8 +64,8 @@ watch_build() {
 }
 
 # build_preset NAME PRESET LOG CONFIGURE-ARGUMENT... [-- TARGET...]: configures and builds a preset with
-# its output in LOG. Says at the start how long it may take and where the log is, and then how far it
-# is. Shows the errors if it fails.
+# its output in LOG. Prints at the start how long it may take and the path of the log, and then the
+# progress. Prints the errors if it fails.
 build_preset() {
   local name=$1 preset=$2 log=$3 code=0 steps watcher start=$SECONDS jobs configure=()
   shift 3

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# Run by CPack on what is installed, before it is packed: copyright, changelogs, compressed manual pages.
+# CPack runs this on the installed files before it packs them: copyright, changelogs, compressed manual pages.
 set(root ${CPACK_TEMPORARY_DIRECTORY}/usr/share)
 set(doc ${root}/doc/${CPACK_PACKAGE_NAME})
 set(sources ${CMAKE_CURRENT_LIST_DIR}/../..)

@@ -4,18 +4,18 @@
 #   srun --overlap --ntasks-per-node=1 scripts/slurm/pec-agent.sh run SOCKET CHECKPOINT STORE [FLAG...] &
 #   scripts/slurm/pec-agent.sh start SOCKET CHECKPOINT STORE [FLAG...]
 #   scripts/slurm/pec-agent.sh stop SOCKET
-# run is the agent itself, for a job step of its own under Slurm: it ends when the step is told to end (SIGTERM, which scancel,
-# a requeue and the time limit send KillWait seconds before SIGKILL), with the newest snapshot in the store. stop ends it before
-# that. start leaves an agent that outlives what called it; where Slurm ends all processes of a job step with the step
-# (proctrack/cgroup) it refuses, with code 9.
+# run is the agent itself, for a job step of its own under Slurm: it ends with the newest snapshot in the store when the
+# step receives SIGTERM (scancel, a requeue and the time limit send it KillWait seconds before SIGKILL). stop ends it
+# before that. start leaves an agent that outlives its caller; where Slurm ends all processes of a job step with the
+# step (proctrack/cgroup) it exits with code 9.
 # start returns when the agent answers; one that answers already is left as it is, so that a job that
 # is put back into the queue on the same node finds its snapshots again, and several tasks of a node
 # may call it at once. FLAGs are those of pec-save agent; --listen HOST:PORT and --peer HOST:PORT need
 # a key (pec-save keygen), which SHARDWRIGHT_AGENT_KEY names, or --key FILE. The agent's process id is
 # in SOCKET.pid; its messages are appended to SOCKET.log. These files, and the lock SOCKET.turn, must be regular files of
-# this user: links and files of other users that have these names are refused. stop returns when the newest snapshot is in the
-# store and the agent has ended, or with another code than 0; a signal ends the wait, and the agent
-# goes on saving.
+# this user: the script rejects links and files of other users with these names. stop returns when the newest snapshot
+# is in the store and the agent has ended, or with another code than 0; a signal ends the wait, and the agent keeps
+# saving.
 # Exit codes: those of pec-save, with stop of the agent's last save; 1 when the agent does not come
 # up, 9 where it would not outlive the step, 6 when another store's agent answers or a name belongs to another user.
 set -euo pipefail
@@ -28,8 +28,8 @@ usage() {
 }
 
 # ask: sets pid and theirs to the process that answers at the socket and to the store that it saves
-# into, both from one answer; fails where none answers. SOCKET.pid says nothing: it may be of an agent
-# that is gone, whose number another process has by now.
+# into, both from one answer; fails where none answers. SOCKET.pid alone proves nothing: its agent may
+# be gone, and another process may have its number by now.
 ask() {
   local answer text
   answer=$(pec-save status "unix:$name" -q --json 2>/dev/null) || return 1
@@ -109,7 +109,7 @@ store=$(realpath -m -- "${4:-.}")
 caller=$PWD name=$(basename -- "$socket")
 cd -P -- "$(dirname -- "$socket")" || exit 3
 folder=$PWD
-# This user as the file system reports it, which on some is not the one who asks.
+# This user as the file system reports it, which on some differs from the effective user.
 probe=$(mktemp "$name.user.XXXXXXXX")
 user=$(stat -c %u -- "$probe")
 rm -f -- "$probe"

@@ -2,21 +2,21 @@
 # SPDX-License-Identifier: Apache-2.0
 # For a job script, before training starts or starts again (a requeue after a fault): puts the newest
 # state together out of the store and the memory of agents, and prints the folder to load. Prints
-# nothing when there is no checkpoint yet: training starts anew.
+# nothing when there is no checkpoint yet: training starts from iteration 0.
 #   load=$(scripts/slurm/pec-restore-hook.sh STORE OUT [FLAG...]) || exit
 #   srun python train.py ${load:+--load "$load"}
 # OUT is replaced. FLAGs are those of pec-restore: --agents unix:SOCKET for the agent of this node, and
 # --agents HOST:PORT for those of others, which need their key: SHARDWRIGHT_AGENT_KEY names its file,
-# or --key FILE. An agent that does not answer counts as lost with its node, unless --lost-nodes says
-# which ones are; one with another key is an error.
-# That there is no checkpoint yet has to be seen. At the first start, when neither OUT nor a line of
-# tokens nor Slurm (SLURM_RESTART_COUNT) tells of an earlier one, and no agent has a checkpoint, a
-# STORE that is not there is made, with a mark that the run has begun; the folder that it lies in must
-# be there. From then on a STORE that is missing, empty or unreadable is an error, and nothing is
+# or --key FILE. An agent that does not answer counts as lost with its node, unless --lost-nodes names
+# the lost ones; one with another key is an error.
+# The script must prove that there is no checkpoint yet. At the first start, when neither OUT nor a
+# line of tokens nor Slurm (SLURM_RESTART_COUNT) shows an earlier one, and no agent has a checkpoint,
+# it makes a missing STORE, with a mark that the run has begun; the parent folder must exist. From
+# then on a STORE that is missing, empty or unreadable is an error, and nothing is
 # changed.
 # PEC_TOKENS  file of tokens per expert, one JSON line for each iteration: lines after the iteration
-#             that training resumes from are removed, and so is a truncated last line of a killed run. A file or link
-#             of another user is refused
+#             that training resumes from are removed, and so is a truncated last line of a killed run.
+#             Must not be a file or link of another user
 # PEC_REPORT  where to write the report of the restore; default OUT.report.json
 # Exit codes: those of pec-restore; 6 also for a PEC_TOKENS of another user.
 set -euo pipefail
@@ -31,7 +31,7 @@ store=$1 out=${2%/}
 report=${PEC_REPORT:-$out.report.json}
 
 # A name that another user has made, or put a link in place of, could be of any file of this user.
-# own FILE: whether it belongs to this user, whom a file system may report as another one for all files.
+# own FILE: fails unless it belongs to this user; some file systems report one other owner for all files.
 own() {
   local owner probe
   owner=$(stat -c %u -- "$1")

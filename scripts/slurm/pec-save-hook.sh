@@ -4,7 +4,7 @@
 # names to partial expert checkpointing.
 #   scripts/slurm/pec-save-hook.sh SOCKET CHECKPOINT STORE [FLAG...]
 # With an agent at SOCKET (pec-agent.sh) it returns as soon as the snapshot is in memory; the agent
-# saves it beside the training. Without one it saves into STORE itself. FLAGs are those of pec-save.
+# saves it while training continues. Without one it saves into STORE itself. FLAGs are those of pec-save.
 # SOCKET is a socket file, which needs no key.
 # Exit codes: those of pec-save.
 set -euo pipefail

@@ -13,8 +13,8 @@
 # MPI_TYPE      --mpi of srun, default pmix
 # Folders of torch.distributed.checkpoint and universal checkpoints load on any number of ranks: the hook prints them.
 # Exit codes: those of ucp-load, 9 when CHECKPOINT is of another trainer; 6 when the conversion that exists is of an older
-# checkpoint with the same name; 10 when the ranks are no multiple of tensor times pipeline parallelism; 75 when it was
-# stopped (run it again to resume).
+# checkpoint with the same name; 10 when the ranks are not a multiple of tensor times pipeline parallelism; 75 when it
+# was stopped (run it again to resume).
 set -euo pipefail
 
 usage() {
@@ -52,7 +52,7 @@ is_count "$ranks" || usage "$from: a number of ranks expected, found \"$ranks\""
 echo "restore-hook: $ranks ranks, from $from" >&2
 
 # The listing has a line for each member of an object, indented by its depth, and no text in JSON holds a line end.
-# value KEY: prints the number or word that KEY has in an object whose members are not indented.
+# value KEY: prints the number or word of KEY in an object with members that are not indented.
 value() {
   sed -n "s/^\"$1\": \"\{0,1\}\([a-z0-9_]*\)\"\{0,1\},\{0,1\}\$/\1/p"
 }

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Checks a wheel: what it holds, what that needs, how large it is, and that nothing tells where it was built.
+"""Checks a wheel: its files, its dependencies, its size, and that no file reveals the build folder.
 
 Usage: check.py WHEEL [FOLDER...]
   FOLDER  must not be named anywhere in it

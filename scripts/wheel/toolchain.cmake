@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# For CMake: the gcc of this machine with the headers and libraries that lie beside this file once scripts/package
+# For CMake: the gcc of this machine with the headers and libraries in the folder of this file, after scripts/package
 # has copied it to them.
 set(parts ${CMAKE_CURRENT_LIST_DIR})
 set(CMAKE_C_COMPILER gcc)
@@ -13,7 +13,7 @@ set(CMAKE_FIND_ROOT_PATH_MODE_INCLUDE ONLY)
 set(CMAKE_FIND_ROOT_PATH_MODE_PACKAGE ONLY)
 set(ENV{PKG_CONFIG_LIBDIR} ${parts}/prefix/lib/pkgconfig)
 set(flags "-B${parts}/sysroot/usr/lib -isystem ${parts}/sysroot/c++ -ffile-prefix-map=${parts}=.")
-# What a command does not call is not in it: of objects of a dozen files, which unity builds are made of, much.
+# Leaves out functions that a command does not call: many in the objects of unity builds, which have a dozen files each.
 set(flags "${flags} -ffunction-sections -fdata-sections")
 set(CMAKE_C_FLAGS_INIT "${flags} -ffile-prefix-map=${CMAKE_SOURCE_DIR}=.")
 set(CMAKE_CXX_FLAGS_INIT "${flags} -ffile-prefix-map=${CMAKE_SOURCE_DIR}=.")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run by scripts/package in a chroot that has the wheel and PyTorch: fills a model of the demo's checkpoint, and
-compares it with what ucp-load writes of it."""
+"""Run by scripts/package in a chroot that has the wheel and PyTorch: loads the demo's checkpoint into a model, and
+compares it with the output of ucp-load."""
 
 import json
 import pathlib

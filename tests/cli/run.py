@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the cases of a command: CASE.sh, and what it must print, return and leave behind.
+"""Runs the cases of a command: CASE.sh, and its expected output, exit code and files.
 
-Beside CASE.sh lie CASE.stdout, CASE.stderr, CASE.exit and CASE.disk (paths below the scratch folder
+The folder of CASE.sh has CASE.stdout, CASE.stderr, CASE.exit and CASE.disk (paths below the scratch folder
 that the case runs in, folders with a slash). A missing one stands for an empty one, .exit for 0.
 --refresh writes them; read the difference before committing it.
 """
@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 
-# What differs from run to run or from machine to machine.
+# Text that differs from run to run or from machine to machine.
 VARYING = [
     (re.compile(r"\b\d+(\.\d+)? [KMGT]?i?B/s"), "<rate>"),
     (re.compile(r"\b(\d+ h \d+ min|\d+ min \d+ s|\d+(\.\d+)? m?s)\b"), "<time>"),
@@ -45,7 +45,7 @@ def disk(scratch):
 
 
 def run_case(script, bin_dirs):
-    """Returns what the case did, by suffix of the file that says what it should do."""
+    """Returns the results of the case, by suffix of the file with the expected result."""
     with tempfile.TemporaryDirectory(prefix="sw-case-") as scratch:
         scratch = os.path.realpath(scratch)
         environment = {key: value for key, value in os.environ.items()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the conformance tests share: the rows of the table of dialects, and a checkpoint in each of them."""
+"""Shared code of the conformance tests: the rows of the table of formats, and a checkpoint in each of them."""
 
 import json
 import os
@@ -14,10 +14,10 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "crash"))
 import harness  # pylint: disable=wrong-import-position
 import moe_checkpoint  # pylint: disable=wrong-import-position
 
-# What a command may say of an input that it does not take: not found, bad, over a limit, unsupported.
+# Codes for an input that a command does not take: not found, bad, over a limit, unsupported.
 REFUSED = {3, 4, 8, 9}
 DIFFERENT = 5
-ASIDE = {"shardwright.json"}  # says where the output came from
+ASIDE = {"shardwright.json"}  # records the source of the output
 
 
 class Conformance(unittest.TestCase):

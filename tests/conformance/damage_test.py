@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Damaged files of every format are refused or differ; no damage ends a command in another way.
+"""Damaged files of every format give an error or a difference; no damage ends a command in another way.
 
 Usage: damage_test.py ROWS BIN
 """
@@ -79,7 +79,7 @@ class Damage(Conformance):
 
     def convert_damaged(self, source, out, name):
         done = harness.run(self.command(source, out, name))
-        if done.code == 0:  # what was damaged is not needed there
+        if done.code == 0:  # the damaged part is not needed there
             shutil.rmtree(out)
         return done
 

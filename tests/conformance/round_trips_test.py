@@ -25,7 +25,7 @@ class RoundTrips(Conformance):
                 self.expect_same(self.made[name], again)
 
     def test_there_and_back(self):
-        """A to B to A: nothing is lost that B has a place for, and B says what it has none for."""
+        """A to B to A: nothing is lost that B has a place for, and B reports the parts that it drops."""
         for a in self.formats:
             for b in self.formats:
                 if a == b:
@@ -36,12 +36,12 @@ class RoundTrips(Conformance):
                     left += self.convert(there, back, a)["not_carried"]
                     if not left:
                         self.expect_same(self.made[a], back)
-                    # What B can hold of A is what it can hold of what came back.
+                    # B keeps the same parts of A and of the checkpoint that came back.
                     self.convert(back, again, b)
                     self.expect_same(there, again)
 
     def test_what_is_left_out_is_told(self):
-        """A format whose copy differs from the base says so; one that says nothing has everything."""
+        """A copy that differs from the base reports it; a format that reports nothing has everything."""
         for name in self.formats:
             with self.subTest(format=name):
                 same = self.check(self.base, self.made[name]).code == 0

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Every format is written as planned, and by a run that goes on after a kill.
+"""Every format is written as planned, and by a run that resumes after a kill.
 
 Usage: runs_test.py ROWS BIN
 """

@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Which lines and branches of lib/ the tests run, by module, as gcov of the compiler counts them.
+"""Prints the lines and branches of lib/ that the tests run, by module, as gcov of the compiler counts them.
 
 Usage: coverage.py [--target NAME]... [--tests REGEX] [--label LABEL]... [--gate MODULE]... [--missed MODULE] [--jobs N]
   --target NAME    build only this target (default all)
-  --tests REGEX    run only tests whose names match
+  --tests REGEX    run only tests with matching names
   --label LABEL    run tests with this label; default fast and mpi
   --gate MODULE    with --target or --tests: the gate of this module (or lib) holds all the same
-  --missed MODULE  the lines of this module that nothing runs, and those of whose branches some are not taken, by file
+  --missed MODULE  the lines of this module that no test runs, and those with branches that no test takes, by file
   --jobs N         compilers and tests at once; default SHARDWRIGHT_JOBS, or one per processor
 
 The build is that of the preset cover: without optimisation, so that each branch is one of the text. Branches that only an
-exception takes do not count, and a line of a template counts as run when one of its kinds has run it. What is killed
+exception takes do not count, and a line of a template counts as run when one of its kinds has run it. A killed process
 leaves no counts. Exits 1 below a gate: 90 % of the lines of lib, 95 % of the lines and 85 % of the branches of format,
 os, layout and plan. With --target or --tests only those of --gate hold.
 """
@@ -123,7 +123,7 @@ def report(counts, gates):
         row[2] += sum(count > 0 for count in taken)
         row[3] += len(taken)
     total = [sum(row[i] for row in rows.values()) for i in range(4)]
-    below, table = sorted(gates - {*rows, "lib"}), []  # what nothing has run is below its gate, too
+    below, table = sorted(gates - {*rows, "lib"}), []  # a module without any run line is below its gate, too
     for name, (hit, lines, taken, branches) in [*sorted(rows.items()), ("lib", total)]:
         of_lines, of_branches = share(hit, lines), share(taken, branches)
         table.append((f"`{name}`", lines, f"{of_lines:.1f} %", branches, f"{of_branches:.1f} %"))

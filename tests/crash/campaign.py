@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kill campaign: one undisturbed run tells how many calls change something on disk; then every
+"""The kill campaign: one undisturbed run counts the calls that change something on disk; then every
 one of them is killed, failed, cut short or interrupted, and the run is resumed."""
 
 import collections
@@ -15,7 +15,7 @@ STOPPED = 75
 BUSY = 6
 
 # Action: the target it is aimed at, and the exit codes it may end with. A fault that comes after
-# the output is durable, or that only costs a faster way, is no failure; then the run must have
+# the output is durable, or that only costs a faster way, is not a failure; then the run must have
 # produced all of the output.
 ACTIONS = {
     "kill": ("any", {KILLED}),
@@ -88,7 +88,7 @@ class Campaign:
         succeed(self.case.argv(base / "out"), fault=f"count:{counts}")
         self.wanted = tree(base / "out")
         expect(self.wanted, f"{self.case.name}: no output")
-        # With several ranks the busiest tells how far the numbers go.
+        # With several ranks the busiest one determines the range of the numbers.
         most = collections.Counter()
         for line in counts.read_text().splitlines():
             for word in line.split():
@@ -116,7 +116,7 @@ class Campaign:
         shutil.rmtree(where)
 
     def look(self, where, code, what):
-        """What is on disk is whole, and nothing lies about that a resumed run does not know."""
+        """The output on disk is whole, and no file is left that a resumed run does not know."""
         output = where / "out"
         found = tree(output) if output.exists() else None
         allowed = [self.wanted] if code == 0 else [self.wanted, tree(self.old) if self.old else None]

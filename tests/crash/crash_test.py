@@ -5,7 +5,7 @@
 Usage: crash_test.py BIN_FOLDER [--night] [--mpirun PROGRAM] [--limit N] [--part PART] [--case NAME]...
 
 Parts: campaign (faults at counted calls), scenarios (signals, rivals, full disks), ranks (both
-under MPI, as far as they concern it); all of them unless told otherwise. Without --night a choice
+under MPI, as far as they concern it); default all. Without --night a choice
 of the calls is disturbed, with it every call of every command. --case picks cases of the campaign.
 """
 
@@ -58,7 +58,7 @@ def cases(programs, night, folder):
 
 
 def cases_of_other_formats(load, night, folder):
-    """From and to the formats beside DeepSpeed's; a few by day."""
+    """From and to the formats other than DeepSpeed's; a few by day."""
     nested, ranks = DATA / "dcp" / "nested_w3" / "ckpt", DATA / "dtensor" / "accelerate_w2" / "ckpt"
     legacy, dist = megatron_checkpoint.legacy(folder / "legacy"), folder / "dist"
 

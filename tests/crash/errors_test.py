@@ -1,19 +1,19 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Errors at every call, memory that runs out, a disk that lies, and kills of what repairs a kill.
+"""Errors at every call, allocation failures, a disk that corrupts writes, and kills of the recovery from a kill.
 
 Usage: errors_test.py BIN_FOLDER [--part PART]... [--preload LIBRARY] [--limit N] [--first N] [--jobs N]
                       [--case NAME]... [--shard I/N]
 
-Parts, all of them unless told otherwise (syncs and memory need the library of failing.c):
+Parts, default all (syncs and memory need the library of failing.c):
   errors  each call of lib/support/os, those that only read too, fails with each of nine errors. EINTR changes nothing
   syncs   each sync of a file fails in the C library; none of the same file follows
   memory  the N-th allocation fails, once or from then on
   lies    a write is acknowledged and not done, or one of its bits differs; --verify=readback or the next reader sees it
-  double  the command is killed at a call, what repairs that at one of its own, and a third run ends well
+  double  the command is killed at a call, its recovery at one of its own, and a third run ends well
 Afterwards the exit code is a documented one, the message names a path, an output or store is the old or the new one,
 and the same command again ends well. --limit: calls of each case, evenly chosen; --first: and each of the first N
-allocations. --shard: only every N-th trial, from the I-th on. What is broken is collected and told at the end; --stop
+allocations. --shard: only every N-th trial, from the I-th on. Violations are collected and reported at the end; --stop
 ends at the first.
 """
 
@@ -56,7 +56,7 @@ class Check(Store):
 
 
 def more_cases(programs, folder):
-    """What only reads, and the formats that have readers of their own."""
+    """Commands that only read, and the formats that have readers of their own."""
     load = programs / "ucp-load"
     stores = Stores(programs, folder)
 
@@ -132,7 +132,7 @@ class Trials:
         expect(any(f"{path}" in done.stderr for path in known if len(path.parts) > 1), f"no path is named: {done}")
 
     def judge(self, root, done):
-        """Judges each disk once: the verdict depends on nothing else."""
+        """Checks each disk once: the verdict depends on nothing but its content."""
         key = (done, frozenset(tree(root).items()))
         with self.mutex:
             if key in self.known:
@@ -142,7 +142,7 @@ class Trials:
             self.known[key] = True
 
     def settle(self, root, done):
-        """After a run that was disturbed and went on."""
+        """After a run that was disturbed and continued."""
         if done.code == 0:
             if isinstance(self.case, Check):
                 expect(self.words(done, root) == self.said, f"another answer than undisturbed: {done}")
@@ -222,7 +222,7 @@ class Trials:
         self.counts[f"memory ended with {done.code}"] += 1
         self.settle(root, done)
 
-    # --- a disk that lies ------------------------------------------------------------------------
+    # --- a disk that corrupts writes ---------------------------------------------------------------
 
     def lies(self):
         self.go(self.lie, [(number, way) for number in self.chosen(self.calls["write"]) for way in ("lose", "flip")])
@@ -243,7 +243,7 @@ class Trials:
         self.read_after(root, done)
 
     def read_after(self, root, done):
-        """The next reader refuses, or reads what it would without the lie."""
+        """The next reader reports an error, or reads the same as without the corruption."""
         if isinstance(self.case, Store):
             argv = [self.case.stores.save, "check", root / "store"]
             check = run(argv)
@@ -295,7 +295,7 @@ def kinds_of(names):
 
 
 def outcomes(counts):
-    """How the runs of a part ended, without what was looked at afterwards."""
+    """Counts how the runs of a part ended, without the checks afterwards."""
     found = collections.Counter()
     for key, count in counts.items():
         _, ended, code = key.rpartition(" ended with ")

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Preloaded before a command, this lets its C library fail while main runs:
+/* Preloaded before a command, this library makes C library calls fail while main runs:
  *
- * FAIL_ALLOCATION=N  the N-th malloc, calloc, realloc or aligned allocation answers with ENOMEM,
+ * FAIL_ALLOCATION=N  the N-th malloc, calloc, realloc or aligned allocation fails with ENOMEM,
  *                    and with FAIL_ONWARD every later one
- * FAIL_SYNC=N        the N-th fsync, fdatasync or syncfs fails with FAIL_ERRNO, and one of the
- *                    same file after it is told on stderr: what it says is not to be believed
+ * FAIL_SYNC=N        the N-th fsync, fdatasync or syncfs fails with FAIL_ERRNO; a later sync of
+ *                    the same file is reported on stderr, since its success proves nothing
  * FAIL_COUNT=FILE    FILE gets the number of allocations
  *
- * operator new of libstdc++ is a malloc. What is allocated before main or after it never fails. */
+ * operator new of libstdc++ calls malloc. Allocations before main or after it never fail. */
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -60,7 +60,7 @@ int posix_memalign(void** out, size_t alignment, size_t bytes) {
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static struct stat failed;
 
-/* Whether this sync is to fail. */
+/* Returns nonzero if this sync must fail. */
 static int SyncFails(int fd) {
   struct stat info;
   int fails = 0;

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Logs of gradients, written as docs/formats/log.md says and without lib/partial/gradient_log, and steps of AdamW
-in plain Python."""
+"""Logs of gradients, written as specified by docs/formats/log.md and without lib/partial/gradient_log, and steps of
+AdamW in plain Python."""
 
 import ctypes
 import ctypes.util

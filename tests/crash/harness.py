@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the crash and hostile tests share: running commands, looking at trees, a private folder."""
+"""Shared code of the crash and hostile tests: running commands, looking at trees, a private folder."""
 
 import hashlib
 import os
@@ -47,14 +47,14 @@ def shown(argv):
 
 
 def own_checkpoints():
-    """Native checkpoints of real trainers that the project carries: one for each thing that they can have. Those that
-    no command takes without rules of the user, which lie beside them, are left out."""
+    """Native checkpoints of real trainers that the project carries: one for each feature that they can have. Leaves
+    out those that no command takes without rules of the user, which are stored next to them."""
     return sorted(path / "ckpt" for path in (DATA / "deepspeed").iterdir()
                   if (path / "ckpt" / "latest").is_file() and not (path / "rules.json").exists())
 
 
 def real_checkpoints():
-    """These, and more of them where a folder is at hand."""
+    """These, and more of them if the shared folder is present."""
     root = pathlib.Path(os.environ.get("SHARDWRIGHT_SHARED", SOURCE.parent / "shared"))
     folder = root / "fixtures" / "deepspeed"
     return own_checkpoints() + sorted(path / "ckpt" for path in folder.glob("*") if (path / "ckpt").is_dir())
@@ -80,7 +80,7 @@ class Outcome:
 
 
 def run(argv, fault=None, deadline=DEADLINE_SECONDS, **options):
-    """Runs a command to its end. A death by a signal is 128 + its number, as a shell says it."""
+    """Runs a command to its end. A death by a signal is 128 + its number, as in a shell."""
     argv = [str(word) for word in argv]
     try:
         done = subprocess.run(argv, env=environment(fault), stdin=subprocess.DEVNULL,
@@ -134,7 +134,7 @@ def difference(expected, found):
 
 
 def with_neighbours(folder):
-    """The demo checkpoint with what a trainer keeps beside it: small files, a large one, a folder."""
+    """The demo checkpoint with sibling files of a trainer: small files, a large one, a folder."""
     source = shutil.copytree(DEMO, folder)
     for name, data in (("trainer_state.json", b"{}"), ("rng_state_0.pth", b"0"), ("zero_to_fp32.py", b"#!"),
                        ("model.safetensors", bytes(range(251)) * 10000)):
@@ -144,7 +144,7 @@ def with_neighbours(folder):
 
 
 def scratch_parent():
-    """In memory unless told otherwise: these tests sync thousands of small files."""
+    """In memory by default: these tests sync thousands of small files."""
     shm = pathlib.Path("/dev/shm")
     if "TMPDIR" not in os.environ and shm.is_dir() and os.access(shm, os.W_OK):
         return shm

@@ -13,7 +13,7 @@ import torch_dist_test  # pylint: disable=wrong-import-position
 
 
 def native(folder, experts=False):
-    """A native checkpoint of DeepSpeed whose parameters have Megatron's names."""
+    """A native DeepSpeed checkpoint with Megatron's parameter names."""
     shapes = dict(torch_dist_test.names())
     if experts:
         shapes = {name: shape for name, shape in shapes.items() if "mlp.linear" not in name}

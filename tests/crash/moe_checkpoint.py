@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Makes native DeepSpeed checkpoints of a small mixture-of-experts model with the standard library
-alone. Every element follows from seed, tensor and iteration, so that what a restore must give can be
-made the same way: a checkpoint whose experts are of other iterations than the rest."""
+alone. Every element follows from seed, tensor and iteration, so that the expected result of a
+restore can be made the same way: a checkpoint with experts of other iterations than the rest."""
 
 import array
 import collections
@@ -17,8 +17,8 @@ KINDS = {"fp32": ("FloatStorage", 4), "bf16": ("BFloat16Storage", 2)}
 
 
 class Model:
-    """release: of DeepSpeed, whose form is written. Before 0.19.3 model states with experts do not
-    list names and shapes; before 0.14.5 slices tell only the first 1/ep of the experts.
+    """release: the DeepSpeed release that defines the form. Before 0.19.3 model states with experts do
+    not list names and shapes; before 0.14.5 slices describe only the first 1/ep of the experts.
     frozen: names inside an expert that are not trained. order: of the experts' parameters in the
     flat buffer, from that of the model."""
 
@@ -130,7 +130,7 @@ def write(folder, model, iteration, versions=None, note="hello"):
 
 
 def slices(names, extents, first, last):
-    """What a rank says of its partition: name -> (start, elements), of those that reach into it."""
+    """A rank's record of its partition: name -> (start, elements), of those that reach into it."""
     out, at = collections.OrderedDict(), 0
     for name, shape in zip(names, extents):
         count = 1

@@ -61,7 +61,7 @@ def find(module, name):
     known = getattr(sys.modules.get(module), name, None)
     if isinstance(known, Constant) or (isinstance(known, type) and issubclass(known, Object)):
         return known
-    if module == "torch" and name[0].islower() and name != "device":  # which is called
+    if module == "torch" and name[0].islower() and name != "device":  # a function
         return register(module, name, Constant(module, name))
     if module in ("builtins", "__builtin__") and name in ("set", "frozenset", "slice"):
         return getattr(__builtins__, name) if hasattr(__builtins__, name) else __builtins__[name]
@@ -134,7 +134,7 @@ def save(path, obj):
 
 
 def write(path, text, storages, folder="archive", extra=()):
-    """A .pt file of a pickle and storages; `extra` are members (name, bytes) of any kind."""
+    """A .pt file with a pickle and storages; `extra` are members (name, bytes) of any kind."""
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
         put(archive, f"{folder}/data.pkl", text)
         for key, data in storages.items():

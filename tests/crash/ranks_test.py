@@ -1,16 +1,17 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Several ranks of which one dies, hangs or is left without its launcher, at calls that change something on disk.
+"""Several ranks of which one dies, hangs or loses its launcher, at calls that change something on disk.
 
 Usage: ranks_test.py BIN --mpirun PROGRAM [--ranks N]... [--calls N] [--case NAME]... [--seconds N] [--jobs N]
 
 Each rank in turn is the victim, at --calls of its calls, evenly chosen:
   kill     it dies; the others end within the deadline
-  hang     it stops (SIGSTOP); the others wait, and the launcher, told to end (SIGTERM), ends all of them
-  wake     it stops and goes on after a while; the run ends as if nothing had been
+  hang     it stops (SIGSTOP); the others wait, and the launcher ends all of them on SIGTERM
+  wake     it stops and continues after a while; the run ends as if nothing had been
   orphans  the launcher is killed (SIGKILL); no rank is left after the deadline
-Afterwards nothing runs, what is on disk is the old or the new output, and the same command again (with --resume where it
-has that) ends well with the bytes of an undisturbed run. --seconds is the deadline. --jobs is how many runs go on at once: they wait more than they compute.
+Afterwards nothing runs, the disk has the old or the new output, and the same command again (with --resume where it has
+that) ends well with the bytes of an undisturbed run. --seconds is the deadline. --jobs is how many runs execute at
+once: they wait more than they compute.
 """
 
 import argparse
@@ -36,14 +37,14 @@ WAYS = ("kill", "hang", "wake", "orphans")
 
 
 class Case:
-    """\\param argv  of one rank. \\param resume  what is added to it the second time. \\param seen  makes of a store, which
-    may have an iteration twice, the output that it gives"""
+    """\\param argv  of one rank. \\param resume  words added to it the second time. \\param seen  makes of a store,
+    which may have an iteration twice, the output that it gives"""
 
     def __init__(self, name, argv, before=None, resume=(), seen=()):
         self.name, self.argv, self.before, self.resume, self.seen = name, argv, before, list(resume), seen
 
     def made(self, where):
-        """What the command has made. \\returns a tree, or None"""
+        """Reads the output of the command. \\returns a tree, or None"""
         for argv in self.seen:
             shutil.rmtree(where / "out", ignore_errors=True)
             succeed(argv, cwd=where)
@@ -70,7 +71,7 @@ def cases(programs, folder):
 
 
 def processes(word):
-    """Processes whose folder or words name a trial, with their state."""
+    """Processes with a trial in their folder or words, with their state."""
     found = {}
     for name in os.listdir("/proc"):
         if not name.isdigit() or int(name) == os.getpid():
@@ -213,7 +214,7 @@ class Ranks:
         self.took(seconds)
 
     def look(self, where, what, several):
-        """What is there is whole; the command again makes all of it."""
+        """The output on disk is whole; the command again makes all of it."""
         if not self.case.seen:
             expect(self.case.made(where) in (None, self.wanted), f"{what}: a partial output has the name")
         again = succeed(self.argv(more=self.case.resume) if several else [*self.case.argv, *self.case.resume], cwd=where)

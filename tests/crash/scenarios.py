@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the campaign cannot show call by call: real signals at any time, full disks, rivals, and
-sources that change while nobody looks."""
+"""Scenarios that the campaign cannot show call by call: real signals at any time, full disks, rivals,
+and unnoticed changes of sources."""
 
 import os
 import random
@@ -152,7 +152,7 @@ class Scenarios:
             for name in os.listdir(output.parent):
                 if name.startswith(output.name + ".partial-"):
                     process.send_signal(signal.SIGSTOP)
-                    # It goes on until all of its threads have noticed.
+                    # It continues until all of its threads have noticed.
                     os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WEXITED | os.WNOWAIT)
                     if not output.exists():
                         return process
@@ -169,7 +169,7 @@ class Scenarios:
         raise Broken(f"{argv}: never caught in the middle")
 
     def ended_by(self, argv, output, wanted, *numbers):
-        """A run that got these signals in its middle. For one that held only its commit they came too late."""
+        """A run that got these signals in its middle. If only its commit was left, they came too late."""
         for _ in range(20):
             process = self.try_until_held(argv, output)
             for number in (*numbers, signal.SIGCONT):
@@ -303,7 +303,7 @@ class Scenarios:
         argv = [self.load, DEMO, locked / "out", "--target", "dp=3"]
         options = {}
         if os.geteuid() == 0:
-            # Root may write everywhere: be nobody, with a program that nobody may run.
+            # Root may write everywhere: run as user 65534, with a copy of the program that this user may run.
             for path in (place, place.parent):
                 path.chmod(0o755)
             argv[0] = shutil.copy(self.load, place / "ucp-load")
@@ -461,7 +461,7 @@ class Scenarios:
 
 
 def wanted_but_fingerprint(wanted, output):
-    """The manifest tells the source's time stamps apart; all other files must be the same."""
+    """Only the manifest records the source's time stamps; all other files must be the same."""
     return {**wanted, "shardwright.json": tree(output)["shardwright.json"]}
 
 

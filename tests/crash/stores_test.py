@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Kills, faults and full disks against stores of partial checkpoints: at every call that changes
 something on disk, of a save, a collection, also of a log of gradients, a repair and a restore.
-Whatever happens, what was saved before can be restored, nothing is half there, and doing it again
+Whatever happens, saved checkpoints can be restored, no file is half written, and doing it again
 ends well.
 
 Usage: stores_test.py BIN_FOLDER [--night] [--limit N]
@@ -30,7 +30,7 @@ MODEL = moe_checkpoint.Model(layers=1, experts=4)
 
 
 class Case:
-    """A command on a store, and what the store may hold after it was disturbed."""
+    """A command on a store, and the valid states of the store after it was disturbed."""
 
     def __init__(self, name, before, command, allowed, after, logs=False, damaged=False):
         self.name = name
@@ -194,7 +194,7 @@ class Stores:
 
 
     def first(self):
-        """A store whose first save is killed at any call: it is made by the next one."""
+        """A store with a first save that is killed at any call: the next save makes it."""
         base = self.folder / "first"
         base.mkdir()
         argv = [self.save, self.step(1), base / "store", "--threads", "1"]

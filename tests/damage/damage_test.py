@@ -31,8 +31,8 @@ import moe_checkpoint  # pylint: disable=wrong-import-position
 import tables  # pylint: disable=wrong-import-position
 from harness import Broken, Log, Scratch, expect, run, succeed, tree  # pylint: disable=wrong-import-position
 
-REFUSALS = {3, 4, 5, 6, 8, 9, 10}  # 6: no output of ours is in the place
-# What a damaged log of gradients could have given is told in "replay"; what it gives is in the output.
+REFUSALS = {3, 4, 5, 6, 8, 9, 10}  # 6: the output folder has other content
+# "replay" reports the losses of a damaged log of gradients; its results are in the output.
 VARYING = {"replay", "seconds", "plan_seconds", "plan_seconds_mean", "plan_seconds_max", "peak_memory_bytes", "passes"}
 PARTLY = "refused by some, no effect on the rest"
 KINDS = ("bits", "payload bits", "cuts", "swaps", "copies", "mixtures")  # of damage
@@ -88,7 +88,7 @@ class Place:
         return done.code, given, done.stderr
 
     def content(self, out):
-        """Of the manifest all but the fingerprint, which is of all of the source, also of what is not used."""
+        """The manifest without the fingerprint, which covers all of the source, also its unused parts."""
         if not out.is_dir():
             return out.read_bytes()
         found = tree(out)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Zip archives as Python's zipfile writes them, and what it reads in them."""
+"""Zip archives as Python's zipfile writes them, and the members that it reads in them."""
 
 import io
 import struct
@@ -46,8 +46,8 @@ def any_name(choose):
 
 
 def make(choose, text=False):
-    """\\param text  comments of members are text, as flags may say that they are
-    \\returns the archive, whether docs/formats/pt.md says that it is read"""
+    """\\param text  comments of members are text, as flags may declare
+    \\returns the archive, and True if docs/formats/pt.md requires readers to accept it"""
     stream = choose.randrange(3) == 0
     out = Unseekable() if stream else io.BytesIO()
     sound, names = True, set()
@@ -76,7 +76,7 @@ def make(choose, text=False):
         sound = sound and bool(names)
     data = bytes(out.data) if stream else out.getvalue()
     if choose.randrange(30) == 0:
-        return b"#!/bin/sh\n" + data, False  # zipfile allows for what stands before an archive
+        return b"#!/bin/sh\n" + data, False  # zipfile allows for bytes before an archive
     return data, sound
 
 

@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Our readers and writers of untrusted files against those that others wrote: the same bytes, the same meaning.
+"""This project's readers and writers of untrusted files against those of others: the same bytes, the same meaning.
 
 Usage: differential_test.py PROBE [--count N] [--seed N] [--kind pickle|zip|libzip|pt|safetensors]... [--keep FOLDER]
 
 pickle: Python's own machine over a closed table, and pickletools. zip: zipfile. libzip: the C library of that name, also
-on archives that it, or our writer, has made, and on odd ones. pt: pickle and zip, on files of torch.save. safetensors:
-the package of that name. libzip and safetensors are left out where they are not there; the exit code is 77 if nothing
-else was asked for.
-N inputs of each kind are made and must be read alike; what we write of them again is read by the other reader. Then
-each is damaged several times: what we accept, the other reader must accept with the same meaning.
+on archives that it, or this project's writer, has made, and on odd ones. pt: pickle and zip, on files of torch.save.
+safetensors: the package of that name. libzip and safetensors are left out if they are not installed; the exit code is
+77 if nothing else was requested.
+N inputs of each kind are made, and both readers must give the same; what this project writes of them again is read by
+the other reader. Then each is damaged several times: an input that this project accepts, the other reader must accept
+with the same meaning.
 """
 
 import argparse
@@ -33,7 +34,7 @@ import tables  # pylint: disable=wrong-import-position
 KINDS = ("pickle", "zip", "libzip", "pt", "safetensors")
 BAD_INPUT, UNSUPPORTED = 4, 9
 DAMAGES = 3  # of each input
-DAMAGED = ("alike", "refused", "refused by libzip alone")  # how what is counted of damaged and unsafe inputs ends
+DAMAGED = ("alike", "refused", "refused by libzip alone")  # outcomes of damaged and unsafe inputs that are counted
 
 
 class Violation(AssertionError):
@@ -47,7 +48,7 @@ class Probe:
         self.process = subprocess.Popen([program], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
     def ask(self, kind, data):
-        """\\returns what it said, what it wrote"""
+        """\\returns its answer, the bytes that it wrote"""
         self.process.stdin.write(f"{kind} {len(data)}\n".encode() + data)
         self.process.stdin.flush()
         line = self.process.stdout.readline()
@@ -88,7 +89,7 @@ class Differential:
         self.choose = random.Random(seed)
 
     def others(self, reader, data):
-        """What the other reader finds, or the reason why it does not."""
+        """The result of the other reader, or the reason for its failure."""
         try:
             return reader(data), None
         except Exception as refused:  # pylint: disable=broad-exception-caught
@@ -146,8 +147,8 @@ class Differential:
         self.counts["pickle written and read"] += 1
 
     def judge_zip(self, kind, data, sound):
-        """\\param sound  it must be read, as zipfile reads it; else it must be refused
-        \\returns what we say of it, None if it is refused"""
+        """\\param sound  it must be read, as zipfile reads it; otherwise it must be an error
+        \\returns this project's answer, None for an error"""
         said, _ = self.probe.ask("zip", data)
         self.counts[kind] += 1
         if "error" in said:
@@ -196,8 +197,8 @@ class Differential:
         said, _ = self.probe.ask("zip", data)
         theirs, why = self.others(libzip.read, data)
         if "error" not in said and oddities.several_ends(data):
-            # libzip before 1.11 takes the end record whose members reach over most of the file; zipfile and torch take the
-            # last one, as we do. So zipfile says what is meant.
+            # libzip before 1.11 takes the end record with members that reach over most of the file; zipfile and torch
+            # take the last one, as this project does. So zipfile decides the meaning.
             self.judge_damage("libzip, several end records,", archives.read, data, lambda answer: answer["members"], "zip")
             if libzip.told(said, data) != theirs:
                 self.counts["libzip, several end records, libzip takes another"] += 1
@@ -208,7 +209,7 @@ class Differential:
             self.judge_damage("libzip", libzip.read, data, lambda answer: libzip.told(answer, data), "zip")
 
     def torch_file(self):
-        """\\returns a file of torch.save, its pickle, the contents of its storages; None if it has calls that are refused"""
+        """\\returns a file of torch.save, its pickle, the contents of its storages; None if it has unsupported calls"""
         root, _ = pickles.make(self.choose, 3)
         pickled = pickles.write(self.choose, root, self.choose.randrange(2, 6))
         unpickler = pickles.Unpickler(pickled)
@@ -272,7 +273,8 @@ class Differential:
             self.safetensors_damaged(tensors, data)
 
     def safetensors_damaged(self, tensors, data):
-        """Where we warn, we read what the package refuses, as said in docs/formats/safetensors.md."""
+        """With a warning this project reads files that the package rejects, as specified in
+        docs/formats/safetensors.md."""
         data = tensors.mutated_header(self.choose, data)
         said, _ = self.probe.ask("safetensors", data)
         if "error" not in said and said["warnings"] and self.others(tensors.read, data)[0] is None:
@@ -282,8 +284,8 @@ class Differential:
 
 
 def row(kind, counts):
-    """Of the table in docs/robustness.md: inputs and how many of them are refused; written and read back; and of the
-    damaged ones those that are read alike, refused by both, by us alone, by the other reader alone."""
+    """For the table in docs/robustness.md: inputs and how many of them are errors; written and read back; and of the
+    damaged ones those with the same result, rejected by both, by this project alone, by the other reader alone."""
     refused = sum(counts[f"{kind} {what}"] for what in ("unsafe, refused", "of protocols 0 and 1, refused", "of calls that are refused"))
     alone, other = (counts[f"{kind} damaged, refused by {whom} alone"] for whom in ("us", "libzip"))
     alike, both = (sum(counts[f"{name} damaged, {what}"] for name in (kind, f"{kind}, several end records,"))
@@ -293,7 +295,7 @@ def row(kind, counts):
 
 
 def absent():
-    """Kinds whose other reader is not there, and what to do about it."""
+    """Kinds without an installed other reader, and how to install it."""
     if libzip.LIBRARY is None:
         yield "libzip", "no libzip.so (Debian has it in libzip4)"
     try:

@@ -12,7 +12,7 @@ TYPED = {"DoubleStorage": ("float64", 8), "FloatStorage": ("float32", 4), "HalfS
          "ShortStorage": ("int16", 2), "CharStorage": ("int8", 1), "ByteStorage": ("uint8", 1),
          "BoolStorage": ("bool", 1), "ComplexDoubleStorage": ("complex128", 16),
          "ComplexFloatStorage": ("complex64", 8)}
-# Types without a storage class: they lie in untyped storages.
+# Types without a storage class: they are stored in untyped storages.
 UNTYPED = {"uint16": 2, "uint32": 4, "uint64": 8, "complex32": 4, "float8_e5m2": 1, "float8_e4m3fn": 1,
            "float8_e5m2fnuz": 1, "float8_e4m3fnuz": 1, "float8_e8m0fnu": 1}
 
@@ -28,7 +28,7 @@ def module(name, **members):
 
 
 class Storage:
-    """What a persistent id stands for."""
+    """The storage that a persistent id refers to."""
 
     def __init__(self, kind, key, count):
         self.kind, self.key, self.count = kind, key, count

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Zip archives as libzip writes them, and what it reads in them. Debian has it in libzip4."""
+"""Zip archives as libzip writes them, and the members that it reads in them. Debian has it in libzip4."""
 
 import contextlib
 import ctypes
@@ -31,7 +31,7 @@ class Stat(ctypes.Structure):
 
 
 class Refused(Exception):
-    """What libzip says why."""
+    """An error with the reason that libzip gives."""
 
 
 class Archive(ctypes.c_void_p):
@@ -125,7 +125,7 @@ def checked(archive, result):
 
 
 def content(archive, index, most):
-    """\\returns what is read of a member, up to `most` bytes, and the error at its end, if there is one"""
+    """\\returns the bytes read of a member, up to `most` bytes, and the error at its end, if there is one"""
     file = checked(archive, LIBRARY.zip_fopen_index(archive, index, 0))
     try:
         found, buffer = bytearray(), ctypes.create_string_buffer(1 << 16)
@@ -162,7 +162,7 @@ def member(archive, index, most, sound):
     checked(archive, LIBRARY.zip_stat_index(archive, index, ENC_RAW, stat))
     found = {"name": stat.name.hex(), "bytes": stat.size, "method": stat.comp_method, "crc": stat.crc}
     if stat.encryption_method != 0:
-        found["method"] = AES  # Of encrypted members libzip says the method that an extra field gives.
+        found["method"] = AES  # Of encrypted members libzip reports the method that an extra field gives.
         return found
     if stat.comp_method != STORE and not sound:
         return found  # We do not read it either.
@@ -171,14 +171,14 @@ def member(archive, index, most, sound):
     if error is not None and (sound or not wrong):
         raise Refused(error[1])
     if stat.comp_method == STORE:
-        # libzip does not look at sums of nothing. We read a sum of 0 as "not computed".
+        # libzip does not look at checksums of nothing. This project reads a checksum of 0 as "not computed".
         wrong = wrong or not data
         found.update(content=zlib.crc32(data), sum=None if wrong and stat.crc != 0 else zlib.crc32(data))
     return found
 
 
 def told(answer, data):
-    """The same out of what differential_probe says."""
+    """The same from the output of differential_probe."""
     members = []
     for one in answer["members"]:
         found = {key: one[key] for key in ("name", "bytes", "method", "crc")}
@@ -193,12 +193,13 @@ def by_name(members):
 
 
 def pickier(data, why):
-    """What libzip refuses, and says `why`, that zipfile, torch and we never use; None if there is no such thing."""
+    """Features that libzip rejects with `why`, and that zipfile, torch and this project never use; None if there is
+    none."""
     for numbers, _, extra, comment in oddities.entries(data)[2]:
         flags, method, disk = numbers[2], numbers[3], numbers[12]
         elsewhere = [numbers[i] for i in (7, 8, 15)].count(oddities.ONES32)  # sizes and offset
         wide = [body for number, body in oddities.fields_of(extra) if number == oddities.ZIP64]
-        # Before any member is asked for, libzip looks what cipher is meant. We list it as any method but the stored.
+        # Before any member is read, libzip looks up the cipher. This project lists it as any method but the stored.
         if method == AES and ("Encryption method not supported" in why or INCONSISTENT in why):
             return "method 99, a cipher, without a field that says which"
         # The flag is for name and comment. We take it to be right for the name alone.
@@ -218,7 +219,7 @@ def is_text(comment):
 
 
 def make(choose):
-    """\\returns the archive, whether docs/formats/pt.md says that it is read"""
+    """\\returns the archive, and True if docs/formats/pt.md requires readers to accept it"""
     sound, names, kept = True, set(), []
     with buffered(None) as source:
         archive = opened(source, CREATE | TRUNCATE)
@@ -269,7 +270,7 @@ def add(choose, archive, name, data):
 
 
 def whole(source):
-    """\\returns what was written into a source"""
+    """\\returns the bytes written into a source"""
     stat = Stat()
     LIBRARY.zip_stat_init(stat)
     if LIBRARY.zip_source_stat(source, stat) != 0 or LIBRARY.zip_source_open(source) != 0:

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Does the campaign notice readers and writers that are wrong? Each lie is told in turn; inputs of kind libzip must find it.
+"""Checks that the campaign notices wrong readers and writers. Each fault is simulated in turn; inputs of kind libzip
+must find it.
 
 Usage: lies_test.py PROBE
 Where there is no libzip the exit code is 77.
@@ -16,11 +17,11 @@ import archives  # pylint: disable=wrong-import-position
 import differential_test  # pylint: disable=wrong-import-position
 import libzip  # pylint: disable=wrong-import-position
 
-INPUTS = 60  # of which at least one must find a lie
+INPUTS = 60  # of which at least one must find a fault
 
 
 def changed(**changes):
-    """The last member is told otherwise."""
+    """The last member is reported with other values."""
     def lie(members):
         one = dict(members[-1])
         for key, change in changes.items():
@@ -34,26 +35,26 @@ def more(number):
     return (number or 0) + 1
 
 
-# What may be wrong in a list of members, ours or libzip's.
+# Possible faults in a list of members, of this project's reader or libzip's.
 READERS = {
     "another name": changed(name=lambda name: name + "78"), "another size": changed(bytes=more),
     "another method": changed(method=lambda method: 8 - method), "another CRC-32": changed(crc=lambda crc: crc ^ 1),
     "a sum that is wrong is right": changed(sum=lambda sum_: sum_ or 1), "other content": changed(sum=more, content=more),
     "a member less": lambda members: members[:-1], "a member twice": lambda members: [*members, members[-1]],
 }
-# Ours also says where members lie, of which libzip says nothing: their bytes are compared.
+# This project's reader also reports places of members, which libzip does not: their bytes are compared.
 PLACES = {"another local header": changed(header=more), "a payload elsewhere": changed(payload=more)}
 
 
 def flipped(place, bit=1):
-    """An archive of ours with another byte; `place` is a function of it."""
+    """An archive of this project with another byte; `place` is a function of it."""
     def lie(data):
         at = place(data)
         return data[:at] + bytes([data[at] ^ bit]) + data[at + 1:]
     return lie
 
 
-# What may be wrong in a file that we write. Dates, and the sizes that are said before the content, nobody reads but libzip.
+# Possible faults in a file that this project writes. Only libzip reads dates, and the sizes that precede the content.
 WRITERS = {
     "a byte of a payload": flipped(lambda data: 64),
     "a CRC-32 in the directory": flipped(lambda data: data.rindex(b"PK\1\2") + 16),
@@ -68,7 +69,7 @@ WRITERS = {
 
 
 class LyingProbe(differential_test.Probe):
-    """Tells the truth about everything else."""
+    """Reports everything else correctly."""
 
     def __init__(self, program):
         super().__init__(program)
@@ -100,7 +101,7 @@ class Lies(unittest.TestCase):
         self.addCleanup(self.probe.close)
 
     def found(self):
-        """\\returns by how many inputs a lie is found"""
+        """\\returns the number of inputs that find a fault"""
         count = 0
         for number in range(INPUTS):
             try:
@@ -128,8 +129,8 @@ class Lies(unittest.TestCase):
         self.assertGreater(self.found(), 0)
 
     def lied_to(self, lie, about):
-        """\\param about  whether libzip lies about sound archives or about damaged ones
-        \\returns by how many inputs it is found"""
+        """\\param about  the wrong answers of libzip are about sound or about damaged archives
+        \\returns the number of inputs that find it"""
         read = libzip.read
 
         def wrong(data, sound=False):

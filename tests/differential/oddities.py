@@ -9,12 +9,12 @@ ONES16, ONES32 = 0xFFFF, 0xFFFFFFFF
 LOCAL, ENTRY, END = struct.Struct("<4s5H3I2H"), struct.Struct("<4s6H3I5H2I"), struct.Struct("<4s4H2IH")
 END64, LOCATOR = struct.Struct("<4sQ2H2I4Q"), struct.Struct("<4sIQI")
 ZIP64, UNICODE_NAME, AES = 1, 0x7075, 0x9901
-TAIL = 65535 + END.size + LOCATOR.size  # where an end record may be, with its locator
+TAIL = 65535 + END.size + LOCATOR.size  # possible length of an end record with its locator
 
 
 @dataclasses.dataclass
 class Member:
-    """An entry of the directory, and what lies in the file from its local header to the next."""
+    """An entry of the directory, and the bytes in the file from its local header to the next."""
 
     name: bytes
     comment: bytes
@@ -33,11 +33,11 @@ class Member:
     disk: int
     attributes: tuple
     fields: list  # of the extra field: (number, bytes)
-    wide: tuple = ()  # which of size, packed and offset are in the zip64 field
+    wide: tuple = ()  # fields among size, packed and offset that are in the zip64 field
     more: bytes = b""  # behind them
     tail: bytes = b""  # of the extra field
     gap: bytes = b""  # before the local header
-    shift: int = 0  # of where the directory says it is
+    shift: int = 0  # added to the offset in the directory
 
 
 @dataclasses.dataclass
@@ -52,12 +52,12 @@ class Archive:
 
 
 def end_record(data):
-    """Where the last end record begins that the file has room for."""
+    """Offset of the last possible end record that the file has space for."""
     return data.rindex(b"PK\5\6", 0, len(data) - END.size + 4)
 
 
 def several_ends(data):
-    """Whether another end record may be meant."""
+    """True if there may be another end record."""
     return data.find(b"PK\5\6", max(0, len(data) - TAIL)) != end_record(data)
 
 
@@ -163,8 +163,8 @@ def odd(choose, data):
         oddity = choose.choice(ODDITIES)
         oddity(choose, archive, choose.choice(archive.members))
     if several_ends(build(archive)):
-        # Two things that zipfile, which is asked then, cannot read: it looks for the zip64 end record right before its
-        # locator, and for an end record at the last signature, though it may have no room there.
+        # Two inputs that zipfile, the reference in such cases, cannot read: it looks for the zip64 end record right
+        # before its locator, and for an end record at the last signature, even without space for one.
         archive.between = b""
         if 0 <= archive.comment.rfind(b"PK\5\6") > len(archive.comment) - END.size:
             archive.comment += bytes(END.size)
@@ -264,7 +264,7 @@ def local_value(choose, _, one):
 
 
 def descriptor(choose, _, one):
-    """Flag 8 says that sums and sizes follow the content."""
+    """Flag 8 declares that checksums and sizes follow the content."""
     one.flags ^= 8
     one.local[1] ^= 8
     if choose.randrange(2):

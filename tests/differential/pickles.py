@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""State dicts of random form as pickles, and what Python reads in them: a restricted unpickler that knows as
-little of classes as ours."""
+"""State dicts of random form as pickles, and the objects that Python reads in them: a restricted unpickler that knows
+as little of classes as this project's."""
 
 import argparse
 import collections
@@ -19,7 +19,7 @@ from fakes import TYPED, UNTYPED, Storage, Tensor
 fakes.install()
 
 WORDS = ("weight", "bias", "layers", "attn", "mlp", "exp_avg", "step", "gate", "experts", "norm")
-# What Python's unpickler hands on as it is.
+# Types that Python's unpickler returns unchanged.
 KEPT = {kind.__name__: kind for kind in (set, frozenset, bytes, bytearray)}
 
 
@@ -28,7 +28,7 @@ class Maker:
 
     def __init__(self, choose):
         self.choose = choose
-        self.made = []  # what may be there again: containers, tensors, objects
+        self.made = []  # objects that may occur again: containers, tensors, objects
         self.storages = []
 
     def name(self):
@@ -136,7 +136,7 @@ class Maker:
         return items if self.choose.randrange(2) else tuple(items)
 
     def odd(self, depth):
-        """Objects, sets and what else state dicts carry."""
+        """Objects, sets and other values that state dicts carry."""
         keyed = {f"a{i}": self.value(depth) for i in range(self.choose.randrange(4))}
         items = list(keyed.values())
         return self.choose.choice((
@@ -362,7 +362,7 @@ class Unpickler(pickle._Unpickler):  # pylint: disable=protected-access
         super().load_newobj()
 
     def no_sizes(self):
-        """bytes(10**12) is no text."""
+        """bytes(10**12) is not a text."""
         called, args = self.stack[-2:]
         if called in (bytes, bytearray) and any(type(arg) not in (bytes, str) for arg in args):
             raise Refused("bytes of a number")

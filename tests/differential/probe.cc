@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reads what other readers read too, and says what it found in one canonical form.
+// Reads the same inputs as other readers, and prints the result in one canonical form.
 //
 //   differential_probe < REQUESTS > ANSWERS
 //
-// A request is a line "KIND BYTES" and so many bytes. An answer is a line of JSON, {"error",
-// "code"} or what was read, whose "blob" tells how many bytes follow it: the same, written again by
-// us. KIND is one of
+// A request is a line "KIND BYTES" and so many bytes. An answer is a line of JSON: {"error",
+// "code"} or the contents. Its "blob" is the length of the bytes after the line, which are the same
+// contents written again by this project. KIND is one of
 //   pickle       a pickle; written again in protocol 2
 //   zip          a zip container; nothing is written
 //   pt           a file of torch.save; written again
 //   safetensors  a .safetensors file; written again
-// The form of graphs is told at Render.
+// See class Render for the canonical form of graphs.
 
 #include <sys/mman.h>
 #include <unistd.h>
@@ -69,9 +69,9 @@ std::string Hex(std::string_view bytes) {
   return hex;
 }
 
-// A graph as text in which equal texts are equal graphs. What can change, and what is not run, is
-// numbered where it first appears ("#3") and named by its number afterwards ("@3"); texts are in
-// hexadecimal; items of sets are in the order of their texts and have no numbers inside.
+// Renders a graph as text, so that equal texts are equal graphs. An object that is mutable or not
+// executed gets a number at its first place ("#3"), which stands for it afterwards ("@3"). Texts
+// are in hexadecimal. Items of sets are sorted by their texts and have no numbers inside.
 class Render {
  public:
   explicit Render(const std::vector<std::string>& storages) : storages_(storages) {}
@@ -246,7 +246,7 @@ Result<Answer> Pickle(std::string_view bytes) {
   return answer;
 }
 
-// A file that is in memory alone.
+// A file that exists in memory only.
 Result<os::File> FileOf(std::string_view bytes) {
   const int memory = memfd_create("differential", 0);
   SW_CHECK(memory >= 0);

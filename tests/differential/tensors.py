@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files of safetensors as the package of that name writes them, and what it reads in them."""
+"""Safetensors files as the package of that name writes them, and the tensors that it reads in them."""
 
 import ctypes
 import json
@@ -9,7 +9,7 @@ import tempfile
 
 import safetensors
 
-# What serialize calls a type, what headers call it, bytes of an element.
+# Name of a type for serialize, its name in headers, bytes of an element.
 TYPES = (("bool", "BOOL", 1), ("uint8", "U8", 1), ("int8", "I8", 1), ("int16", "I16", 2), ("uint16", "U16", 2),
          ("float16", "F16", 2), ("bfloat16", "BF16", 2), ("int32", "I32", 4), ("uint32", "U32", 4),
          ("float32", "F32", 4), ("int64", "I64", 8), ("uint64", "U64", 8), ("float64", "F64", 8),
@@ -46,7 +46,7 @@ def read(data):
 
 
 def said(answer, data):
-    """The same out of what differential_probe says."""
+    """The same from the output of differential_probe."""
     found = {}
     for one in answer["tensors"]:
         content = data[one["offset"]:one["offset"] + one["bytes"]]
@@ -56,7 +56,7 @@ def said(answer, data):
 
 
 def mutated_header(choose, data):
-    """Damage where it matters: in the header, as text or as what it says."""
+    """Damage at sensitive places: in the header, as text or in its meaning."""
     length, = struct.unpack("<Q", data[:8])
     if length < 3 or choose.randrange(2) == 0:
         at = choose.randrange(8 + min(length, 2000))

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""scripts/gen-docs on a small tree: writes, agrees with itself, and tells what drifted."""
+"""scripts/gen-docs on a small tree: writes, agrees with itself, and reports outdated pages."""
 
 import pathlib
 import shutil

@@ -30,7 +30,7 @@ def titles(text):
 
 
 def wrong_citations(root, text):
-    """What a source text cites that is not there."""
+    """Missing files and sections that a source text cites."""
     for match in CITED.finditer(COMMENT_BREAK.sub(" ", text)):
         path, *rest = re.split(r'(?<=\.md)|(?<=\.json)', match.group(), maxsplit=1)
         if not (root / path).is_file():

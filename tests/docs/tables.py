@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of what campaigns found: each prints its own, in Markdown, and this puts it from its log into a page.
+"""Tables of the findings of campaigns: each prints its own, in Markdown, and this copies it from its log into a page.
 
 Usage: tables.py PAGE NAME LOG
 
 PAGE has <!-- table of NAME --> and <!-- end of table --> around the table. The last table of the log takes its place. Rows
-without a head replace only the rows that begin alike, or are added; there an empty cell leaves what the page has, and numbers get
-their commas. A log
-without rows changes nothing. Exits 2 where the page has no such place or other columns.
+without a head replace only the rows with the same first cells, or are added; there an empty cell keeps the value of the
+page, and numbers get their commas. A log without rows changes nothing. Exits 2 where the page has no such place or
+other columns.
 """
 
 import os
@@ -38,7 +38,7 @@ def show_rows(rows):
 
 
 def with_sum(rows, first):
-    """The rows and, below several, the sums of their columns from the given one on."""
+    """The rows and, below several, the totals of their columns from the given one on."""
     if len(rows) < 2:
         return rows
     sums = [sum(column) for column in zip(*(row[first:] for row in rows))]

@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""docs/tutorial.md: every command in it is run, and must say what the page shows.
+"""docs/tutorial.md: every command in it is run, and must print the text in the page.
 
 Usage: tutorial_test.py [--refresh] BIN
   BIN        folder of the built commands
-  --refresh  put what the commands say into the page; read the difference before committing it
+  --refresh  write the commands' output into the page; read the difference before committing it
 
-A block ```console holds commands, each after "$ ", and what they print, both streams together. All blocks are one
-session of bash, which begins in a folder where the sources are as in ours. Times and rates may differ.
+A block ```console has commands, each after "$ ", and their output, both streams together. All blocks are one
+session of bash, which begins in a folder with the sources of this project. Times and rates may differ.
 """
 
 import os
@@ -41,7 +41,7 @@ def steps(block):
 
 
 def say(commands, bin_dir):
-    """What each command of a session prints."""
+    """Returns the output of each command of a session."""
     mark = "\x1e"
     script = "".join(f"{{ {command}\n}} 2>&1; code=$?; printf '{mark}'; (exit $code)\n" for command in commands)
     with tempfile.TemporaryDirectory(prefix="sw-tutorial-") as scratch:
@@ -69,7 +69,7 @@ def session(page, bin_dir):
 
 
 def refreshed(page, bin_dir):
-    """The page with what the commands print now."""
+    """The page with the present output of the commands."""
     found = iter(session(page, bin_dir))
 
     def fresh(match):
@@ -84,7 +84,7 @@ def refreshed(page, bin_dir):
     return BLOCK.sub(fresh, page)
 
 
-# How much a run has done when it fails depends on its threads.
+# The progress of a run at its failure depends on its threads.
 UNFINISHED = re.compile(r"(: (?:failed|stopped): ).*(?=, \d+ warnings?, exit code)")
 
 

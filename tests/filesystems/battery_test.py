@@ -40,7 +40,7 @@ def copy(source, target):
 
 @contextlib.contextmanager
 def hung(argv, fault):
-    """A command that stands still at a call and goes on afterwards."""
+    """A command that stops at a call and continues afterwards."""
     process = start(argv, fault=f"{fault}:hang")
     try:
         _, status = os.waitpid(process.pid, os.WUNTRACED)

@@ -130,7 +130,7 @@ class Renames(Case):
 
 
 class OtherMachines(Case):
-    """Locks that do not hold here, of a process on a machine that cannot be asked."""
+    """Locks of a process on an unreachable machine, which do not lock here."""
 
     OWNER = "process 7 on elsewhere (run r1)"
 

@@ -27,7 +27,7 @@ DEADLINE_SECONDS = 120
 
 
 class Missing(Exception):
-    """This machine lacks something; the text says what."""
+    """This machine lacks something; the text names it."""
 
 
 def enter():
@@ -256,7 +256,7 @@ def rclone(world):
 
 
 def faulty(world, *settings):
-    """The file system of faulty.py, whose settings can be changed in the file `settings` of `world`."""
+    """The file system of faulty.py, which reads its settings from the file `settings` of `world`."""
     fuse("fusermount3", "fuse3")
     python = "/usr/bin/python3"
     if call(python, "-c", "import fusepy").returncode != 0:

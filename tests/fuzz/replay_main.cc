@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Feeds every file of the folders named on the command line to a fuzz target, in the order of their
-// names, so that what fuzzing once found is tested with every compiler and in every build.
+// names, so that inputs found by fuzzing are tested with every compiler and in every build.
 
 #include <algorithm>
 #include <cstddef>

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a broken input is shown to the commands, and what must hold whatever they say to it."""
+"""Runs the commands on broken inputs, and checks the rules for all of their answers."""
 
 import collections
 import os
@@ -53,8 +53,8 @@ class Bench:
         return shutil.copytree(DEMO, self.place() / "ckpt")
 
     def attempt(self, argv, output, what):
-        """Runs a command on something broken. Whatever it says, it ends by itself with a documented
-        code, runs nothing, and leaves an output only where it succeeds."""
+        """Runs a command on a broken input. Whatever it prints, it ends by itself with a documented
+        code, runs nothing, and leaves an output only if it succeeds."""
         if self.traced:
             done = run_traced(argv, output, what, DEADLINE_SECONDS, preexec_fn=self.limit)
         else:
@@ -73,7 +73,7 @@ class Bench:
         return self.attempt([self.load, source, output, *flags], output, what), output
 
     def refused(self, source, what, words=(), codes=(4,), flags=TARGET, group="refused"):
-        """The input must be refused, with `words` in the message."""
+        """The input must be rejected, with `words` in the message."""
         done, _ = self.convert(source, what, flags)
         expect(done.code in codes, f"{what}: exit code {sorted(codes)} expected: {done}")
         for word in words:

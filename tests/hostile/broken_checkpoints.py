@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints whose files are sound archives and pickles, but do not fit together."""
+"""Checkpoints of sound archives and pickles that do not fit together."""
 
 import collections
 import json
@@ -66,7 +66,7 @@ def rename(mapping, old, new):
 
 
 OPTIM_EDITS = [
-    # what, edit, words that the message must have
+    # change, edit, words of the message
     ("masters too short", lambda o: put(state(o)["single_partition_of_fp32_groups"], 0, floats(3051)),
      ["3051"]),
     ("masters too long", lambda o: put(state(o)["single_partition_of_fp32_groups"], 1, floats(201)),
@@ -175,10 +175,10 @@ MODEL_EDITS = [
 ]
 
 
-# Told by the whole checkpoint, not by one file.
+# Detected only in the whole checkpoint, not in one file.
 OF_ALL = {"partition_count of 3", "partition_count of 0", "partition_count of 2^62"}
 
-# Values that other parts of the checkpoint tell as well, and that are made anew: refused, or the
+# Values that other parts of the checkpoint repeat, and that are computed again: an error, or the
 # output must be the sound one.
 REDUNDANT = {"param_shapes missing", "dp_world_size of 3", "frozen without bytes",
              "frozen of another shape"}
@@ -223,7 +223,7 @@ def missing(bench, path_of):
 
 
 def nan_padding(bench):
-    """ZeRO-3 pads every parameter to a multiple of the ranks. What lies there is nobody's."""
+    """ZeRO-3 pads every parameter to a multiple of the ranks. No reader uses the bytes of the padding."""
     place = bench.place()
     ranks = 4
     padded = place / "padded"
@@ -274,7 +274,7 @@ def nan_padding(bench):
 def folder_jobs(bench):
     def latest(what, data, codes=(3, 4, 8)):
         source = bench.demo()
-        # Where a path in `latest` would lead to: a sound checkpoint.
+        # The target of a path in `latest`: a sound checkpoint.
         shutil.copytree(at.tag_folder(source), source.parent / "elsewhere")
         (source / "latest").write_bytes(data)
         bench.refused(source, f"latest: {what}", ["latest"], codes, group="latest files, refused")
@@ -334,7 +334,7 @@ def folder_jobs(bench):
 
 
 def many_digits(bench):
-    """A number that does not fit is no rank's: the file is left alone, and said so."""
+    """A number that does not fit belongs to no rank: the file is not read, and a message reports it."""
     source = bench.demo()
     name = at.optim(source).name.replace("rank_0", "rank_" + "9" * 30, 1)
     shutil.copy(at.optim(source), at.tag_folder(source) / name)
@@ -345,7 +345,7 @@ def many_digits(bench):
 
 
 def beside(source):
-    """A file beside the tag folder, made if it is not there."""
+    """A sibling file of the tag folder, made if it is missing."""
     path = source / "trainer_state.json"
     if not path.exists():
         path.write_text("{}")
@@ -353,7 +353,7 @@ def beside(source):
 
 
 def not_carried(bench, what, make):
-    """What lies beside the tag folder and is no file of it is left alone, and said so."""
+    """Foreign files next to the tag folder are not read, and a message reports them."""
     source = bench.demo()
     make(source / "neighbour")
     report = source.parent / "report"
@@ -365,7 +365,7 @@ def not_carried(bench, what, make):
 
 
 def unreadable(bench, path_of):
-    """As nobody, for root may read everything."""
+    """As an unprivileged user, for root may read everything."""
     source = bench.demo()
     path_of(source).chmod(0)
     options = {}
@@ -450,7 +450,7 @@ def other_jobs(bench):
     atoms = place / "atoms"
     done = run([bench.union, DEMO, atoms])
     expect(done.code == 0, f"atoms: {done}")
-    (atoms / "shardwright.json").unlink()  # what it lists is refused before a reader sees what is wrong with it
+    (atoms / "shardwright.json").unlink()  # a changed file that it lists is an error before a reader parses it
     catalogue = place / "catalogue"
     done = run([bench.extract, DEMO, catalogue, "--pack=copy"])
     expect(done.code == 0, f"catalogue: {done}")

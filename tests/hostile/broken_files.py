@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files with damaged bytes, archives that lie, pickles that bite."""
+"""Files with damaged bytes, archives with false headers, pickles that run code."""
 
 import pickle
 import random
@@ -82,7 +82,7 @@ def flips(bench, thorough):
             position, bit = choose.randrange(size), choose.randrange(8)
             jobs.append(lambda i=index, p=position, b=bit:
                         flip(bench, i, p, b, None, "bit flips anywhere"))
-        # The directory at the end is where an archive lies best.
+        # A wrong directory at the end does the most harm.
         for _ in range(400 if thorough else 20):
             position, bit = size - 1 - choose.randrange(2500), choose.randrange(8)
             jobs.append(lambda i=index, p=position, b=bit:
@@ -274,7 +274,7 @@ def archives():
     ]
 
 
-# Lies that cost nothing: names that are never used as paths, members that nothing refers to.
+# Faults without effect: names that are never used as paths, members that nothing refers to.
 HARMLESS_ARCHIVES = {"name with ..", "absolute name", "name with a backslash", "second folder",
                      "storage longer than the pickle says"}
 
@@ -346,7 +346,7 @@ def calls(canary):
 
 
 def bombs():
-    """Pickles that would take for ever, or all memory. \\returns (what, whole pickle)"""
+    """Pickles that would take forever, or all memory. \\returns (what, whole pickle)"""
     laughs = b"\x80\x02]q\x00"
     for level in range(1, 40):
         laughs += b"](" + (b"h" + bytes([level - 1])) * 10 + b"eq" + bytes([level])
@@ -415,7 +415,7 @@ def pickle_jobs(bench):
         for victim in (at.optim, at.model):
             jobs.append(lambda w=what, v=value, p=victim:
                         whole(w, b"\x80\x04" + v + b".", p, "pickles that call, refused"))
-            # Beside what a reader looks for first.
+            # In addition to the files that a reader looks for first.
             jobs.append(lambda w=what, v=value, p=victim: whole(
                 f"{w} as optimizer_state_dict",
                 b"\x80\x04}(" + text("optimizer_state_dict") + v + text("module") + v + b"u.", p,

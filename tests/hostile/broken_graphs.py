@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Indexes and object graphs of the other formats that are sound pickles and say what cannot be."""
+"""Indexes and object graphs of the other formats that are sound pickles with impossible content."""
 
 import os
 import shutil
@@ -126,7 +126,7 @@ def paths(change):
 
 
 def another_transform(index, name):
-    """None for what is compressed, compression for what is not."""
+    """None for compressed tensors, compression for the others."""
     state = place_of_first(index, name)[1].state
     state["transform_descriptors"] = [] if state.get("transform_descriptors") else ["stream.zstd/1"]
 
@@ -142,7 +142,7 @@ def constant(name):
     return ptfile.find("torch", name)
 
 
-# What, edit(index, name of a tensor with several boxes), whether it may be accepted as what it says.
+# Name, edit(index, name of a tensor with several boxes), and True if it may be accepted as written.
 INDEX_EDITS = [
     ("box before its tensor", moved("offsets", 0, lambda _: -1), False),
     ("box beyond its tensor", moved("offsets", 0, lambda at: at + 100), False),
@@ -324,7 +324,7 @@ def named(bench, kind, name):
         expect(set(os.listdir(source.parent)) - before <= {"out"}, f"{what}: made more than its output")
         bench.nothing_escaped(source, what)
         if done.code == 0:
-            # An optimizer that is made anew is none of the source's.
+            # A newly initialised optimizer has nothing of the source's.
             if "safetensors" not in flags and (program is bench.load or kind.startswith("dtensor")):
                 again = run([bench.load, "--check", source, output])
                 expect(again.code == 0, f"{what}: accepted, but not the same: {again}")

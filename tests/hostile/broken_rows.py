@@ -24,7 +24,7 @@ def chosen(cases, thorough, count, seed):
 
 
 def shown(name):
-    """How messages call a file: by its name, without the folder."""
+    """The name of a file in messages: without the folder."""
     return name.name
 
 
@@ -124,7 +124,7 @@ def folders(bench, thorough):
     for row in of.rows(bench):
         cases = [(name, kind, make) for name in row.files for kind, make in kinds]
         for name, kind, make in chosen(cases, thorough, 2, row.name):
-            # What is told twice may be gone.
+            # A file with repeated content may be missing.
             loose = name.name in ("fsdp_config.json", "latest_checkpointed_iteration.txt")
             jobs.append(lambda r=row, n=name, k=kind, m=make, e=loose: r.judge(
                 "other formats: no files", f"{k} for {n}", in_place_of(n, m), codes=(3, 4, 9), may_pass=e,
@@ -135,7 +135,7 @@ def folders(bench, thorough):
 
 
 def link_out(row, name):
-    """Per-rank files may be links, as people keep them; items of a DCP folder lie in it."""
+    """Per-rank files may be links, as people keep them; items of a DCP folder are inside it."""
     in_dcp = name.suffix == ".distcp" or name.name == of.INDEX
     row.judge("other formats: links out of the folder", f"{name} is a link", in_place_of(
         name, lambda path: path.symlink_to(os.path.relpath(row.origin / name, path.parent))),
@@ -146,7 +146,7 @@ def link_out(row, name):
 
 
 def victims(row, with_storages=False):
-    """What holds archives: (what, function that calls `make` with a path to one and takes what it made).
+    """Things with archives: (name, function that calls `make` with a path to one and takes the result).
     One of a kind: the last file of each item, the item of the largest tensor and of an object."""
     found = {}
     for name in row.files:
@@ -209,7 +209,7 @@ def pickles(bench, thorough):
             for what, data in bombs:
                 cases.append(("pickle bombs", f"{name}: {what}", bare(name, data), ""))
         for group, what, harm, victim in chosen(cases, thorough, 4, row.name):
-            # Objects of other programs, and what no reader looks at, are carried or passed over.
+            # Objects of other programs, and files that no reader looks at, are copied or ignored.
             loose = victim == "inside" or victim.startswith("object ") or OF_A_RANK.startswith(victim[:5] or "-")
             jobs.append(lambda r=row, g=group, w=what, h=harm, e=loose: r.judge(
                 f"other formats: {g}", w, h, codes=(4, 8, 9), may_pass=e, may_differ=e))

@@ -4,9 +4,9 @@
 
 Usage: hostile_test.py BIN_FOLDER [--thorough] [--traced] [--group NAME]...
 
-Each case is made from the small checkpoint that the project carries. It must be refused with a
-documented exit code and a message that names the file, leaving no output and running nothing; or,
-for damage to bytes that carry nothing, give exactly the output of the sound checkpoint.
+Each case is made from the small checkpoint that the project carries. The command must reject it with
+a documented exit code and a message that names the file, leaving no output and running nothing; or,
+for damage to unused bytes, give exactly the output of the sound checkpoint.
 """
 
 import argparse
@@ -51,7 +51,7 @@ GROUPS = {
 
 
 def rows(counts):
-    """Of the table. \param counts  by what was done and, after a comma, how it ended"""
+    """For the table. \param counts  by kind of damage and, after a comma, outcome"""
     refused, accepted = collections.Counter(), collections.defaultdict(list)
     for name, count in sorted(counts.items()):
         what, _, ending = name.rpartition(", ")

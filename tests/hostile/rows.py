@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sources of the formats beside DeepSpeed's: one row for each form that their trainers save, the
-files of a row as objects that can be changed, and what must hold of whatever is made of them."""
+"""Sources of the formats other than DeepSpeed's: one row for each form that their trainers save, the
+files of a row as objects that can be changed, and the rules for every conversion of them."""
 
 import io
 import pickle
@@ -18,7 +18,7 @@ REFUSED = (3, 4, 8, 9)
 
 
 class Row:
-    """One source, and the conversion that is asked of it."""
+    """One source, and its conversion."""
 
     def __init__(self, bench, name, origin, *flags):
         self.bench, self.name, self.origin, self.flags = bench, name, origin, (*flags, "--threads", "2")
@@ -39,7 +39,7 @@ class Row:
         return shutil.copytree(self.origin, self.bench.place() / "ckpt", copy_function=shutil.copyfile)
 
     def judge(self, group, what, harm, words=(), codes=REFUSED, may_pass=False, may_differ=False):
-        """Converts a copy that `harm` has changed. It must be refused with a code of `codes` and `words`;
+        """Converts a copy that `harm` has changed. It must be rejected with a code of `codes` and `words`;
         with `may_pass` it may also give what the sound source gives, with `may_differ` anything."""
         source = self.copy()
         harm(source)
@@ -93,7 +93,7 @@ class Index:
         self.path.write_bytes(ptfile.dumps(self.root)[0])
 
     def replace_item(self, place, data):
-        """Other bytes in the place of an item; what lies behind it moves."""
+        """Other bytes in the place of an item; the items after it move."""
         state = place.state
         if state.get("transform_descriptors"):
             data = zstd.compress(data)
@@ -166,7 +166,7 @@ def kind_of(path):
 
 
 def replaced(obj, path, value):
-    """\\returns the graph with `value` at a place; containers are changed in place, tuples made anew"""
+    """\\returns the graph with `value` at a place; containers are changed in place, tuples copied"""
     if not path:
         return value
     (what, key), rest = path[0], path[1:]
@@ -205,7 +205,7 @@ def without_manifests(folder):
 
 
 def torch_dist(load, folder, experts=False, target="pp=2"):
-    """\\returns a folder of Megatron's torch_dist"""
+    """\\returns a torch_dist folder with Megatron's names"""
     base = megatron_checkpoint.native(folder / "base", experts)
     succeed([load, base, folder / "made", "--format", "megatron", "--target", target])
     shutil.rmtree(base)

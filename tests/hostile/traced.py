@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a command does to the machine while it reads something hostile, as strace sees it.
+"""Checks by strace which system calls a command makes while it reads a hostile input.
 
-No process is started, no socket made, nothing is changed but names that begin as those of OUTPUT and the report do, and nothing is opened but
-the input, OUTPUT and the machine's own files. Memory and time are bounded, too.
+No process is started, no socket made, nothing is changed but names that begin as those of OUTPUT and the report do, and
+nothing is opened but the input, OUTPUT and the machine's own files. Memory and time are bounded, too.
 """
 
 import math
@@ -39,7 +39,7 @@ def paths(arguments):
 
 
 def check(log, argv, output, what):
-    """Every line that strace has written. The input lies beside the output."""
+    """Every line that strace has written. The input is in the folder of the output."""
     report = "--json="
     made = (str(output), *(str(word).removeprefix(report) for word in argv if str(word).startswith(report)))
     allowed = str(output.parent)
@@ -58,7 +58,7 @@ def check(log, argv, output, what):
             expect("CLONE_THREAD" in arguments, f"{what}: a process was started: {line}")
         elif name in CHANGES:
             for path in list(paths(arguments))[:CHANGES[name]]:
-                above = name.startswith("mkdir") and str(output).startswith(f"{path}/")  # which are there
+                above = name.startswith("mkdir") and str(output).startswith(f"{path}/")  # existing folders
                 expect(above or path.startswith(made), f"{what}: changed outside of the output: {line}")
         elif name in ("open", "openat", "openat2"):
             path = next(paths(arguments))
@@ -76,7 +76,7 @@ def check(log, argv, output, what):
 
 
 def limited(before):
-    """What a child does first: what the caller wants, and no process of it computes much longer than it may."""
+    """First steps of a child: those of the caller, and a limit on the processor time of each of its processes."""
     def limit():
         if before is not None:
             before()

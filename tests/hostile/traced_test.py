@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What a trace must hold is missed by programs that do otherwise, each in one way."""
+"""Programs that break the rules of a trace, each in one way, are detected."""
 
 import pathlib
 import sys

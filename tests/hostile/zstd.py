@@ -16,7 +16,7 @@ def library():
 
 
 def called(function, data, room_bytes):
-    """What a function of the library makes of bytes, in a room of so many."""
+    """The output of a function of the library for some bytes, in a buffer of so many bytes."""
     room = ctypes.create_string_buffer(room_bytes)
     count = function(room, ctypes.c_size_t(room_bytes), bytes(data), ctypes.c_size_t(len(data)))
     if library().ZSTD_isError(ctypes.c_size_t(count)):

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Installs the library, and builds and runs a program of somebody else's on it, tests/install/example.
+"""Installs the library, and builds and runs a program of another project on it, tests/install/example.
 
 Usage: install_test.py BUILD MPIRUN
   BUILD  the build folder
@@ -33,7 +33,7 @@ def run(*words, code=0):
 
 
 def cached(name):
-    """What the build was configured with."""
+    """The options that the build was configured with."""
     text = (BUILD / "CMakeCache.txt").read_text(encoding="utf-8")
     return re.search(rf"^{name}:\w+=(.*)$", text, re.M).group(1)
 
@@ -45,7 +45,7 @@ class Installed(unittest.TestCase):
         cls.addClassCleanup(folder.cleanup)
         cls.work = pathlib.Path(folder.name)
         run("cmake", "--install", BUILD, "--prefix", cls.work / "first", "--component", "library")
-        # Whoever unpacks it elsewhere finds everything too.
+        # A copy unpacked at another place finds everything too.
         cls.prefix = (cls.work / "first").rename(cls.work / "prefix")
         cls.library = next(cls.prefix.rglob("libshardwright.so"))
 
@@ -113,7 +113,7 @@ class Installed(unittest.TestCase):
         self.assertLessEqual(plugins, {f"shardwright/shardwright_{name}.so" for name in ("mpi_openmpi", "mpi_mpich", "cuda")})
         run(MPIEXEC, "--oversubscribe", "-n", 2, prefix / "bin" / "ucp-load", DEMO, self.work / "by-commands",
             "--target", "zero=3,dp=4")
-        # A shell that finds it by PATH tells it no folder.
+        # A shell that finds it by PATH passes it no folder.
         run(MPIEXEC, "--oversubscribe", "-n", 2, "env", f"PATH={prefix / 'bin'}:{os.environ['PATH']}", "ucp-load", DEMO,
             self.work / "by-name", "--target", "zero=3,dp=4")
         run(prefix / "bin" / "ucp-load", "--version")

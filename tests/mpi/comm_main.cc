@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // comm_mpi SIZE [big]: run by a launcher with SIZE processes; each checks the collectives over MPI,
-// with messages of at most SW_TEST_CHUNK bytes if that is set. Exit code 0 only if all ranks are
-// content, 77 if there is too little memory for "big".
+// with messages of at most SW_TEST_CHUNK bytes if that is set. Exit code 0 only if all ranks
+// succeed, 77 if there is too little memory for "big".
 
 #include <unistd.h>
 
@@ -40,7 +40,7 @@ bool IsShortOfMemory() {
   return pages * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE)) < 3 * kBig;
 }
 
-// Rank 0 sends more than 2 GiB in one piece to everybody, then to the last rank only.
+// Rank 0 sends more than 2 GiB in one piece to all ranks, then to the last rank only.
 Status CheckBig(Comm& comm) {
   SW_TRY_ASSIGN(const std::uint64_t is_short, comm.AllReduceOr(IsShortOfMemory() ? 1 : 0));
   if (is_short != 0) return Fail(Errc::kUnsupported, "too little free memory for this test");
@@ -59,7 +59,7 @@ Status CheckBig(Comm& comm) {
 }
 
 Status Run(int size, bool big) {
-  // MPI starts once per process, so the small messages are told apart by the environment.
+  // MPI starts once per process, so an environment variable selects the size of small messages.
   CommOptions options;
   if (const char* chunk = std::getenv("SW_TEST_CHUNK")) {
     options.chunk_bytes = static_cast<std::uint64_t>(std::atoll(chunk));

@@ -26,7 +26,7 @@ BIN = pathlib.Path()
 LAUNCHERS = []
 ALL = False
 
-# What each command is given; {out} is where it writes, {in} a folder that all of them find.
+# Arguments of each command; {out} is its output, {in} a folder that all of them find.
 COMMANDS = {
     "ucp-extract": [str(DEMO), "{out}", "--pack"],
     "ucp-union": [str(DEMO), "{out}"],

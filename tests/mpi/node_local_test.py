@@ -42,7 +42,7 @@ class Nodes(unittest.TestCase):
         self.work = pathlib.Path(folder.name)
 
     def run_in(self, *words, code=0, ranks=2, seen=()):
-        """\\param seen  places that ranks see their own disks at; others lie where all ranks see them"""
+        """\\param seen  places that ranks see their own disks at; others are on a disk that all ranks see"""
         mounts = [f"{rank}:{place}={place}.{rank}" for place in seen for rank in (0, 1)]
         launcher = [MPIRUN, "--oversubscribe", "-n", str(ranks), str(HERE / "own_mounts.sh"), *mounts, "--"]
         environment = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")

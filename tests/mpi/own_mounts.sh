@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # own_mounts.sh [RANK:PLACE=FOLDER...] -- COMMAND...
-# Runs a command on a rank that sees other disks than the rest: on rank RANK, FOLDER lies at PLACE.
+# Runs a command on a rank that sees other disks than the rest: on rank RANK, FOLDER is mounted at PLACE.
 # The mounts are this process's own and end with it.
 set -euo pipefail
 

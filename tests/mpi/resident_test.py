@@ -25,7 +25,7 @@ BIN = MPIEXEC = None
 
 
 class Client:
-    """What a trainer's rank says to a load, in so many words."""
+    """The messages of a trainer's rank to a cache, byte by byte."""
 
     def __init__(self, path):
         self.socket = socket.socket(socket.AF_UNIX)
@@ -158,7 +158,7 @@ class Resident(unittest.TestCase):
         self.assertEqual(again.attach(), description)
         self.assertEqual(load.status()["attaches"], 3)
         self.assertEqual(load.status()["bytes_read"], load.ready()["bytes_read"])
-        # Both see the same memory, and nobody but the load may write to it.
+        # Both see the same memory, and only the cache may write to it.
         both = [mmap.mmap(client.memory(0), 0, prot=mmap.PROT_READ) for client in (first, again)]
         self.assertEqual(both[0][:], both[1][:])
         self.assertTrue(any(both[0][:]))
@@ -175,14 +175,14 @@ class Resident(unittest.TestCase):
         for line in ("", "attach x", "hand 0 guess 0", "read", "x" * 4000):
             self.assertTrue(client.ask(line).startswith("error 2 "), line)
         with self.assertRaises(ConnectionError):
-            client.memory(0)  # only for who is attached
+            client.memory(0)  # only for attached clients
         client = self.client()
         client.attach()
         with self.assertRaises(ConnectionError):
             client.memory(7)
         long = self.client()
         long.socket.sendall(b"x" * 10000)
-        with self.assertRaises(ConnectionError):  # cut; what was not read yet makes it a reset
+        with self.assertRaises(ConnectionError):  # cut; the unread bytes make it a reset
             if not long.socket.recv(1):
                 raise ConnectionError
         self.assertEqual(load.status()["state"], "ready")
@@ -210,7 +210,7 @@ class Resident(unittest.TestCase):
             return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         self.assertEqual(as_nobody(), 10)  # by the mode of the socket file
         os.chmod(self.path, 0o666)
-        self.assertEqual(as_nobody(), 11)  # by who it is
+        self.assertEqual(as_nobody(), 11)  # by its user
         self.assertEqual(load.status()["attaches"], 0)
 
     def processes_of(self, load, server):
@@ -243,7 +243,7 @@ class Resident(unittest.TestCase):
         load = self.load(ranks=2)
         load.ready()
         load.process.send_signal(signal.SIGTERM)
-        load.end()  # what it returns is its own matter
+        load.end()  # its exit code does not matter here
         self.assertFalse(self.path.exists())
 
     def test_a_stop_waits_for_trainers(self):

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Puts faults into the sources, one at a time, and sees whether the tests notice.
+"""Puts faults into the sources, one at a time, and checks that the tests notice.
 
 The faults are in faults/*.txt, written by hand. All of them are built into one copy of the tree, each behind a switch
 (switch.h) that an environment variable turns on. One run of the tests without a fault records which faults each test
@@ -12,16 +12,16 @@ Usage: mutants.py [--check] [--build] [--list] [--sample N] [--seed S] [--only W
   --build      only: make the copy and build it
   --list       only: the results so far
   --sample N   N of the faults, drawn with --seed S (default 1)
-  --only WHAT  faults with this number, or in files whose path begins with WHAT
+  --only WHAT  faults with this number, or in files with a path that begins with WHAT
   --seconds S  no more tests for a fault after S seconds of tests that passed; default 600
   --jobs N     how many tests at once; default SHARDWRIGHT_JOBS, or one per processor
   --label L    tests with this label; default fast and mpi
-  --tests R    tests whose names match only: what they do not catch is told as open
+  --tests R    only tests with matching names: faults that they miss are reported as open
   --target T   build only this target; tests that are not there are left out
   --no-build   take the build as it is, also one that is not complete
   --folder F   where the copy, its build and the results are kept; default build/mutants
 
-Results are kept: after a change to the sources or tests the test that caught a fault is tried first, and all others
+Results are kept: after a change to the sources or tests the test that caught a fault runs first, and all others
 only if it passes. Exits 1 if fewer than 95 % of the faults are caught, or a fault is not reached by any test.
 
 Each campaign of scripts/night was run once with a fault that it must detect. A number is one of faults/*.txt; set SW_MUTANT to
@@ -79,7 +79,7 @@ KINDS = {
 }
 GATE = 0.95
 HEADER = re.compile(r"^(\d+) (\w+): (.+)$")
-# Room for what a fault may make a test do, and no more.
+# Memory for the effects of a fault on a test, and no more.
 MEMORY = 12 << 30
 
 
@@ -96,7 +96,7 @@ class Fault:
     kind: str
     reason: str
     path: str
-    text: str = ""  # With the marks @{ and }@ around what is replaced, if that is not all.
+    text: str = ""  # With @{ and }@ around the replaced part, if that is not all.
     to: str = ""
     equivalent: str = ""  # Why no test can notice it.
     span: tuple = (0, 0)
@@ -141,7 +141,7 @@ def read_table(path):
 
 
 def locate(fault, source):
-    """Where in `source` the replaced text lies; spaces and line breaks count as one. Returns what is wrong."""
+    """Finds the replaced text in `source`; spaces and line breaks count as one. Returns the error."""
     begin, end = "@{", "}@"
     if begin not in fault.text:
         fault.text = begin + fault.text.strip() + end
@@ -153,7 +153,7 @@ def locate(fault, source):
         return r"\s+".join(re.escape(word) for word in text.split())
 
     def joined(left, right):
-        """Where there is a space between the marks and their neighbours, there may be any."""
+        """Any white space matches a space between the brackets and the text next to them."""
         return r"\s+" if (left[-1:].isspace() or right[:1].isspace()) and left.strip() and right.strip() else ""
 
     before, middle, after = parts[1], parts[2], parts[3]
@@ -194,7 +194,7 @@ def read_faults():
 
 
 def switched(source, faults):
-    """The text with every fault behind its switch; inner ones first, so that one may lie in another."""
+    """The text with every fault behind its switch; inner ones first, so that one may be inside another."""
     def text(begin, end, rest):
         out, at = "", begin
         while rest:
@@ -343,7 +343,7 @@ def run_test(test, scratch, limit, **environment):
     shutil.rmtree(work, ignore_errors=True)
     if code is None:
         return "too slow", seconds, output
-    # A program that ends at its first failure says last that it has skipped the rest.
+    # A program that ends at its first failure prints last that it has skipped the rest.
     if code == test.skip_code or (code == 0 and test.skip_text and re.search(test.skip_text, output)):
         return "skipped", seconds, output
     return ("passed" if code == 0 else "failed"), seconds, output
@@ -382,11 +382,11 @@ def find_reach(folder, tests, scratch, jobs, digest):
 
 
 def judge(fault, tests, before, scratch, seconds, all_tests):
-    """What becomes of one fault."""
+    """The outcome of one fault."""
     reaching = [test for test in tests if fault.number in test.reached]
     if not reaching:
         return {"state": "unreached" if all_tests else "unfinished"}
-    # What caught it before, then the tests of its module, then the shortest.
+    # The test that caught it before, then the tests of its module, then the shortest.
     own = f"/tests/unit/{fault.path.split('/')[1]}"
     reaching.sort(key=lambda test: (test.name != before.get("test"), own not in test.where, test.seconds))
     passed, spent = [], 0.0
@@ -404,7 +404,7 @@ def judge(fault, tests, before, scratch, seconds, all_tests):
 
 
 def report(faults, results):
-    """The table by module and kind, and what was not caught. Returns the share that was caught."""
+    """The table by module and kind, and the faults that no test caught. Returns the share of caught ones."""
     rows, kinds = {}, {}
     caught = judged = 0
     for fault in faults:

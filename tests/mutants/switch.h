@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Put before every file of a tree with switched faults (mutants.py): whether fault `number` is on.
+// Put before every file of a tree with switched faults (mutants.py): checks if a fault is on.
 
 #pragma once
 
@@ -14,7 +14,7 @@ inline constexpr int kSwMutants = 4096;
 inline unsigned char sw_mutant_state[kSwMutants];
 
 /// Looks `number` up: SW_MUTANT names the fault that is on; SW_MUTANT_REACH a file that gets a line
-/// for each number that a process comes by.
+/// for each number that a process reaches.
 [[gnu::cold, gnu::noinline]] inline unsigned char SwMutantLook(int number) {
   const char* const on = ::getenv("SW_MUTANT");
   const unsigned char state = on != nullptr && ::atoi(on) == number ? 2 : 1;

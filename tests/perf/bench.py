@@ -7,7 +7,7 @@
 
 Every ratio is of medians of paired runs: ours, the yardstick, ours, ... Checkpoints are made with make_checkpoint.py,
 make_sharded.py and make_sparse.py where they are not there yet. Needs 20 GB in --work (a tmpfs) and 15 GB in --disk, and
-strace. --small makes them of a tiny model, to see that the rows work: such times say nothing.
+strace. --small makes them of a tiny model, to see that the rows work: such times are not meaningful.
 """
 import argparse
 import glob
@@ -37,7 +37,7 @@ def timed(command, **options):
 
 
 def processor_seconds(command):
-    """What a command takes of the processors, which other work on them changes less than the wall time."""
+    """Processor seconds of a command, which other work on the processors changes less than the wall time."""
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     _, status, usage = os.wait4(process.pid, 0)
     if status != 0:
@@ -85,7 +85,7 @@ class Bench:
         return mine, other
 
     def ratio(self, what, ours, theirs, outputs, wanted, invert=False, memory=False):
-        """memory: also tells the largest resident sets: ours with --memory 256MiB, and the yardstick's"""
+        """memory: also prints the largest resident sets: those with --memory 256MiB, and the yardstick's"""
         (mine, _), (other, sets) = (zip(*runs) for runs in self.pairs(ours, theirs, outputs, self.args.runs))
         a, b = statistics.median(mine), statistics.median(other)
         held = ""
@@ -121,7 +121,7 @@ class Bench:
         self.make(os.path.join(self.args.peers, "bin", "torchrun"), "--nproc-per-node", str(ranks), *words)
 
     def sharded(self, form):
-        """A checkpoint of FSDP2 on 4 ranks, made once."""
+        """An FSDP2 checkpoint on 4 ranks, made once."""
         folder = os.path.join(self.work, "sharded-" + form)
         if not os.path.exists(folder):
             making = folder + "-making"
@@ -325,7 +325,7 @@ class Bench:
         clear(*at.values())
 
     def pec_snapshot(self):
-        """What training waits for while an agent takes a snapshot of half of the experts."""
+        """Stall of training while an agent takes a snapshot of half of the experts."""
         bench = os.path.join(os.path.dirname(os.path.abspath(self.args.bin)), "tests", "pec_snapshot_bench")
         done = subprocess.run([bench, self.experts(), "1"], check=True, capture_output=True, text=True)
         self.row("copy of an agent's snapshot, 2 threads, tmpfs, against memcpy of the same bytes on one",
@@ -339,7 +339,7 @@ class Bench:
                  done.stdout.strip(), "≥ 0.7")
 
     def pec_stall(self):
-        """What training waits for where PartialCheckpoints takes a snapshot out of it."""
+        """Stall of training while PartialCheckpoints takes a snapshot out of it."""
         package = os.path.join(os.path.dirname(os.path.abspath(self.args.bin)), "python")
         done = subprocess.run([self.python, os.path.join(HERE, "pec", "trainer_stall.py"), self.args.bin, package,
                                os.path.join(self.work, "stall"), "--runs", str(self.args.runs),
@@ -348,7 +348,7 @@ class Bench:
                  done.stdout.splitlines()[-1], "≤ 0.067")
 
     def pec_lossless(self):
-        """What the log of gradients takes of a trainer's step."""
+        """Share of a trainer's step for the log of gradients."""
         package = os.path.join(os.path.dirname(os.path.abspath(self.args.bin)), "python")
         done = subprocess.run([self.python, os.path.join(HERE, "pec", "lossless_stall.py"), self.args.bin, package,
                                os.path.join(self.work, "lossless"), "--blocks", str(self.args.runs),
@@ -357,7 +357,7 @@ class Bench:
                  "≤ 1.03")
 
     def trainer_load(self):
-        """What a trainer waits for that is filled from files, against its own loader; and what is read of them."""
+        """Waiting time of a trainer that is filled from files, against its own loader; and the bytes read of them."""
         package = os.path.join(os.path.dirname(os.path.abspath(self.args.bin)), "python")
         rows = (("same", self.checkpoint("big"), "of ZeRO-2 into its own layout, 2 ranks, against DeepSpeed's `load_checkpoint`", 4),
                 ("stage3", self.checkpoint("big"), "of ZeRO-2 into ZeRO-3, 2 ranks, against `ds_to_universal` (2 + 2 workers) "
@@ -375,7 +375,7 @@ class Bench:
                      "each byte once")
 
     def resident(self):
-        """What a trainer waits for that is filled out of a resident load."""
+        """Waiting time of a trainer that is filled from a shared-memory cache."""
         package = os.path.join(os.path.dirname(os.path.abspath(self.args.bin)), "python")
         done = subprocess.run([self.python, os.path.join(HERE, "live", "resident.py"), self.args.bin, package,
                                os.path.join(self.work, "resident"),
@@ -388,7 +388,7 @@ class Bench:
         self.row("what that load has read of the source's payload", read, "each byte once")
 
     def pec_unchanged(self):
-        """What a module costs that a save only carries on: stores of many tiny experts, two sizes of them."""
+        """Cost of a module that a save only copies on: stores of many tiny experts, two sizes of them."""
         times = {}
         for experts in (256, 4096):
             folder = os.path.join(self.work, f"tiny-{experts}")
@@ -523,7 +523,7 @@ class Bench:
         clear(source)
 
     def dtensor(self):
-        """Files of DTensors for each rank, to other ranks and to weights."""
+        """DTensor files for each rank, to other ranks and to weights."""
         source = self.sharded("files")
         out, copy = os.path.join(self.work, "out"), os.path.join(self.work, "copy")
         self.ratio("files of DTensors of 4 ranks to 2 against `cp -r` of the source, tmpfs",

@@ -48,7 +48,7 @@ class Model(nn.Module):
 
 
 def make_engine(hidden, layers, vocab, **config):
-    """Collective. An engine in the layout that `config` says, more of DeepSpeed's own."""
+    """Collective. An engine in the layout of `config`, more of DeepSpeed's own."""
     torch.manual_seed(1)
     model = Model(hidden, layers, vocab)
     wide = [p for p in model.parameters() if p.dim() > 1]

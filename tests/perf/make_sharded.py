@@ -4,9 +4,9 @@
 
     torchrun --nproc-per-node 4 make_sharded.py OUT --form dcp|files|hf [--hidden 1024] [--layers 21] [--vocab 32000]
 
-A Llama of transformers in float32, one step. `dcp` is a folder of torch.distributed.checkpoint, `files` has a file of
-DTensors for each rank as verl has them, `hf` are the weights alone as DCP writes them for Hugging Face, in pieces that
-nobody has put together. The defaults give 335 million parameters and, with the moments, 4.0 GB.
+A Llama of transformers in float32, one step. `dcp` is a folder of torch.distributed.checkpoint, `files` has a DTensor
+file for each rank as in verl, `hf` are the weights alone as DCP writes them for Hugging Face, in pieces that are not
+merged. The defaults give 335 million parameters and, with the moments, 4.0 GB.
 """
 import argparse
 import json

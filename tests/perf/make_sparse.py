@@ -73,7 +73,7 @@ def main():
     with FakeTensorMode(), torch.serialization.skip_data(materialize_fake_tensors=True):
         torch.save({"optimizer_state_dict": shard, "ds_config": model["ds_config"], "ds_version": "0.19.8"},
                    os.path.join(folder, SHARD.format(0)))
-    for rank in range(1, args.ranks):  # nothing in these files tells their rank
+    for rank in range(1, args.ranks):  # these files do not record their rank
         for name in (MODEL, SHARD):
             os.link(os.path.join(folder, name.format(0)), os.path.join(folder, name.format(rank)))
     with open(os.path.join(args.out, "latest"), "w", encoding="ascii") as file:

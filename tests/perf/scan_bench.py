@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Measures how commands find and read the headers of checkpoints of many files, and prints a Markdown table.
+"""Measures how commands find and read the headers of checkpoints with many files, and prints a Markdown table.
 
     scan_bench.py [--bin build/release/bin] [--before OTHER/bin] [--runs 5] [--only slow,ranks,many,atoms] [--work DIR]
 

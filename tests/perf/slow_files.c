@@ -29,7 +29,7 @@ static const char* prefix;
 static size_t prefix_bytes;
 static long delay_us;
 static atomic_ulong counts[kKinds];
-/* What is known of a descriptor: 0 nothing, 1 not below the prefix, 2 below it. */
+/* State of a descriptor: 0 unknown, 1 not below the prefix, 2 below it. */
 static atomic_char known[kDescriptors];
 
 __attribute__((constructor)) static void Begin(void) {

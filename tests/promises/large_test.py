@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What is large: a storage above 4 GiB, 10,000 files, names of 1,000 characters, written and read by PyTorch and safetensors.
+"""Large inputs: a storage above 4 GiB, 10,000 files, names of 1,000 characters, written and read by PyTorch and
+safetensors.
 
 Usage: large_test.py BIN PT_PROBE [--files N] [--gigabytes N]
 

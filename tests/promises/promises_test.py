@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What the commands promise of memory and disk, held against what they take.
+"""The commands' promises of memory and disk, compared with their use.
 
 Usage: promises_test.py BIN [--megabytes N] [--threads N] [--quick]
---quick tries two commands, with less of each.
+--quick tests two commands, with less of each.
 
 memory   with --memory at its default and at 75, 50 and 25 % of it, and at the least that is accepted, the largest resident
-         set stays below the promise, and what a run takes beyond a dry run (programs, object graphs, plan) does too. Less
-         than the least is refused with exit code 8, and the message names what is needed.
+         set stays below the promise, and so does the use of a run beyond a dry run (programs, object graphs, plan).
+         Less than the least gives exit code 8, and the message names the required size.
 space    with ever less address space (RLIMIT_AS) a run ends with 0 and its whole output, or with 7 or 8 and none.
-disk     --dry-run tells the bytes that the output takes within 2 % and 1 MiB, of a store the most that it takes. On a file system (of its own, where mounts
-         may be made) with a little more than that the run succeeds; with a little less it ends with 7, and --resume
-         completes it once there is room.
+disk     --dry-run reports the bytes that the output takes within 2 % and 1 MiB, of a store the most that it takes. On a
+         file system (of its own, if mounts may be made) with a little more than that the run succeeds; with a little
+         less it ends with 7, and --resume completes it once there is room.
 """
 
 import argparse
@@ -62,7 +62,7 @@ class Done:
 
 
 class Case:
-    """\\param argv  with OUT for the output. \\param before  makes what the run needs anew, or None"""
+    """\\param argv  with OUT for the output. \\param before  makes the inputs of the run again, or None"""
 
     def __init__(self, name, argv, before=None):
         self.name, self.argv, self.before = name, list(argv), before
@@ -133,7 +133,7 @@ class Promises:
                  f"64 and {self.least // MIB} MiB")
 
     def row(self, case):
-        """Of the table: three peaks, bytes told and written."""
+        """For the table: three peaks, bytes reported and written."""
         return self.rows.setdefault(f"`{case.name}`", [""] * 5)
 
     # --- address space --------------------------------------------------------------------------------------------
@@ -215,7 +215,7 @@ def mib(count):
 
 
 def predicted(report):
-    """Bytes that a dry run tells."""
+    """Bytes that a dry run reports."""
     result = report["result"]
     plan = result.get("conversion", result).get("plan")
     return plan["output_bytes"] if plan else result["bytes"]

@@ -3,7 +3,7 @@
 
 namespace shardwright {
 
-/// Cases of every property. Sanitizers are ten times as slow, and look for other faults.
+/// Cases of every property. Sanitizers are ten times as slow, and detect other faults.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 inline constexpr int kCases = 2'000;
 #else

@@ -18,7 +18,7 @@
 namespace shardwright::property {
 namespace {
 
-/// Members in memory; counts what is read.
+/// Members in memory; counts the bytes read.
 class MemoryBytes final : public exec::ByteSource {
  public:
   explicit MemoryBytes(const Stored& stored) : stored_(stored) {}
@@ -37,11 +37,11 @@ class MemoryBytes final : public exec::ByteSource {
   std::atomic<std::uint64_t> bytes_ = 0;
 };
 
-/// How a sink takes units.
+/// Modes in which a sink accepts units.
 enum class Way { kLoopsMemory, kOwnMemory, kSumsLater, kConverts };
 constexpr std::array kWays = {Way::kLoopsMemory, Way::kOwnMemory, Way::kSumsLater, Way::kConverts};
 
-/// Keeps what it is given, by member.
+/// Keeps the bytes it receives, by member.
 class Collector final : public exec::UnitSink {
  public:
   Collector(const plan::Target& target, Way way) : target_(target), way_(way) {
@@ -53,7 +53,7 @@ class Collector final : public exec::UnitSink {
   Result<std::span<std::byte>> Buffer(const plan::Unit& unit, std::uint64_t bytes) override {
     if (way_ == Way::kOwnMemory || way_ == Way::kSumsLater) return At(unit);
     if (way_ != Way::kConverts || unit.file % 2 == 0) return std::span<std::byte>();
-    // What was read stays with the sink until it converts it.
+    // The sink keeps the bytes read until it converts them.
     const std::lock_guard lock(mutex_);
     return std::span(read_.emplace_back(bytes));
   }
@@ -99,8 +99,8 @@ class Collector final : public exec::UnitSink {
   std::atomic<std::uint64_t> summed_ = 0;
 };
 
-/// Runs the engine over every unit, into a sink that takes it in one way, and returns what it has
-/// got, by member.
+/// Runs the engine over every unit, into a sink of one mode, and returns the bytes that the sink
+/// received, by member.
 testing::AssertionResult Convert(const Stored& source, const Stored& shape_of_target, Way way,
                                  std::vector<std::vector<std::byte>>* written) {
   const plan::Target target = TargetOf(shape_of_target);
@@ -135,7 +135,7 @@ testing::AssertionResult Convert(const Stored& source, const Stored& shape_of_ta
   if (to.summed() != summed || to.drained != (way == Way::kSumsLater ? 2 : 1)) {
     return testing::AssertionFailure() << to.summed() << " units with sums, drained " << to.drained;
   }
-  // Checksums of members, however their bytes came: of all that primary reads touch.
+  // Checksums of members, in every mode: of all that primary reads touch.
   for (std::uint32_t m = 0; m < source.map.members.size(); ++m) {
     if (sums.bytes(m) != plan->primary_bytes(m)) {
       return testing::AssertionFailure() << "member " << m << ": " << sums.bytes(m) << " noted, "
@@ -149,7 +149,7 @@ testing::AssertionResult Convert(const Stored& source, const Stored& shape_of_ta
   return testing::AssertionSuccess();
 }
 
-/// Says where two layouts differ first, and what the tensors are.
+/// Describes the first difference of two layouts and lists the tensors.
 std::string Difference(const std::vector<Truth>& truth, const Stored& expected,
                        const std::vector<std::vector<std::byte>>& written) {
   std::string text;

@@ -152,7 +152,7 @@ std::vector<std::vector<std::uint64_t>> WidthsOf(const std::vector<std::uint64_t
   return widths;
 }
 
-/// Which indices along the dimension that is cut a rank has, in its order.
+/// Returns a rank's indices along the sharded dimension, in the rank's order.
 std::vector<std::uint64_t> IndicesOf(const std::vector<std::vector<std::uint64_t>>& widths,
                                      std::uint64_t rank) {
   std::vector<std::uint64_t> mine;
@@ -226,7 +226,7 @@ std::vector<Truth> RandomTruth(Random& random) {
     tensor.shape = RandomShape(random);
     tensor.rule = RandomRule(random, &tensor.shape);
     constexpr DType kTypes[] = {DType::kF32, DType::kBF16, DType::kF64};
-    // Sums of up to four float64 values are not exact in the float64 accumulators of a mean.
+    // Adding up to four float64 values is not exact in the float64 accumulators of a mean.
     const bool mean = tensor.rule.split == layout::Split::kAverage;
     tensor.dtype = kTypes[Pick(random, 0, mean ? 1 : 2)];
     tensor.bytes.resize(Elems(tensor.shape) * ItemSize(tensor.dtype));
@@ -263,7 +263,7 @@ Stored Store(const std::vector<Truth>& truth, const Mesh& mesh, Random& random, 
         layout::Role role = layout::Role::kOwner;
         if (truth[t].rule.split == layout::Split::kReplicated && rank > 0)
           role = layout::Role::kReplica;
-        // Only sources hold means; what is written holds whole values, one of them by each rank.
+        // Only sources have partial values. Outputs have whole values, one copy on each rank.
         if (truth[t].rule.split == layout::Split::kAverage) {
           role = noise      ? layout::Role::kPartial
                  : rank > 0 ? layout::Role::kReplica

@@ -14,7 +14,7 @@ namespace shardwright::property {
 
 using Random = std::mt19937_64;
 
-/// A logical tensor with its elements: what every layout of it must hold.
+/// A logical tensor with its elements, which every layout of it must contain.
 struct Truth {
   std::string name;
   std::string state;
@@ -37,7 +37,7 @@ struct Viewed {
   std::vector<std::vector<std::uint64_t>> elements;  ///< of the tensor, by rank and shard element
 };
 
-/// Makes such a tensor, whose view splits every dimension into one to three. Computes the shards
+/// Makes such a tensor with a view that splits every dimension into one to three. Makes the shards
 /// element by element without the engine.
 Viewed RandomViewed(Random& random);
 
@@ -48,7 +48,7 @@ struct Stored {
   std::vector<std::vector<std::byte>> members;
 };
 
-/// How many ranks, and how the flat form is cut.
+/// Numbers of ranks, and the partition of the flat form.
 struct Mesh {
   std::uint64_t tp = 1;
   std::uint64_t dp = 1;
@@ -57,8 +57,8 @@ struct Mesh {
 
 Mesh RandomMesh(Random& random);
 
-/// \param noise  fills padding with random bytes, as real checkpoints do; else zeros, as the engine
-///        writes
+/// \param noise  fills padding with random bytes, as real checkpoints do; otherwise with zeros, as
+///        the engine writes
 Stored Store(const std::vector<Truth>& truth, const Mesh& mesh, Random& random, bool noise);
 
 /// The same map as something to be written: one file per member.

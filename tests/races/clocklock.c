@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A lock that gives up at a time of a given clock, which is how C++ waits for one: the detector of
-// gcc 12 does not know it, but knows the one that goes by the time of day.
+// A lock that times out at a time of a given clock, which is how C++ waits for one. The detector
+// of gcc 12 does not know this call, but knows the one that uses the time of day.
 
 #define _GNU_SOURCE
 #include <pthread.h>

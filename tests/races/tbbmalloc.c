@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What TBB asks of its allocator, from malloc. Nothing is given back: the thread that would free it
-// is not always the one that used it last, and how they agreed on that is hidden in TBB. It is some
+// Serves TBB's allocator requests by malloc. Never frees memory: the thread that would free it
+// is not always the one that used it last, and TBB hides how they agreed on that. It is some
 // KiB for each arena.
 
 #include <stdlib.h>

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""scripts/demo and scripts/test say how long their build takes, where its log is, and how far it is.
+"""scripts/demo and scripts/test print how long their build takes, the path of its log, and its progress.
 
 A tree of the scripts alone, with a cmake and a ctest that do nothing but wait, stands for the project.
 
@@ -93,7 +93,7 @@ class Progress(unittest.TestCase):
                 self.assertRegex(text, rf"(?m)^{name}: built in \d+:\d\d$")
                 self.assertNotIn("\r", text)
                 self.assertIn("[3/5] compile 3", (self.tree / log).read_text(encoding="utf-8"))
-        # Where nothing asks for more, a line comes every 30 seconds: none in five.
+        # By default a line comes every 30 seconds: none in five.
         self.assertNotIn("so far", self.run_script("test")[1])
 
     def test_a_counter_on_a_terminal(self):

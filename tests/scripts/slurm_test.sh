@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Runs the Slurm examples with stand-ins for Slurm and for our commands, and looks at the exit code,
-# the output and what the commands were asked to do.
+# Runs the Slurm examples with stand-ins for Slurm and for the commands, and checks the exit code,
+# the output and the arguments of the commands.
 # Usage: slurm_test.sh [BIN]
 #   BIN  folder of the built commands: the hook then also reads a listing of the real ucp-extract
 set -euo pipefail
@@ -85,7 +85,7 @@ JSON
 EOF
 chmod +x bin/*
 
-# expect NAME CODE STDOUT-PATTERN LOG-PATTERN: judges the run that left $code, out and $LOG.
+# expect NAME CODE STDOUT-PATTERN LOG-PATTERN: checks the run that left $code, out and $LOG.
 expect() {
   local name=$1
   # shellcheck disable=SC2053  # The patterns are meant as patterns.
@@ -236,7 +236,7 @@ run "$scripts/restore-hook.sh" "$out"
 expect "a latest that cannot be read" 3 "" ""
 rm -rf run*
 
-# The stand-in says what the real command says: the demo checkpoint was saved by two ranks.
+# The stand-in prints the same as the real command: the demo checkpoint was saved by two ranks.
 if [[ -n $built ]]; then
   cp -r "$tests/data/demo" ckpt
   ln -sf "$built/ucp-extract" bin/ucp-extract
@@ -246,7 +246,8 @@ if [[ -n $built ]]; then
   expect "a real listing, other ranks" 0 "ckpt.global_step5.dp6" \
     "ucp-load ckpt ckpt.global_step5.dp6 --target dp=6 --format deepspeed --json=ckpt.global_step5.dp6.report-12.json --take-over --resume"
 
-  # A real resident load under a stand-in for srun, and a trainer that fails once: it asks the load in place of mapping it.
+  # A real shared-memory cache under a stand-in for srun, and a trainer that fails once: it queries the cache in place
+  # of mapping it.
   cat >bin/srun <<'EOF'
 #!/usr/bin/env bash
 while [[ $1 == --* ]]; do shift; done

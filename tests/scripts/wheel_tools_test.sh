@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# A wheel takes half an hour to build: what is missing on this machine is named at once, before anything is built.
+# A wheel takes half an hour to build: missing tools are named at once, before anything is built.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 

@@ -40,7 +40,7 @@ def become(uid):
 
 @contextlib.contextmanager
 def forked(uid, work, *arguments):
-    """Runs a function in a process of a user until the block ends. It is called with a function to say that it is ready."""
+    """Runs a function in a process of a user until the block ends. The function calls its argument when it is ready."""
     reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
@@ -61,7 +61,7 @@ def forked(uid, work, *arguments):
 
 
 def answer_ok(ready, path, heard):
-    """Listens and says ok to every line, as no agent would."""
+    """Listens and answers ok to every line, as no agent would."""
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(path))
     path.chmod(0o777)
@@ -77,7 +77,7 @@ def answer_ok(ready, path, heard):
 
 
 def relay(ready, listener, port):
-    """Passes bytes between whoever connects and a port."""
+    """Passes bytes between its clients and a port."""
     ready()
 
     def carry(source, sink):
@@ -226,7 +226,7 @@ class SocketFiles(Agents):
 
     def test_a_socket_file_of_another_user_is_left_alone_and_named(self):
         path = users.WORLD / "group" / "agent.sock"
-        os.chmod(users.WORLD / "group", 0o777)  # whoever may write there could remove it
+        os.chmod(users.WORLD / "group", 0o777)  # every user with write access could remove it
         with socket.socket(socket.AF_UNIX) as left:
             left.bind(str(path))
         os.chown(path, ATTACKER, ATTACKER)
@@ -275,7 +275,7 @@ class Ports(Agents):
                     self.status(VICTIM, f"127.0.0.1:{port}", "--key", key)
             with open(counted, "rb") as all_failures:
                 self.assertGreater(len(all_failures.read()), 30)
-            # Nobody had to try a second time, and the failures were reported, but not one by one.
+            # No client had to try a second time, and the failures were reported, but not one by one.
             said = log.read_text(encoding="utf-8")
             self.assertIn("a connection from 127.0.0.1", said)
             self.assertLess(said.count("a connection from 127.0.0.1"), 10)

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""--mode: who may read what the commands write.
+"""--mode: users with read access to the output of the commands.
 
 Usage: modes_test.py BIN
 """

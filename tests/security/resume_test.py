@@ -34,7 +34,7 @@ def killed(out, *flags, at="write:9", before=(), **settings):
 
 
 def plant(folder, files):
-    """Makes a folder that everybody can write to; a file with an absolute path as its text is a link to it."""
+    """Makes a folder that all users can write to; a file with an absolute path as its text is a link to it."""
     os.mkdir(folder)
     for name, text in files.items():
         path = folder / name

@@ -62,7 +62,7 @@ class Agents(users.TestCase):
                 time.sleep(0.05)
 
     def push(self, port, manifest):
-        """Offers a checkpoint as a peer does; returns the agent's answer."""
+        """Submits a checkpoint as a peer does; returns the agent's answer."""
         with self.connect(port) as connection, connection.makefile("rb") as answers:
             connection.sendall(b"hello 2 agent evil 1\n")
             self.assertRegex(answers.readline().decode(), "^ok 2 agent ")

@@ -50,7 +50,7 @@ MISMATCH, BAD_INPUT = 5, 4
 
 
 class ForgedAgent:
-    """Answers as an agent does, and keeps what it is asked. Its process is the attacker's."""
+    """Answers as an agent does, and keeps the requests. Its process is the attacker's."""
 
     def __init__(self, path, status):
         self.heard = path.with_suffix(".heard")
@@ -222,7 +222,7 @@ class TokenLogs(Trainer):
             path = home(VICTIM) / "notes"
             path.write_text(text, encoding="ascii")
             os.chown(path, VICTIM, VICTIM)
-            if text == "{":  # what a killed writer may have left
+            if text == "{":  # possible remains of a killed writer
                 self.expect(0, self.add(path))
                 continue
             self.expect(BAD_INPUT, self.add(path), path, "not a JSON object with an iteration")

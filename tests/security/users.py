@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two users of one machine, for the tests of this folder: a victim who runs the commands, and an attacker.
+"""Two users of one machine, for the tests of this folder: a victim that runs the commands, and an attacker.
 
 A test program calls main(). Run as root, it moves into a mount namespace of its own and mounts a file system there
 (`WORLD`) that both users can reach:
 
-    bin, lib, share   the built commands and what they load
+    bin, lib, share   the built commands and the files that they load
     data, scripts     tests/data and scripts of the project
     python            the Python package (lib/trainer/torch)
-    shared            sticky and writable by everybody, like /tmp
+    shared            sticky and writable by all users, like /tmp
     group             a project folder: setgid, writable by GROUP, of which both users can be members
     home1001, ...     private folders of the users
 
@@ -55,7 +55,7 @@ def _settings(uid, groups=(), umask=0o022, env=(), **settings):
 def run_as(uid, *argv, timeout=TIMEOUT_SECONDS, **settings):
     """Runs a command as a user, in the shared folder unless `cwd` is given; returns what subprocess.run does, as text.
 
-    groups: gids beside their own; umask; env: variables beside PATH, HOME and LC_ALL
+    groups: gids in addition to their own; umask; env: variables in addition to PATH, HOME and LC_ALL
     """
     return subprocess.run([str(word) for word in argv], capture_output=True, timeout=timeout, check=False,
                           **_settings(uid, **settings))

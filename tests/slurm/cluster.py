@@ -16,7 +16,7 @@ NET = "10.77.0."
 CONTROLLER = "ctl"
 SECONDS = 600  # that anything may take on a busy machine before it counts as hanging
 
-# What the first process of a node does: it keeps the namespaces and reaps what others leave.
+# The first process of a node: it keeps the namespaces and reaps orphans.
 KEEP = """
 mount -t proc proc /proc && mount -t tmpfs tmpfs /dev/shm && mount --bind "$2/hosts" /etc/hosts || exit
 [[ $1 == ctl ]] || mount -t tmpfs -o mode=1777 tmpfs /tmp || exit
@@ -137,7 +137,7 @@ class Cluster:
         return ["nsenter", "-t", str(self.first[name]), *(f"-{kind}" for kind in kinds), f"--wd={os.getcwd()}", "--"]
 
     def on(self, name, *words, check=False, environment=None, cwd=None, seconds=SECONDS):
-        """What a command says on a node."""
+        """The output of a command on a node."""
         words = [str(word) for word in words]
         if cwd is not None:
             words = ["env", "-C", str(cwd), *words]
@@ -166,7 +166,7 @@ class Cluster:
     def power_on(self, name):
         self.make_space(name, int(name[1:]))
         spool = self.folder / f"spool.{name}"
-        shutil.rmtree(spool, ignore_errors=True)  # PMIx does not start a step whose folder a lost power supply has left
+        shutil.rmtree(spool, ignore_errors=True)  # PMIx starts no step with a folder left by a power loss
         spool.mkdir()
         self.on(name, "slurmd", "-N", name, "-L", self.folder / f"slurmd.{name}.log", check=True)
 

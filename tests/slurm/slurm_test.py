@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The scripts of scripts/slurm on a real Slurm: hooks that one rank calls, agents that a requeue ends, conversions that are
-stopped, lose a node or are asked for twice.
+stopped, lose a node or are requested twice.
 
     slurm_test.py BIN [TEST...]
 """
@@ -24,7 +24,7 @@ BIN = None
 
 
 def same(left, right):
-    """The names of files that two folders do not have alike."""
+    """The names of files that differ between two folders."""
     compared = filecmp.dircmp(left, right, ignore=[])
     wrong = compared.left_only + compared.right_only + compared.funny_files
     wrong += filecmp.cmpfiles(left, right, compared.common_files, shallow=False)[1]
@@ -75,7 +75,8 @@ class OnSlurm(unittest.TestCase):
 
 class Hooks(OnSlurm):
     def test_one_rank_calls_the_hooks(self):
-        # Rank 0 alone, while the others wait for it, as in a training: without an agent, with one, with status and tell.
+        # Rank 0 alone, while the others wait for it, as in a training: without an agent, with one, with status and
+        # pec-save tell.
         (self.folder / "step.sh").write_text(f"""#!/bin/bash
 if [[ ${{OMPI_COMM_WORLD_RANK:-$SLURM_PROCID}} == 0 ]]; then
   set -euo pipefail

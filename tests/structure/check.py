@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Checks the shape of the source tree: who includes whom, file sizes, what lies where.
+"""Checks the structure of the source tree: includes between modules, file sizes, places of files.
 
 Usage: check.py [--graph] ROOT
 Prints one line per violation, "PATH[:LINE]: WHAT", and exits 1 if there is one.
-  --graph  prints who includes whom instead, folder by folder: "partial/save -> partial/select partial/store"
+  --graph  prints the includes between folders instead: "partial/save -> partial/select partial/store"
 """
 
 import os
@@ -139,7 +139,7 @@ PARSERS = {
     "lib/convert/convert.cc",
 }
 
-# Tests that stand in for what such headers declare.
+# Tests that stand in for the subjects of such headers.
 STAND_INS = {"engine/device": ("tests/device/", "tests/unit/engine/device/"), None: ("tests/interop/live/far_device.cc",)}
 
 # Calls that take a path. They are made in lib/support/os, which opens names relative to their directory and follows no link.
@@ -148,7 +148,7 @@ PATH_CALL = re.compile(
     r"(?:::)?(?:openat2?|creat|fopen|freopen|renameat2?|rename|unlinkat|unlink|mkdirat|mkdir|rmdir|linkat|link|symlinkat|"
     r"symlink|fchmodat|chmod|fchownat|chown|truncate|mkfifo|mknod|mkd?o?stemp|mkdtemp|opendir|utimensat)\()"
 )
-# Files outside lib/support/os that make such calls, with what they open.
+# Files outside lib/support/os that make such calls, with the paths that they open.
 PATH_CALLERS = {
     "lib/support/base/system.cc": "/proc",
     "lib/support/cli/console.cc": "--log-file",
@@ -161,7 +161,7 @@ PATH_CALLERS = {
 TOP_LEVEL = {
     "CMakeLists.txt",
     "CMakePresets.json",
-    "CITATION.cff",  # where citation tools look for it
+    "CITATION.cff",  # citation tools look for it here
     "CODE_OF_CONDUCT.md",
     "CONTRIBUTING.md",
     "Containerfile",
@@ -172,7 +172,7 @@ TOP_LEVEL = {
     "examples",
     "lib",
     "patterns",
-    "pyproject.toml",  # where pip looks for it
+    "pyproject.toml",  # pip looks for it here
     "scripts",
     "tests",
 }
@@ -184,7 +184,7 @@ CPP_SUFFIXES = {".h", ".cc", ".cu", ".cuh", ".in"}
 FILE_LINES_MAX = 600
 MAIN_LINES_MAX = 120
 COLUMNS_MAX = 100
-FOLDER_FILES_MAX = 25  # source files of lib/ that lie in one folder directly
+FOLDER_FILES_MAX = 25  # source files of lib/ directly in one folder
 
 LICENCE = "// SPDX-License-Identifier: Apache-2.0\n"  # the first line of every C++ file
 
@@ -196,7 +196,7 @@ INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*(?:"([^"]+)"|<([^>]+)>)', re.M
 
 
 def allowed(name, arrows):
-    """What `name` may include, itself among it."""
+    """Modules that `name` may include, itself among them."""
     found = {name}
     waiting = [name]
     while waiting:
@@ -241,7 +241,7 @@ def includes_of(text):
 
 
 def folder_of(path):
-    """The folder that a relative path lies in, with "/" on every system."""
+    """The parent folder of a relative path, with "/" on every system."""
     return os.path.dirname(path).replace(os.sep, "/")
 
 
@@ -261,7 +261,7 @@ def full_name(module, submodule):
 
 
 def check_submodule(module, path, included):
-    """What is wrong with an include from one submodule of a module to another, or None."""
+    """The error in an include from one submodule of a module to another, or None."""
     submodules = SUBMODULES.get(module, {"": []})
     source, target = submodule_of(path), submodule_of(included)
     for each in (source, target):
@@ -281,7 +281,7 @@ def is_project_header(root, included):
 
 
 def is_helper_header(root, path, included):
-    """Commands and tests share headers of their own: beside the file, or below apps/ or tests/."""
+    """Commands and tests share headers of their own: in the same folder, or below apps/ or tests/."""
     top = path.split(os.sep)[0]
     if top not in ("apps", "tests") or ".." in included:
         return False
@@ -290,7 +290,7 @@ def is_helper_header(root, path, included):
 
 
 def check_private(path, included):
-    """What is wrong with including a header that is private to its folder, or None."""
+    """The error in including a header that is private to its folder, or None."""
     if not included.endswith("_internal.h"):
         return None
     home = os.path.dirname(included)
@@ -305,7 +305,7 @@ def check_private(path, included):
 
 
 def check_include(root, path, included, quoted):
-    """What is wrong with one include directive of the file at `path`, or None."""
+    """The error in one include directive of the file at `path`, or None."""
     module = module_of(path)
     for pattern, home in FENCED:
         if path.replace(os.sep, "/").startswith(STAND_INS.get(home, ())):
@@ -341,7 +341,7 @@ def is_source(path, text):
 
 
 def check_comments(path, text):
-    """Comments that the formatter does not mend: see CommentPragmas in .clang-format."""
+    """Comments that the formatter does not fix: see CommentPragmas in .clang-format."""
     lines = text.splitlines()
     for number, line in enumerate(lines, 1):
         if not line.lstrip().startswith("//"):

@@ -25,7 +25,7 @@ inline double ThreadSeconds() {
 /// Measures inputs of size n and 2n in turn, until the least times of both show at most `good`
 /// times, or 40 times. Noise only adds time, so the least times come near to the true ones.
 /// \param make  returns the input of a size: make(n)
-/// \param parse  is called with it; its result is thrown away
+/// \param parse  is called with the input; its result is ignored
 template <class Make, class Parse>
 double GrowthWhenDoubled(std::size_t n, double good, Make&& make, Parse&& parse) {
   const auto small = make(n);
@@ -46,7 +46,7 @@ double GrowthWhenDoubled(std::size_t n, double good, Make&& make, Parse&& parse)
   return least_large / least_small;
 }
 
-/// The growth that tests allow: linear with a logarithm, and what caches add.
+/// The growth that tests allow: linear with a logarithm, plus the effect of caches.
 inline constexpr double kMostGrowth = 2.2;
 
 /// Expects the processor time of `parse` to grow at most kMostGrowth times from inputs of size n to

@@ -53,7 +53,7 @@ class Commands(DemoTest):
         for pack in ("copy", "zstd"):
             self.run_in("ucp-load", pack, f"out_{pack}", "--target", "zero=1,dp=3")
             self.assertEqual(self.files(f"out_{pack}"), self.files("wanted"))
-            # An equal layout has no files to copy here: they are written anew.
+            # An equal layout has no files to copy here: they are written again.
             self.assertFalse(self.report_of("ucp-load", pack, f"same_{pack}")["verbatim"])
             self.run_in("ucp-load", "--check", "gone", f"same_{pack}")
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of the commands on the small real checkpoint share."""
+"""Shared code of the tests of the commands on the small real checkpoint."""
 
 import json
 import os

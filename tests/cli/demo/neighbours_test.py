@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What lies beside the tag folder comes along byte for byte, or is named.
+"""Sibling files of the tag folder are copied byte for byte, or reported by name.
 
 Usage: neighbours_test.py BIN
 """
@@ -305,7 +305,7 @@ class Neighbours(DemoTest):
             last = result["run"]["units_resumed"]
             shutil.rmtree(self.work / "out")
         self.assertGreater(writes, 10)
-        # Only small units, those whose bytes are known and those in flight, are made again.
+        # Only small units are made again: those with known bytes and those in flight.
         self.assertGreater(last, result["run"]["units"] // 2)
 
     def ends_well(self, *words, **environment):

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""--map auto: the map of the model's family, told by config.json, proved by its rules, and said.
+"""--map auto: finds the map of the model's family by config.json, proves it by its rules, and prints its name.
 
 Usage: auto_test.py BIN
 """
@@ -54,7 +54,7 @@ class Auto(ModelTest):
         self.assertEqual((used["name"], used["from"], used["to"]), ("llama", "hf", "megatron_te"))
         self.assertEqual(used["why"], "model_type=llama of hf/config.json")
         self.assertEqual((used["sizes"]["kv_heads"], used["sizes"]["heads"]), (2, 6))
-        # What is named is the same, but for the sizes' source.
+        # The names are the same, and only the source of the sizes differs.
         (self.work / "hf" / "config.json").unlink()
         self.run_in("ucp-load", "hf", "named", "--format", "megatron", "--map", "llama:megatron_te", "--map-sizes",
                     "kv_heads=2")
@@ -97,7 +97,7 @@ class Auto(ModelTest):
                     self.run_in("ucp-load", "--check", "hf", name, *asked)
         said = self.run_in("pec-save", "catalogue00", "store", code=9).stderr
         self.assertIn("a catalogue that was made with --map", said)
-        # Further maps go on from there.
+        # Further maps apply to that output.
         self.run_in("ucp-load", "catalogue00", "back", "--format", "safetensors", "--map", "llama:hf",
                     "--map-sizes", "kv_heads=2,heads=6")
         self.assertEqual(unpack(self.work / "back" / "model.safetensors")[0], self.tensors)
@@ -121,7 +121,7 @@ class Auto(ModelTest):
         self.assertIn("--map none to keep the present names", said)
         self.assertFalse((self.work / "out").exists())
         self.assertEqual(self.mapped("ucp-load", "hf", "kept", "--format", "megatron", "--map", "none"), [])
-        # The line of the message works, and Megatron's own names are no question.
+        # The line of the message works, and Megatron's own names need no map.
         self.run_in("ucp-load", "hf", "titan", "--format", "megatron", "--map", "auto")
         self.run_in("ucp-load", "titan", "again", "--format", "megatron")
         said = self.run_in("ucp-load", "titan", "weights", "--format", "safetensors").stderr

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""--map and --map-sizes: a trained checkpoint in other names and shapes, and what is refused.
+"""--map and --map-sizes: a trained checkpoint in other names and shapes, and invalid maps.
 
 Usage: maps_test.py BIN
 """

@@ -40,7 +40,7 @@ def rounded(value):
 
 
 class Run:
-    """What a run of one rank holds: by name the master weights, and the bits of the weights."""
+    """The master weights of a run of one rank by name, and the bits of the weights."""
 
     def __init__(self, more=(), arguments=()):
         """\\param more  further shapes by name, at the end of the model; further arguments of the run"""

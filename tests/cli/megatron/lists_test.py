@@ -23,7 +23,7 @@ INNER = {"input_layernorm.weight": (WIDTH,), "pre_mlp_layernorm.weight": (WIDTH,
 
 
 def mtp(inner):
-    """What two layers of multi-token prediction have, in the order of their modules."""
+    """The parameters of two layers of multi-token prediction, in the order of their modules."""
     for depth in range(2):
         layer = f"mtp.layers.{depth}."
         yield layer + "enorm.weight", (WIDTH,)
@@ -133,7 +133,7 @@ class Lists(unittest.TestCase):
         self.check(self.made, self.out)
         self.assertNotIn("args", ptfile.load(self.out / "iter_0000004/common.pt"))
         self.assertIn("arguments", self.megatron(self.made, self.work / "none", "files=torch", UNSUPPORTED))
-        # Buckets have no names: without the ranks of the run nothing tells where parameters are.
+        # Buckets have no names: without the ranks of the run no file states where parameters are.
         buckets = self.work / "buckets"
         self.megatron(self.made, buckets, "optimizer=dp_reshardable")
         said = self.megatron(buckets, self.work / "none", "tp=1", UNSUPPORTED)

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""torch_dist: what is written of a model with Megatron's names, and what is refused of a folder that is not whole.
+"""torch_dist: the files written for a model with Megatron's names, and the errors for an incomplete folder.
 
 Usage: torch_dist_test.py BIN
 """

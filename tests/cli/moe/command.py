@@ -19,7 +19,7 @@ FORMATS = ("plan", "eplb", "sglang", "vllm", "tensorrt-llm", "vllm-ascend")
 
 
 class Places:
-    """Where the programs are; set by main."""
+    """The folder of the programs; set by main."""
     bin = pathlib.Path()
     mpirun = ""
     source = pathlib.Path(__file__).resolve().parents[3]
@@ -86,7 +86,7 @@ class Case(unittest.TestCase):
         return json.loads(self.run_in(*words, "--json", **more).stdout)["result"]
 
     def refused(self, code, part, *words):
-        """The run ends with this code and says why; it leaves no plan behind."""
+        """The run ends with this code and prints the reason; it leaves no plan behind."""
         before = sorted(self.work.iterdir())
         done = self.run_in(*words, code=code)
         self.assertIn(part, done.stderr)

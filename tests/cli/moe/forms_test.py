@@ -164,7 +164,7 @@ class Forms(Case):
 
 
 class Maps(Case):
-    """What GPUs hold, as tensors: the old plan."""
+    """The experts on GPUs as tensors: the old plan."""
 
     def transfers(self, old):
         return self.result("loads.jsonl", *CLUSTER, "--strategy", "eplb+", "--old", old)["plan"]["migration"]["transfers"]

@@ -13,7 +13,7 @@ LAYERS, EXPERTS, SLOTS = 3, 32, 10
 
 
 def cluster(gpu):
-    """Four nodes of four GPUs; GPU 2 of node1 is as told."""
+    """Four nodes of four GPUs; GPU 2 of node1 is the argument."""
     gpus = [SLOTS, SLOTS, gpu, SLOTS]
     return {"nodes": [{"name": "node0"}, {"name": "node1", "gpus": gpus}, {"name": "node2"}, {"name": "node3"}],
             "gpus": 4, "slots": SLOTS, "expert_bytes": "42MiB"}

@@ -37,7 +37,7 @@ def flat(nested):
 
 
 class Loads(Case):
-    """Every format tells the same loads as our own, so the same plan comes out."""
+    """Every format gives the same token counts as this project's own, so the same plan comes out."""
 
     def setUp(self):
         super().setUp()
@@ -65,7 +65,7 @@ class Loads(Case):
         lines = ["step,rank,layer,expert,count"]
         for layer, counts in enumerate(self.records[-1]):
             for expert, count in enumerate(counts):
-                # What ranks counted adds up.
+                # Counts of the ranks are added.
                 lines += [f"3,0,{layer},{expert},{count // 3}", f"3,1,{layer},{expert},{count - count // 3}"]
         result = self.same(self.write("long.csv", "\r\n".join(lines)), "csv")
         self.assertEqual(result["iteration"], 3)
@@ -324,7 +324,7 @@ def node_events(seed):
 
 
 class Real(Case):
-    """With the loads of a run of the project's own trainer."""
+    """With the token counts of a run of the project's own trainer."""
 
     loads = Places.source / "tests" / "data" / "deepspeed" / "routing_12x32" / "tokens.jsonl"
 
@@ -337,7 +337,7 @@ class Real(Case):
         self.assertGreater(vanilla["plan"]["metrics"]["imbalance_mean"], 2 * even)
 
     def survived(self, loads, nodes, events, failures):
-        """By strategy, after what a replay says of itself was held against its steps."""
+        """By strategy, after the summary of a replay was compared with its steps."""
         survived = {}
         for strategy in ("lazarus", "spread", "compact"):
             (run,) = self.result("simulate-failures", loads, events, "--nodes", nodes, "--gpus", "1", "--slots", "8", "--faults", "1",

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""moe-replace: plan, compare, replay and measure, by exit code, by what is printed, and on disk.
+"""moe-replace: plan, compare, replay and measure, by exit code, by output, and on disk.
 
 Usage: modes_test.py BIN MPIRUN
 """
@@ -51,7 +51,7 @@ class Plans(Case):
 
     def test_objectives_trade_balance_for_recovery(self):
         def judged(objective):
-            # Twelve experts on four nodes of six slots: the rare ones decide what is survived.
+            # Twelve experts on four nodes of six slots: the rare ones decide which failures a plan survives.
             self.write("few.jsonl", jsonl(trace(experts=12)))
             plan = self.result("few.jsonl", "--nodes", "4", "--gpus", "1", "--slots", "6", "--strategy", "lazarus",
                                "--objective", objective)["plan"]
@@ -153,7 +153,7 @@ class Plans(Case):
             copies = sum(len([e for e in gpu if e >= 0]) for gpu in made["devices"]) - EXPERTS
             self.assertEqual(sum(volumes["gather_in_bytes"]), copies * 2_000_000)
             self.assertEqual(sum(volumes["gather_out_bytes"]), copies * 2_000_000)
-        # What survives, and what a next plan finds in place, are the owners.
+        # Only the owners survive, and only they are in place for a next plan.
         self.assertEqual(plan["recovery"]["certain"], 0)
         again = self.result("loads.jsonl", *CLUSTER, "--strategy", "hecate", "--overlap", "4", "--spare", "2",
                             "--old", "p.json")["plan"]
@@ -164,7 +164,7 @@ class Plans(Case):
 
 
 class Asked(Case):
-    """What is asked is kept or refused, never passed over."""
+    """A requested limit is met or is an error, never ignored."""
 
     def test_failures_that_the_plan_does_not_survive(self):
         done = self.refused(10, "1 asked", "loads.jsonl", *CLUSTER, "--strategy", "compact", "--faults", "1", "-o", "p")

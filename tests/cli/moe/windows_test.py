@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""moe-replace: which part of the recordings counts, and what a plan may move.
+"""moe-replace: windows of the recordings, and limits on the moves of a plan.
 
 Usage: windows_test.py BIN MPIRUN
 """
@@ -14,7 +14,7 @@ SLOTS = 4  # of each of the cluster's eight GPUs
 
 
 def vllm(records, first=0):
-    """A recording of vLLM, whose physical experts are the logical ones."""
+    """A recording of vLLM with physical experts that equal the logical ones."""
     maps = [list(range(len(records[0][0])))] * len(records[0])
     return "".join(json.dumps({"record_type": "eplb_load_stats", "version": 1, "step": first + step, "num_ranks": 1,
                                "expert_load": load, "p2l_map": maps}) + "\n" for step, load in enumerate(records))

@@ -21,7 +21,7 @@ import unittest
 
 BIN, PAGES = pathlib.Path(), pathlib.Path()
 
-# What is typed up to the tabulator, what after it, and the words that the command gets. A folder "checkpoints" is there.
+# Text before the tabulator, text after it, and the words that the command gets. A folder "checkpoints" is there.
 LINES = [
     ("ucp-load --format dc", "", ["--format", "dcp"]),
     ("ucp-load --format=dc", "", ["--format=dcp"]),
@@ -58,7 +58,7 @@ def commands():
 
 
 class Terminal:
-    """A shell that somebody types into."""
+    """A shell with a terminal as its input."""
 
     def __init__(self, words, folder):
         self.seen = ""
@@ -71,7 +71,7 @@ class Terminal:
         os.write(self.terminal, text.encode())
 
     def wait_for(self, pattern, seconds=300):
-        """What a pattern finds in what is on the screen; that and all before it is forgotten."""
+        """Waits for a match of a pattern on the screen; forgets the match and everything before it."""
         end = time.monotonic() + seconds
         while time.monotonic() < end:
             found = re.search(pattern, self.seen)
@@ -111,7 +111,7 @@ class Pages(unittest.TestCase):
                 self.assertRegex(shown.stdout, f"(?m)^{heading}$", page)
 
     def complete(self, shell, preparation):
-        """Every line, typed into a terminal whose commands only print their words."""
+        """Every line, typed into a terminal with commands that only print their words."""
         terminal = Terminal(shell, self.folder)
         self.addCleanup(terminal.close)
         names = sorted({line.split()[0] for line, _, _ in LINES})
@@ -122,7 +122,7 @@ class Pages(unittest.TestCase):
         for line, rest, expected in LINES:
             with self.subTest(line):
                 terminal.type(line + "\t")
-                time.sleep(0.5)  # what is typed at once may be taken for a paste
+                time.sleep(0.5)  # text typed at once may be taken for a paste
                 terminal.type(rest + "\n")
                 count = int(terminal.wait_for(r"GOT:(\d+)")[1])
                 words = [terminal.wait_for(r"GOT:([^\r\n]*)\r?\n")[1] for _ in range(count)]
@@ -146,7 +146,7 @@ class Pages(unittest.TestCase):
                 words = [word.split("\t")[0] for word in offered.stdout.splitlines()]
                 last = expected[-1] if not rest or expected[-1].endswith("=" + rest) else expected[-2]
                 self.assertIn(last.removesuffix(rest), words)
-                if " --" in line:  # words of flags, not files beside
+                if " --" in line:  # words of flags, not files in the folder
                     self.assertTrue(all(word.startswith(line.split()[-1]) for word in words), words)
 
 

@@ -37,7 +37,7 @@ class Again(Stores):
         return {m.pop("module"): m for m in json.loads(path.read_text())["modules"]}
 
     def assert_of_one_run(self, iteration):
-        """What the newest manifest calls ITERATION is what the other run has."""
+        """The newest manifest's state of ITERATION is that of the other run."""
         there, self.store = self.manifest(), self.work / "full"
         self.save(iteration, source=self.work / "other")
         full, self.store = self.manifest(), self.work / "store"
@@ -115,7 +115,7 @@ class Again(Stores):
         self.save_series((3, 4), "--k", 1)
         self.save_other(4, "--k", 1)
         self.assertEqual(self.states(), [(1, 3, False), (2, 4, True), (3, 4, False)])
-        # Going back gives up both saves of 4, also when the second one is gone.
+        # Going back discards both saves of 4, also when the second one is gone.
         self.assertEqual(self.restore("out", "--at", 3)["abandoned"], [4])
         (self.store / "manifests" / "0000000003-0000000004.json").unlink()
         self.assertEqual(self.states(), [(1, 3, False), (2, 4, True)])

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Agents at ports with a key: who has it is let in, by flag or environment, through the hooks too, and
-nobody else is, whatever he sends; nor is he taken for a node that is lost.
+"""Agents at ports with a key: a client with the key is accepted, by flag or environment, through the hooks
+too. Every other client is rejected, and does not count as a lost node.
 
 Usage: agent_key_test.py BIN
 """
@@ -149,7 +149,7 @@ class Hooks(Keyed):
 
 
 class Between:
-    """Passes bytes between who connects and an agent, and flips one bit after a number of bytes."""
+    """Passes bytes between a client and an agent, and flips one bit after a number of bytes."""
 
     def __init__(self, address, after, of_agent):
         host, port = address.rsplit(":", 1)
@@ -191,7 +191,7 @@ class Between:
 
 
 class Attacks(Keyed):
-    """What others do at the port of an agent that takes copies, while copies come."""
+    """Other clients at the port of an agent that takes copies, while copies come."""
 
     def resident(self, agent):
         status = pathlib.Path(f"/proc/{agent.pid}/status").read_text()
@@ -220,7 +220,7 @@ class Attacks(Keyed):
                     self.assertNotIn("memory", done.stdout)
                 flips += between.flips
         self.assertGreaterEqual(flips, 6)
-        # A copy of a snapshot through somebody who flips a bit of its bytes.
+        # A copy of a snapshot through a proxy that flips a bit of its bytes.
         between = Between(address, 9000, False)
         self.addCleanup(between.close)
         sender = self.start("a", "--k", 2, "--peer", between.address, "--key", self.key)

@@ -37,7 +37,7 @@ class Agents(stores.Stores):
         self.run_folder.mkdir()
         self.running = []
         self.addCleanup(self.kill_all)
-        # For agents at ports and all who ask them.
+        # For agents at ports and all their clients.
         self.key = self.work / "key"
         self.run_tool("pec-save", "keygen", self.key)
 
@@ -70,7 +70,7 @@ class Agents(stores.Stores):
         return f"unix:{self.work / name}"
 
     def tcp(self, agent):
-        """Its port, out of the lines that say where it listens."""
+        """Its port, from the line with its address."""
         while not (found := re.search(r"listening on (127\.0\.0\.1:\d+)", agent.stderr.readline())):
             self.assertIsNone(agent.poll())
         return found.group(1)
@@ -336,7 +336,7 @@ class Restoring(Agents):
         self.assertEqual((result["bytes"]["peer"], result["bytes"]["storage"]), (0, 0))
         self.assertGreater(result["bytes"]["memory"], 0)
         self.same("out", 5, memory)
-        # Training goes on from 5.
+        # Training continues from 5.
         self.checkpoint(6)
         self.wait(lambda: self.status("a")["persisted"] == 6)
 
@@ -423,7 +423,7 @@ class Restoring(Agents):
         self.restore("out", "--agents", three, "--lost-nodes", 1, *key, code=3)
         self.assertIn("agent of node 0", self.stderr)
         self.assertEqual(self.newest(), 3)
-        # What the lost node held is at a peer, here behind TCP; its fourth expert in the store alone.
+        # A peer has the experts of the lost node, here behind TCP; its fourth expert is in the store alone.
         for agents, words, source in ((f"{self.address('a')},{far}", ["0"], "peer"),
                                       (three, ["unreachable"], "memory"),
                                       (three, ["0,2"], "peer"), (three, ["0,1,2"], "storage")):

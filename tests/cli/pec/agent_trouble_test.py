@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Agents among others that are late, greedy, silent, or many at once: peers with copies of a past that
-was given up, connections that announce much or say nothing, agents that do not answer, starts at the
-same time.
+was rolled back, connections that announce much or send nothing, agents that do not answer, starts at
+the same time.
 
 Usage: agent_trouble_test.py BIN
 """
@@ -45,7 +45,7 @@ class GivenUp(agent_test.Agents):
         self.assertEqual(self.newest(), 6)
         self.restore("out", "--force", "--agents", f"{self.address('a')},{self.address('b')}")
         self.assertEqual(self.report["result"]["iteration"], 6)
-        # What it makes from here on is copied and flushed as ever.
+        # Tensors made from here on are copied and flushed as before.
         self.checkpoint(7)
         self.wait(lambda: self.status("b")["copies"] == [{"origin": "node-a", "iteration": 7}])
         self.wait(lambda: self.status("a")["persisted"] == 7)  # until then it holds the store's lock
@@ -130,10 +130,10 @@ class GivenUp(agent_test.Agents):
             self.checkpoint(8)
             self.wait(lambda: self.status("a")["newest"] == 8)
             agent.send_signal(signal.SIGTERM)
-            time.sleep(1.5)  # none but the last persist is tried again
+            time.sleep(1.5)  # only the last persist is repeated
         state = pathlib.Path(f"/proc/{agent.pid}/stat")
         self.wait(lambda: state.read_text(encoding="utf-8").rsplit(") ", 1)[1][0] == "T")
-        # As of a node whose locks are its own: no restore gets past the lock here.
+        # As on a node with locks of its own: no restore gets past the lock here.
         copy = self.work / "copy"
         shutil.copytree(self.store, copy, ignore=shutil.ignore_patterns("incoming-*", "lock"))
         self.run_tool("pec-restore", copy, "--format", "none")
@@ -183,7 +183,7 @@ class Connections(agent_test.Agents):
 
 
 class Garbled(agent_test.Agents):
-    """An agent whose catalogues do not arrive as they were sent."""
+    """An agent that sends changed catalogues."""
 
     def relay(self, name):
         """Passes everything on to the agent NAME and back, but for the last byte of every catalogue.
@@ -286,7 +286,7 @@ class Mute(agent_test.Agents):
 
 
 def runs(pid):
-    """Whether a process is there and does not just wait to be reaped."""
+    """True if a process runs and does not just wait to be reaped."""
     try:
         return pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except FileNotFoundError:

@@ -48,7 +48,7 @@ class Agents(stores.Stores):
         return agent, checkpoints
 
     def agents(self, *words):
-        """What is listed, by the path of the socket."""
+        """The listed agents, by the path of the socket."""
         found = self.run_tool("pec-save", "agents", *words)["agents"]
         return {one["address"].removeprefix(f"unix:{self.work}/"): one for one in found}
 

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""pec-save and pec-restore on small checkpoints made for the test: what they promise, by exit code,
-report and what is on disk. Restored checkpoints are compared with ones that are made directly with
-the versions that follow from the reports of the saves.
+"""pec-save and pec-restore on small checkpoints made for the test: their promises, by exit code, report
+and files on disk. Restored checkpoints are compared with ones that are made directly with the
+versions that follow from the reports of the saves.
 
 Usage: commands_test.py BIN
 """
@@ -254,7 +254,7 @@ class Restoring(Stores):
         self.assertEqual(second["faults"], 2)
 
     def test_tokens_of_a_restarted_training(self):
-        """The log repeats iterations and ends in a torn line: what is counted is what a whole log says."""
+        """The log repeats iterations and ends in a torn line: the counts are those of a whole log."""
         lines = self.tokens_path.read_text().splitlines(keepends=True)
         stale = [json.dumps({"iteration": i, "tokens": self.tokens[1]}) + "\n" for i in (4, 5)]
         resumed = self.work / "resumed.jsonl"
@@ -347,7 +347,7 @@ class Layouts(Stores):
 
     def through_a_store(self, source):
         """A full save and restore gives the files that a conversion writes, byte for byte."""
-        # A packed catalogue has no files to link, so that its own layout is written anew.
+        # A packed catalogue has no files to link, so that its own layout is written again.
         self.run_tool("ucp-extract", source, self.work / "catalogue", "--pack=copy")
         self.run_tool("ucp-load", self.work / "catalogue", self.work / "direct", "--siblings=none")
         self.run_tool("pec-save", source, self.store, "--policy", "full")

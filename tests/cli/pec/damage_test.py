@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What pec-save and pec-restore refuse, what they do about damage, what a collection removes, and
-that the number of ranks does not show.
+"""Inputs that pec-save and pec-restore reject, how they handle damage, which files a collection removes,
+and that the number of ranks does not show.
 
 Usage: damage_test.py BIN [MPIEXEC]
 """

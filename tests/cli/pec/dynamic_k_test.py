@@ -95,7 +95,7 @@ class WorkedExample(Run):
 
 class State(Run):
     def spend(self):
-        """A store after checkpoints 1 to 9, and what one fault costs."""
+        """A store after checkpoints 1 to 9, and the cost of one fault."""
         now = self.saves(9, "--k", 1)
         self.assertEqual((now["k"], now["spent"], now["total"]), (1, 0, 0))
         # Three turns before: 3, 2 and 1 iterations' worth of a quarter of the tokens.
@@ -145,8 +145,8 @@ class State(Run):
                 listed = self.listed()
                 noted = listed["dynamic_k"]["total"]
                 ends.add((tool, listed["checkpoints"][-1]["iteration"], round(noted, 9)))
-                # What the job does next: it restores again, and trains. Where 10 was durable, its
-                # tokens are lost for the three experts that it does not hold.
+                # The next step of the job: it restores again, and trains. If 10 was durable, its tokens are lost for
+                # the three experts that it does not have.
                 durable = listed["checkpoints"][-1]["iteration"] == 10
                 total = cost + (3 / 4 / self.LENGTH if durable else 0)
                 self.assertAlmostEqual(self.recover()["total"], total, 12)
@@ -176,7 +176,7 @@ class State(Run):
         self.assertIsNone(self.save_as(10, "--k", 2, limit=None))
         self.assertAlmostEqual(self.listed()["dynamic_k"]["total"], cost, 12)
         self.assertAlmostEqual(self.save_as(11)["total"], cost, 12)
-        # Without tokens nobody knows what a recovery loses.
+        # Without tokens the loss of a recovery is unknown.
         self.save_as(12, limit=None, tokens=False)
         self.assertAlmostEqual(self.recover()["total"], cost, 12)
         self.assertIn("not entered into the budget", self.stderr)

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """The published figures: runs the commands of the table in docs/pec-planning.md, section 10, and
-compares what their reports say with what the table says. So with docs/lossless.md's table of what a lossless
-run writes.
+compares their reports with the table. Does the same with docs/lossless.md's table of the bytes that
+a lossless run writes.
 
 Usage: figures_test.py BIN
 """
@@ -31,7 +31,7 @@ def rows():
 
 class Figures(Stores):
     def test_the_table(self):
-        # What section 10 says of its two files.
+        # The two files that section 10 describes.
         with (self.work / "tokens.jsonl").open("w", encoding="utf-8") as out:
             for i in range(1, 1281):
                 out.write(json.dumps({"iteration": i, "tokens": [[100] * 8]}) + "\n")

@@ -45,7 +45,7 @@ class Formats(Stores):
                 result = self.restore(restored.name, "--format", name, *words, "--read-only")
                 told = self.run_tool("ucp-load", self.wanted, converted, "--format", name, *words)
                 self.assertEqual(result["conversion"]["not_carried"], told["not_carried"])
-                if name == "universal":  # its atoms tell of the client state's file
+                if name == "universal":  # its atoms depend on the client state's file
                     self.run_tool("ucp-load", "--check", restored, converted)
                 else:
                     self.assertEqual(files(restored), files(converted))

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""pec-restore-hook.sh and what it asks: that there is no checkpoint yet is proved. Whatever hides a
+"""pec-restore-hook.sh and its condition: it must prove that there is no checkpoint yet. Whatever hides a
 store ends with a code that is not 0 and leaves the token log as it is.
 
 Usage: hooks_test.py BIN
@@ -60,7 +60,7 @@ class FirstStart(Hooks):
         self.assertEqual(self.hook(self.store), "")
         self.assertEqual(os.listdir(self.store), ["begun.json"])
         self.assertIsNone(json.loads((self.work / "out.report.json").read_text())["iteration"])
-        # Killed before its first checkpoint: what was counted is counted again.
+        # Killed before its first checkpoint: the counted iterations are counted again.
         self.write_log(1, 2)
         self.assertEqual(self.hook(self.store), "")
         self.assertEqual(self.counted(), [])

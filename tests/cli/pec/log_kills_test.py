@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """An agent that logs gradients is killed, or its disk fails, at its calls: whatever a restore shows
-then, and after training has gone on with another agent, is a state that an iteration has had.
+then, and after training has continued with another agent, is a state that an iteration has had.
 
 Usage: log_kills_test.py BIN
 Faults come at some calls of the agent, with SHARDWRIGHT_EVERY_KILL at every one.
@@ -85,7 +85,7 @@ class Trainer(TrainerSocket):
 
 class LogKills(Agents, Replaying):
     """Iteration 3 is in the store. An agent takes 4 with its gradients and 5; at a call of it something
-    happens. Another one goes on with 6, 7 and 8."""
+    happens. Another one continues with 6, 7 and 8."""
 
     dtype = "fp32"
 
@@ -102,7 +102,7 @@ class LogKills(Agents, Replaying):
                 if trainer is not None:
                     try:
                         trainer.step(iteration)
-                    except Gone:  # the log has ended; training goes on
+                    except Gone:  # the log has ended; training continues
                         trainer.close()
                         trainer = None
                 if iteration in saved:
@@ -126,7 +126,7 @@ class LogKills(Agents, Replaying):
                                      capture_output=True, check=False).returncode == 0
 
     def judge(self, allowed):
-        """What is there is sound, and one of these. \\returns the iteration, and how many experts
+        """The store is sound and at one of these iterations. \\returns the iteration, and how many experts
         were brought to it by gradients"""
         self.run_tool("pec-save", "check", self.store)
         result = self.restore("out", "--read-only", "--force")

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """pec-save agent --replay: gradients bring the experts in an agent's memory to each new snapshot, bit for
-bit, so that a restore from agents loses nothing and reads no log; what has a gap stays older, and why is
-said.
+bit, so that a restore from agents loses nothing and reads no log; an expert with a gap in its gradients
+stays older, and the report gives the reason.
 
 Usage: memory_replay_test.py BIN
 """
@@ -36,7 +36,7 @@ class MemoryReplay(Agents, Replaying):
         self.tell(name, "snapshot")
 
     def begin(self, *words, name="a"):
-        """An agent with iteration 3, and a trainer that hands over what follows."""
+        """An agent with iteration 3, and a trainer that submits the next ones."""
         agent = self.start(name, "--replay", "--k", 1, *words)
         self.take(3, name)
         self.wait(lambda: self.status(name)["persisted"] == 3)
@@ -55,7 +55,7 @@ class MemoryReplay(Agents, Replaying):
         return self.status(name)["replays"]
 
     def from_memory(self, out, *words, iteration=8, agents=("a",)):
-        """A restore without the log: what is there is what the memory of agents has, and right."""
+        """A restore without the log: it has only the state in the memory of agents, and that is right."""
         logs = self.store / "logs"
         if logs.exists():
             logs.rename(self.work / f"logs of {out}")
@@ -94,7 +94,7 @@ class MemoryReplay(Agents, Replaying):
                 self.assertIn("by agents, in their memory", self.said)
                 trainer.close()
                 self.assertEqual(self.end(agent), 0)
-                # What was persisted is what snapshots have read, as ever.
+                # Persists write the experts that snapshots have read, as before.
                 self.run_tool("pec-save", "check", self.store)
 
     def test_a_gap_leaves_experts_older(self):
@@ -152,7 +152,7 @@ class MemoryReplay(Agents, Replaying):
         trainer.close()
         self.end(agent)
         shutil.rmtree(self.store)
-        # For all that is held, and for three snapshots: not for second versions of all experts.
+        # Enough for all experts in memory, and for three snapshots: not for second versions of all experts.
         _, trainer = self.begin("--memory-limit", whole + 3 * one)
         for iteration in range(4, 9):
             self.train(trainer, (iteration,))
@@ -177,7 +177,7 @@ class MemoryReplay(Agents, Replaying):
         self.assertEqual(result["stale_modules"], 0)
 
     def complete_copy(self):
-        """Whether a restore from the peer alone would find all experts at iteration 8."""
+        """True if a restore from the peer alone would find all experts at iteration 8."""
         result = self.restore("dry", "--dry-run", "--replay=never", "--agents", self.address("b"))
         return result["iteration"] == 8 and result["stale_modules"] == 0
 
@@ -185,7 +185,7 @@ class MemoryReplay(Agents, Replaying):
         _, trainer = self.begin()
         self.train(trainer, range(4, 6))
         self.wait(lambda: self.status("a")["newest"] == 5 and self.replays()["older"] == 0)
-        # Other content under the same number: nothing of the first may stay, what was replayed neither.
+        # Other content under the same number: nothing of the first may stay, replayed experts neither.
         other = type(self.model)(dtype=self.dtype)
         for key in [key for key in other.trained if key[2] == 5]:
             other.trained[key] = bytes(byte ^ 1 for byte in other.trained[key])

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints of models with experts in the form of DeepSpeed before 0.19.3: no lists of names and
-shapes, before 0.14.5 slices of a part of the experts only. They hold what newer ones hold, or are
-refused by what they lack.
+shapes, before 0.14.5 slices of a part of the experts only. They give the same as newer ones, or an
+error that names the missing part.
 
 Usage: old_releases_test.py BIN [MPIEXEC]
 """
@@ -10,7 +10,7 @@ Usage: old_releases_test.py BIN [MPIEXEC]
 import shutil
 import zipfile
 
-import stores  # first: it says where the next one is
+import stores  # first: it adds the folder of the next one to the path
 import ptfile
 from stores import Given, Stores, moe_checkpoint
 
@@ -55,7 +55,7 @@ class Old(Stores):
 
 class OldReleases(Old):
     def same_as_new(self, **options):
-        """What an old release writes is what a new one would have written."""
+        """The output for an old release is the one that a new release would have written."""
         for release in (MIDDLE, OLD):
             with self.subTest(release=release, **options):
                 old = self.make("old", release=release, **options)
@@ -113,7 +113,7 @@ class OldReleases(Old):
             self.assertIn("ds_config is not in the files", self.stderr)
 
     def test_another_order_than_that_of_the_model(self):
-        """Beyond what the slices tell only the weights can show it."""
+        """Only the weights can show properties that the slices leave open."""
         def layers_swapped(experts):
             told = len(experts) // 2
             return experts[:told] + experts[told + 2:] + experts[told:told + 2]
@@ -138,7 +138,7 @@ class OldReleases(Old):
             self.make(release=OLD)
 
     def test_sizes_that_leave_two_ways(self):
-        """Of two matrices of one shape one is frozen, and no slice tells which."""
+        """Of two matrices of one shape one is frozen, and no slice states which."""
         both = {"4.weight": (6, 7)}
         old = self.make(release=OLD, ep=4, ranks=4, layers=1, expert=both, frozen=("4.weight",))
         self.refuse(old, 9, "tell only part of the experts' parameters", "2 selections of those")

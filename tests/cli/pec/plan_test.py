@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""pec-save plan: the worked examples of the rules, plans that continue a store, what is refused,
-and the same answer under a launcher of ranks.
+"""pec-save plan: the worked examples of the rules, plans that continue a store, usage errors, and the
+same answer under a launcher of ranks.
 
 Usage: plan_test.py BIN [MPIEXEC]
 """
@@ -14,7 +14,7 @@ from stores import ITERATIONS, MODEL, Given, Stores
 
 
 def figure(layers, experts, ep, k, *words):
-    """Equal experts of 100 bytes and nothing else but what `words` say."""
+    """Equal experts of 100 bytes, and no other tensors unless `words` add them."""
     return ["--moe-layers", layers, "--experts", experts, "--ep", ep, "--k", k, "--expert-params",
             100, "--nonexpert-params", 0, "--param-bytes", "1,0,0", *words]
 
@@ -74,7 +74,7 @@ class Plan(Stores):
         self.assertEqual(result["selection"]["checkpoints"][0]["layers"], {"0": [0, 1]})
         risk = result["checkpoints"][0]["at_risk"]
         self.assertEqual((risk["tokens"], risk["of"]), (197, 797))
-        # The same tokens again: 400 of 0, 200 of 2 in two rounds, whose version is older than 1's.
+        # The same tokens again: 400 of 0, 200 of 2 in two rounds, with a version older than 1's.
         self.assertEqual(result["selection"]["checkpoints"][1]["layers"], {"0": [0, 2]})
         result = self.plan(*words, "--policy", "sequential", "--checkpoints", 4)
         self.assertEqual(result["selection"]["checkpoints"][3]["layers"], {"0": [6, 7]})
@@ -95,7 +95,7 @@ class Plan(Stores):
         result = self.plan("--tokens", trace, "--policy", "budget-global", "--budget", 11, "--ep",
                            3, "--expert-params", 2, "--nonexpert-params", "4,3", "--param-bytes",
                            "1,0,0")
-        # Two experts of 2 bytes fit beside 7: both are on rank 0.
+        # Two experts of 2 bytes fit next to 7: both are on rank 0.
         self.assertEqual(result["budget"]["s_total"], 2)
         self.assertEqual(result["shares"][0]["record"]["start"], [4, 0, 0])
         result = self.plan("--tokens", trace, "--policy", "budget-global", "--budget", 15, "--ep",
@@ -179,7 +179,7 @@ class Plan(Stores):
         gaps = self.plan(*words, "--policy", "full", "--checkpoints", 3, "--interval", 2)
         self.assertEqual([g["gradient_experts"] for g in gaps["gradients"]], [0, 0, 0])
 
-    # Section 9.4: gradients, and states of the longest chains out of what a budget leaves.
+    # Section 9.4: gradients, and states of the longest chains from the rest of the budget.
     def test_least_bytes_within_a_budget(self):
         words = ["--experts", 4, "--moe-layers", 1, "--expert-params", 1000, "--param-bytes",
                  "2,0,8", "--policy", "full", "--checkpoints", 9, "--gradients"]

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""pec-save simulate and tune: figures that follow from closed forms or from the papers, what is
-written, and what is refused.
+"""pec-save simulate and tune: figures that follow from closed forms or from the papers, written files,
+and usage errors.
 
 Usage: planning_test.py BIN
 """
@@ -17,7 +17,7 @@ import xml.etree.ElementTree as ElementTree
 import stores
 from stores import ITERATIONS, Given, Stores, environment
 
-# 700 bytes beside the experts, 70 each: weights 1, master 2, moments 4 bytes.
+# 700 bytes in addition to the experts, 70 each: weights 1, master 2, moments 4 bytes.
 SMALL = ["--nonexpert-params", "60,20x2", "--expert-params", "10", "--param-bytes", "1,2,4"]
 
 
@@ -94,7 +94,7 @@ class Planning(Stores):
         replay = (8 * 64000 + 8 * 48000 + used) / 2**29 + used / 4 / 4e8
         self.assertAlmostEqual(row["recovery_s"], 300 + replay, 9)
         self.assertEqual(plain["recovery_s"], 300)
-        # What is computed only: 4 gradients are smaller than the state, 8 bytes of 14.
+        # A row that is only computed: 4 gradients are smaller than the state, 8 bytes of 14.
         least, printed = rows["gradient-log", "least"], rows["gradient-log", "algorithm-3"]
         self.assertEqual((least["plt"], printed["plt"]), (0, 0))
         self.assertEqual((printed["log"]["bytes"], printed["bytes"]), (0, full["bytes"]))
@@ -103,13 +103,13 @@ class Planning(Stores):
         self.assertIn("* computed only", self.stdout)
         self.assertFalse(result["rows"][result["best"]].get("log", {}).get("computed_only"))
         self.assertLessEqual(max(map(len, self.stdout.splitlines())), 100)
-        # The page has what is computed only in its table alone.
+        # The page has rows that are only computed in its table alone.
         page = self.work / "page.html"
         self.simulate(*words, "--k", 2, "--gradients", "--html", page)
         text = "".join(self.page_of(page).itertext())
         # In the chart of largest shares its point is that of sequential.
         self.assertEqual((text.count("gradient-log, least"), text.count("gradient-log, K 2")), (1, 4))
-        # What a lossless run refuses.
+        # Flags that a lossless run rejects.
         kept = self.simulate(*words, "--k", 2, "--keep", "master")["rows"]
         self.assertNotIn("gradient-log", [r["policy"] for r in kept])
         self.assertIn("no row gradient-log: ", self.stdout)
@@ -150,7 +150,7 @@ class Planning(Stores):
              replay["repeated_s"])), 3)
         self.assertIn(f"use shardwright.PartialCheckpoints(k={replay['k']}, every={replay['interval']}, "
                       "lossless=True, flags=[\"--policy\", \"gradient-log\"])", self.stdout)
-        # Where faults are rare full checkpoints cost less.
+        # For rare faults full checkpoints cost less.
         result = self.run_tool("pec-save", "tune", *words, "--fault-rate", 1e-4)
         self.assertEqual(result["best"], "full")
         self.assertIn("use --policy full every ", self.stdout)

@@ -70,7 +70,7 @@ class Purged(stores.Stores):
 
 
 class Unmounted(agent_test.Agents):
-    """An agent whose store's file system goes away and comes back; a rename stands for it."""
+    """An agent with a store on a file system that goes away and comes back; a rename stands for it."""
 
     def move_away(self):
         """Starts an agent, and takes its store away once it has saved into it."""

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """pec-restore --replay: experts of older versions and the gradients since then make the experts of the
-iteration restored, bit for bit; what a log lacks, and what is wrong with it, leaves them older and is
-said.
+iteration restored, bit for bit; if a log has gaps or errors, its experts stay older and the report
+gives the reason.
 
 Usage: replay_test.py BIN [MPIEXEC]
 """
@@ -399,7 +399,7 @@ class GoingOn(Replaying):
                  if m["version"] < 6}
         recovery = json.loads(next((self.store / "recoveries").iterdir()).read_text())
         self.assertEqual(recovery["older"], older)
-        # Training goes on with experts of older versions: what they are at 8 follows from that.
+        # Training continues with experts of older versions: their state at 8 follows from that.
         model = Trained(dtype=self.dtype)
         for layer in range(model.layers):
             for expert in range(model.experts):
@@ -424,7 +424,7 @@ class GoingOn(Replaying):
         self.same("out", 8, {}, model)
         chains = {m["module"]: m["replayed"]["iterations"] for m in result["modules"] if "replayed" in m}
         self.assertEqual({chains[m] for m in older if m in chains}, {2})
-        # A store whose recoveries do not tell.
+        # A store with recoveries that lack this information.
         path = next((self.store / "recoveries").iterdir())
         del recovery["older"], recovery["xxh3_128"]
         path.write_text(json.dumps(recovery))
@@ -434,7 +434,7 @@ class GoingOn(Replaying):
     def test_what_was_replayed_goes_on(self):
         self.store_series(upto=6)
         self.log(range(4, 7))
-        # Of a past that is given up now: iterations 7 and 8 come again.
+        # Belongs to a past that is rolled back now: iterations 7 and 8 come again.
         other = Log(self.store / "logs", self.fingerprint(), 2)
         for module in self.model.modules():
             other.record(7, module, [self.model.steps[7]], self.pieces(module, 6))

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""pec-save agent sends while ranks idle, told by a process that shares marks or by a schedule; the page that shows it.
+"""pec-save agent sends while ranks idle, as a process that shares intervals or a schedule reports; its HTML report.
 
 Usage: sends_test.py BIN
 """
@@ -71,10 +71,10 @@ class Sends(agent_test.Agents):
         self.picture("--force")
         for one in (rank, other):
             one.mark(0)
-        time.sleep(12)  # until one is due: many times what is done in between
+        time.sleep(12)  # until one is due: many times the duration of the work in between
         self.checkpoint(2)
         before = self.held(2)["sent"]
-        self.tell("a", "flush")  # nobody who waits is held up
+        self.tell("a", "flush")  # no waiting client is delayed
         status = self.saved(2)
         self.assertEqual([status["sent"][kind] - before[kind] for kind in ("idle", "beside", "due")], [0, 0, 0])
         self.assertGreater(status["sent"]["any"], before["any"])
@@ -97,7 +97,7 @@ class Sends(agent_test.Agents):
         rank.mark(0)
         time.sleep(2)
         self.checkpoint(2)
-        status = self.saved(2)  # with nobody idle
+        status = self.saved(2)  # with no idle rank
         self.assertEqual(status["sends_due"], 1)
         self.assertGreater(status["sent"]["due"], 0)
         self.assertEqual(self.end(agent), 0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of pec-save and pec-restore share: checkpoints, stores, running the commands."""
+"""Shared code of the tests of pec-save and pec-restore: checkpoints, stores, running the commands."""
 
 import contextlib
 import fcntl
@@ -20,7 +20,7 @@ from harness import environment, scratch_parent  # pylint: disable=wrong-import-
 
 
 class Given:
-    """What the command line says."""
+    """The arguments of the command line."""
 
     bin = pathlib.Path()
     mpiexec = None
@@ -67,7 +67,7 @@ class Stores(unittest.TestCase):
                              code=code, **options)
 
     def restore(self, out, *words, code=0, **options):
-        """As a training restarts, unless WORDS say that it is a look at the store."""
+        """As a training restarts, unless WORDS request read-only access to the store."""
         look = {"--read-only", "--restart", "safetensors"} & set(words)
         return self.run_tool("pec-restore", self.store, self.work / out, *words,
                              *([] if look else ["--restart"]), code=code, **options)

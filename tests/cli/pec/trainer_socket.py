@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A trainer's process at an agent's socket, as docs/formats/agent.md says it."""
+"""A trainer's process at an agent's socket, as specified by docs/formats/agent.md."""
 
 import fcntl
 import mmap
@@ -24,7 +24,7 @@ class TrainerSocket:
         self.socket.sendall(data)
 
     def answer(self):
-        """What follows "ok"."""
+        """The words after "ok"."""
         while b"\n" not in self.received:
             self.receive()
         line, self.received = self.received.split(b"\n", 1)

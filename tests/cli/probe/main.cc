@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A command that does no work of its own: its flags say what a body would do, so that everything
-// around the body can be tested.
+// A command that does no work of its own. Its flags select how its body behaves, so that the tests
+// can check everything around the body.
 
 #include <signal.h>
 
@@ -44,14 +44,14 @@ struct Options {
   std::string throws = "nothing";
 };
 
-/// Plans for ever, and never asks whether to stop.
+/// Plans forever and never checks for a stop request.
 void PlanForEver(Context& context) {
   const shardwright::Interruptible planning(context.sink());
   context.sink().Pass("plan");
   while (true) std::this_thread::sleep_for(std::chrono::milliseconds(10));
 }
 
-/// Works through the units, and stops between two of them when asked.
+/// Processes the units, and stops between two of them on request.
 Status Work(const Options& options, Context& context) {
   shardwright::Sink& sink = context.sink();
   const std::uint64_t total = options.units * options.unit_bytes;

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What every command does about signals, terminals, reports and start-up, seen through the probe.
+"""Behaviour that all commands share about signals, terminals, reports and start-up, seen through the probe.
 
 Usage: probe_test.py PROBE SCHEMA [unittest arguments]
 """
@@ -132,7 +132,7 @@ class Signals(unittest.TestCase):
 
 class Terminal(unittest.TestCase):
     def on_terminal(self, *arguments, **variables):
-        """Runs the probe with standard error on a terminal; returns what was painted, by time."""
+        """Runs the probe with standard error on a terminal; returns the printed text, by time."""
         parent, child = pty.openpty()
         pieces = [(time.monotonic(), "")]  # the start
         process = subprocess.Popen([PROBE, "in", "out", *arguments], stdin=subprocess.DEVNULL,
@@ -239,7 +239,7 @@ class Reports(unittest.TestCase):
 class Start(unittest.TestCase):
     @unittest.skipIf(os.environ.get("SHARDWRIGHT_TEST_SLOW_BUILD"), "not timed under sanitizers")
     def test_help_takes_less_than_20_ms(self):
-        # Processor time of the process and its loader, which other work on the machine does not stretch.
+        # Processor time of the process and its loader, which other work on the machine does not lengthen.
         def seconds():
             before = resource.getrusage(resource.RUSAGE_CHILDREN)
             subprocess.run([PROBE, "--help"], env=environment(), stdout=subprocess.DEVNULL, check=True)

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What every command does under several ranks, seen through the probe.
+"""Behaviour that all commands share under several ranks, seen through the probe.
 
 Usage: ranks_test.py PROBE MPIRUN [unittest arguments]
 """

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The commands on .safetensors files: what is written, what flags mean, what is refused.
+"""The commands on .safetensors files: written files, meanings of flags, errors.
 
 Usage: commands_test.py BIN
 """
@@ -180,7 +180,7 @@ class Commands(ModelTest):
                       self.convert(source="model/absent.safetensors", code=3).stderr)
 
     def test_a_check_compares_hyper_parameters(self):
-        """The files have no options of a trainer, but tell what those are for every optimizer."""
+        """The files have no options of a trainer, but record hyper-parameters for every optimizer."""
         self.convert("--only", "master", source="ckpt", out="files")
         self.run_in("ucp-load", "files", "native", "--format", "deepspeed", "--target", "zero=1,dp=1")
         self.run_in("ucp-load", "--check", "native", "files")

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Exports of weights as a user meets them: a folder that programs open as a model, a check against the source, the format that is
-written without --format, and a dry run that says whether the output fits.
+"""Exports of weights as a user meets them: a folder that programs open as a model, a check against the source, the
+default format without --format, and a dry run that reports whether the output fits.
 
 Usage: exports_test.py BIN
 """

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What trainers and caches keep around the files of a checkpoint: configurations, links, folders in folders.
+"""Other files that trainers and caches keep with the files of a checkpoint: configurations, links, nested folders.
 
 Usage: folders_test.py BIN
 """

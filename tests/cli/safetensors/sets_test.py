@@ -203,7 +203,7 @@ class Sets(ModelTest):
         self.assertFalse((self.work / "out" / "note.txt").exists())
 
     def test_folders_of_checkpoints_stay_what_they_are(self):
-        """A Trainer's folder has its weights as safetensors beside DeepSpeed's."""
+        """A Trainer's folder has its weights as safetensors next to DeepSpeed's."""
         (self.work / "ckpt" / "model.safetensors").write_bytes(pack({"stale": tensor("F32", 2)}))
         self.convert(source="ckpt")
         found, _ = unpack(self.work / "out" / "model.safetensors")

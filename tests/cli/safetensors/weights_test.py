@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Weights of checkpoints whose optimizer is missing, in part or whole: exported, and nothing else.
+"""Weights of checkpoints with an optimizer that is missing, in part or whole: exported, and nothing more.
 
 Usage: weights_test.py BIN
 """
@@ -37,7 +37,7 @@ class Weights(ModelTest):
         return [path.name for path in paths]
 
     def expect_weights_only(self, case, pattern, needs, keep=0):
-        """What is exported without files is what is exported with them; other formats need them."""
+        """An export without files equals one with them; other formats need them."""
         self.take(case)
         self.export("whole")
         gone = self.remove(pattern, keep)

@@ -29,7 +29,7 @@ def run(*words, **environment):
 
 
 def flags():
-    """Of every command and subcommand: its words, a flag, and what the flag takes."""
+    """For every command and subcommand: its words, a flag, and the values of the flag."""
     for command in COMMANDS:
         whole = json.loads(run(command, "--help=json").stdout)
         for words in ((command,), *((command, one["name"]) for one in whole["subcommands"])):
@@ -62,7 +62,7 @@ class Sizes(unittest.TestCase):
                     self.assertIn(flag.removeprefix("--"), said)
                     self.assertIn(f": \"{value}\"", said)
                 for value in (*GOOD, *(("12.5GB/s",) if kind == "RATE" else ())):
-                    # What else is wrong, as that there is no INPUT, is said after what is wrong with a value.
+                    # Other errors, such as a missing INPUT, are reported after a wrong value.
                     self.assertNotIn(f"{flag}: ", run(*words, f"{flag}={value}").stderr)
                 if kind == "SIZE":
                     self.refused(2, 'unknown unit "GB/s"', *words, f"{flag}=12.5GB/s")

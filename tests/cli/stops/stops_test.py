@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The first SIGINT, SIGTERM or SIGUSR1 ends every long computation with code 75, and leaves nothing behind.
 
-Each case would run for minutes. How fast it ends is measured in processor time, which a busy machine does not stretch.
+Each case would run for minutes. Its end is measured in processor time, which a busy machine does not lengthen.
 
 Usage: stops_test.py BIN
 """
@@ -47,7 +47,7 @@ def processor_seconds(pid):
 
 
 def takes_signals(pid):
-    """Whether the command has its handlers."""
+    """True if the command has installed its handlers."""
     for line in pathlib.Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines():
         if line.startswith("SigCgt:"):
             return int(line.split()[1], 16) >> (signal.SIGTERM - 1) & 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands whose disks are looked at after a power failure, and what each disk has to hold."""
+"""The commands to check after a power failure, and the required content of each disk."""
 
 import json
 import pathlib
@@ -9,7 +9,7 @@ import gradient_log
 import moe_checkpoint
 from harness import DATA, DEMO, difference, expect, run, shown, succeed, tree
 
-# A stopped run that was damaged may be refused; then it is begun anew.
+# A command may reject a stopped run that was damaged; then the run starts again from the beginning.
 REFUSALS = {3, 4, 5}
 
 
@@ -26,7 +26,8 @@ class Output:
     """A command that makes root/out, a folder or a file."""
 
     def __init__(self, name, before, argv, again):
-        """before: argv of what makes an older output, or None. argv(out). again: the flags to go on with."""
+        """before: argv of the command that makes an older output, or None. argv(out). again: the flags to resume
+        with."""
         self.name, self.before, self.argv, self.again = name, before, argv, again
         self.old = self.wanted = None
 
@@ -171,14 +172,14 @@ class LoggedStore(Store):
 
 
 class Stores:
-    """What the cases of stores share: checkpoints to save, and what a restore of each has to give."""
+    """Shared code of the cases of stores: checkpoints to save, and the expected result of a restore of each."""
 
     def __init__(self, programs, folder):
         self.save, self.restore = programs / "pec-save", programs / "pec-restore"
         self.run, self.folder = folder / "run", folder
         self.model = moe_checkpoint.Model(layers=1, experts=4)
         moe_checkpoint.series(self.run, self.model, range(1, 5))
-        (self.run / "latest").write_text("global_step3")  # what an agent takes
+        (self.run / "latest").write_text("global_step3")  # the file that an agent reads
         self.fill(folder / "whole", (1, 2, 3))
         self.known = {}
         for iteration in (1, 2, 3):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a disk may hold after the power failed: a recording of the calls that changed it (record.c), and every state
+"""Possible states of a disk after a power failure: a recording of the calls that changed it (record.c), and every state
 that the calls which were not synced may leave."""
 
 import hashlib
@@ -45,8 +45,8 @@ def read_calls(file):
 class Change:
     """A part of a call that is on the disk only once a file or folder is synced.
 
-    of: the file or folders whose sync makes it durable. For a file: `bytes` or `size`; for folders: `moves`, a list of
-    (folder, name, what is there afterwards or None), of which all or none happen.
+    of: the file or folders; a sync of one makes it durable. For a file: `bytes` or `size`; for folders: `moves`, a list
+    of (folder, name, later content or None), of which all or none happen.
     """
 
     def __init__(self, call, of, data=None, at=0, size=None, moves=None, child=None):
@@ -86,14 +86,14 @@ def written(old, change, way, numbers):
 
 
 class Disk:
-    """Files and folders by number, without what is not durable yet, and the changes that are not."""
+    """Files and folders by number, without changes that are not durable yet, and those changes."""
 
     def __init__(self, root):
-        """root: a folder whose content is durable. Its files must keep their inodes until the calls were recorded."""
+        """root: a folder with durable content. Its files must keep their inodes until the calls were recorded."""
         self.root = str(root)
         self.files, self.folders = {}, {}
         self.now = {}      # the folders as the running program sees them
-        self.numbers = {}  # of what the file system has under an inode now
+        self.numbers = {}  # of the files that the file system has under an inode now
         self.pending = []
         self.top = self._take(pathlib.Path(root))
         self.now = {number: dict(names) for number, names in self.folders.items()}

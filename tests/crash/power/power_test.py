@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Power failures: what a command had done when the power failed, with every loss that a disk may show for what was
-not synced. Whatever the disk holds then, no output and no store passes for one that it is not, the command ends well
-when it is started again, and once it has said that it is done, nothing is lost.
+"""Power failures: the changes that a command had made when the power failed, with every possible loss of unsynced data.
+Whatever the disk holds then, no output and no store passes for one that it is not, the command ends well when it is
+started again, and once it has reported success, nothing is lost.
 
 Usage: power_test.py BIN_FOLDER RECORDER [--states N] [--seed N] [--case NAME]... [--forget syncs|N]
 
 RECORDER is the library of record.c. --states is the number of states of each case (half of them: each single loss,
 an even choice of them where there are more; the rest mixtures); they differ from each other, so there may be fewer.
---forget leaves all syncs (or the N-th) out of the recording, as if the command had none: then a violation is what is
-expected of every case, and its absence ends with 1.
+--forget leaves all syncs (or the N-th) out of the recording, as if the command had none: then every case is expected
+to have a violation, and a case without one ends with 1.
 """
 
 import argparse
@@ -71,7 +71,7 @@ class Recording:
 
 
 def singles(pending):
-    """How many states `single` knows."""
+    """Number of states that `single` knows."""
     return 2 + sum(1 + len(change.ways()) for change in pending)
 
 
@@ -110,14 +110,14 @@ class Explorer:
         root = folder / "root"
         root.mkdir(parents=True)
         recording = Recording(self.case, root, self.recorder, self.forget)
-        # How many there are is known once the calls were gone through.
+        # Their number is known only after all calls were visited.
         total = sum(singles(disk.pending) for _, disk in recording.disks())
         # One in so many, and of these a worker's share.
         every = max(1, 2 * total // self.states) * self.workers
         due = random.Random(self.seed).randrange(every // self.workers) + every // self.workers * self.worker
         mixtures = collections.Counter(self.numbers.randrange(len(recording.calls))
                                        for _ in range(self.states // 2 // self.workers))
-        # What was said to be done has to hold: as many mixtures again at the end.
+        # Completed work has to last: as many mixtures again at the end.
         mixtures[len(recording.calls) - 1] += self.states // 8 // self.workers
         for index, disk in recording.disks():
             here = singles(disk.pending)

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-/* Preloaded before a command, this records every call that changes something below a folder, in the
- * order in which the calls were made, with all bytes: what power.py builds the disk of a power
- * failure from.
+/* Preloaded before a command, this library records every call that changes something below a
+ * folder, with all bytes and in call order. power.py builds the disk contents after a power failure
+ * from these records.
  *
  * RECORD_ROOT  the folder, an absolute path without links
  * RECORD_FILE  where the records are appended; not below the folder
  *
  * A record is a head (struct Head, native byte order) with its two paths and its bytes behind it.
- * Calls of several threads and processes are made one after another, so that their order is that of
- * the records. What would escape (a writable mapping of a file, a call that is not known here) ends
- * the process. */
+ * Calls of several threads and processes run one after another, so that their order equals the
+ * order of the records. A call that cannot be recorded (a writable mapping of a file, an unknown
+ * call) ends the process. */
 
 #define _GNU_SOURCE
 #include <dlfcn.h>
@@ -125,7 +125,7 @@ static uint64_t InodeOfPath(const char* path) {
   return fstatat(AT_FDCWD, path, &info, AT_SYMLINK_NOFOLLOW) == 0 ? info.st_ino : 0;
 }
 
-/* Whether a descriptor is of a file or folder below the root; then also its inode. */
+/* Returns nonzero if a descriptor refers to a file or folder below the root, and sets its inode. */
 static int Below(int fd, uint64_t* inode) {
   char link[64], path[PATH_MAX];
   struct stat info;

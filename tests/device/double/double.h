@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // Doubles of the CUDA runtime and of NCCL, in host memory, for machines without a GPU.
-// They have the names and signatures of the real ones, are linked (CUDA) and opened (NCCL) in their
-// place, and promise as little as the real ones do:
-//  * Queued work runs as late as it may: when somebody asks for it, and then not at the first time.
-//    It runs in the thread that asks, and only as far as what was asked for needs.
-//  * Device memory is mapped without any right: only queued work reaches it, by way of a second
-//    mapping. New memory is filled with 0xCB, memory given back with 0xDD.
+// They have the names and signatures of the real ones, replace them at link time (CUDA) or at
+// dlopen (NCCL), and guarantee as little as the real ones do:
+//  * Queued work runs as late as possible: when a call asks for its result, and not at the first
+//    time. It runs in the calling thread, and only as far as the call requires.
+//  * Device memory is mapped without access rights. Only queued work reaches it, through a second
+//    mapping. New memory is filled with 0xCB, freed memory with 0xDD.
 //  * A copy from or to ordinary memory follows CUDA's rule: the source is read before the call
 //    returns, the target of a copy to the host is written before it returns; the rest is late.
-//  * What is put on a communicator may reach its stream only when the communicator was asked.
-//  * Each call can be made to fail. What only a wrong program does is a violation, see Violations.
-// Several ranks are threads, each a "process" (SetProcess): memory of one is nothing to another,
-// but through handles. Handles also reach real other processes; NCCL does not.
+//  * Work submitted to a communicator may reach its stream only when a call polls the communicator.
+//  * Each call can be made to fail. Violations() reports misuse that only a wrong program commits.
+// Several ranks are threads, each a "process" (SetProcess). A process cannot access memory of
+// another except through handles. Handles also reach real other processes; NCCL does not.
 
 #pragma once
 
@@ -32,20 +32,20 @@ struct Options {
   bool told = true;           ///< a rank that aborts or fails shows on the others as an error
 };
 
-/// As a process that has just begun. What is still there of before is forgotten.
+/// Returns the doubles to the state of a new process. Forgets all remaining objects.
 void Reset(const Options& options = {});
 
-/// The process that the calling thread belongs to from now on; 0 unless told.
+/// Sets the process that the calling thread belongs to from now on. The default is process 0.
 void SetProcess(int process);
 
-/// Makes call number `call`, from 1, of a process fail. Calls of a process are counted, the same
-/// question asked again not; questions for texts and for the last error not at all. A code of CUDA
-/// that means a broken device (cudaErrorECCUncorrectable) stays: every later call has it, and what
-/// is queued is lost.
+/// Makes call number `call`, from 1, of a process fail. Each call of a process is counted, but a
+/// repeated query counts once, and calls for error texts and the last error do not count. A CUDA
+/// code for a broken device (cudaErrorECCUncorrectable) stays: every later call returns it, and all
+/// queued work is lost.
 void FailCall(int process, std::uint64_t call, cudaError_t cuda, ncclResult_t nccl);
 
-/// Makes piece `work` of queued work of a process, from 1, fail when it runs, as a kernel that
-/// reads what it must not.
+/// Makes piece `work` of queued work of a process, from 1, fail when it runs, as a kernel does that
+/// reads an invalid address.
 void FailWork(int process, std::uint64_t work);
 
 struct Told {
@@ -55,7 +55,7 @@ struct Told {
 };
 Told About(int process);
 
-/// What is there and has not been given back, in all processes.
+/// Counts of the objects that exist in all processes and have not been freed.
 struct Live {
   std::uint64_t memory = 0;
   std::uint64_t mappings = 0;
@@ -66,8 +66,8 @@ struct Live {
 };
 Live Count();
 
-/// What only a wrong program does: memory given back under queued work, waits without a bound,
-/// handles of things that are gone, ranks that disagree.
+/// Returns the misuse that only a wrong program commits: freeing memory under queued work, waiting
+/// without a timeout, using handles of destroyed objects, ranks that disagree.
 std::vector<std::string> Violations();
 
 }  // namespace shardwright::cuda_double

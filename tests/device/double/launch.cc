@@ -15,8 +15,8 @@ using namespace shardwright::cuda_double;
 
 namespace {
 
-// A launch itself returns nothing; what it was is asked as the last error, which may be of an
-// earlier call that nobody has looked at.
+// A launch itself returns nothing. The caller reads its outcome as the last error, which may come
+// from an earlier call if no call has read that error yet.
 cudaError_t LastError() { return std::exchange(Mine().last, cudaSuccess); }
 
 }  // namespace
@@ -65,7 +65,7 @@ cudaError_t LaunchRuns(std::byte* to, const std::byte* from, const kernels::Move
   if (count == 0 || count > kRunsOfLaunch) return End(cudaErrorInvalidValue);
   const int process = ThisProcess();
   Work work;
-  // As the arguments of a kernel are: copied.
+  // Copied, as the arguments of a kernel are.
   const std::vector<kernels::MovedRun> moved(runs, runs + count);
   for (const kernels::MovedRun& run : moved) {
     work.touches.push_back({to + run.to, run.bytes});

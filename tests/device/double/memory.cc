@@ -14,7 +14,7 @@ using namespace shardwright::cuda_double;
 
 namespace {
 
-// What a cudaIpcMemHandle_t holds.
+// Contents of a cudaIpcMemHandle_t.
 struct Exported {
   std::uint64_t form = 0x53574344424C4531;
   std::int32_t pid = 0;
@@ -38,7 +38,7 @@ std::uint64_t Used(int device) {
   return used;
 }
 
-// Two mappings of a file: one that nobody may touch, and one of the doubles.
+// Maps a file twice: once without access rights, and once for the doubles.
 bool Map(Allocation& made) {
   void* const seen = mmap(nullptr, made.bytes, PROT_NONE, MAP_SHARED, made.file, 0);
   void* const alias = mmap(nullptr, made.bytes, PROT_READ | PROT_WRITE, MAP_SHARED, made.file, 0);
@@ -59,7 +59,7 @@ bool Overlaps(const Touch& touch, const Allocation& allocation) {
   return at < allocation.address + allocation.bytes && allocation.address < at + touch.bytes;
 }
 
-// Gives memory back; its addresses are not used again.
+// Frees memory; its addresses are not used again.
 void Drop(void* address, bool mapped, Memory kind, const char* what) {
   World& world = TheWorld();
   const auto found = world.memory.find(reinterpret_cast<std::uintptr_t>(address));
@@ -203,14 +203,14 @@ cudaError_t cudaIpcOpenMemHandle(void** memory, cudaIpcMemHandle_t handle, unsig
     return End(cudaErrorInvalidValue);
   }
   if (exported.pid == getpid() && exported.process == ThisProcess()) {
-    return End(cudaErrorDeviceUninitialized);  // not in the process that has it
+    return End(cudaErrorDeviceUninitialized);  // cannot be opened in the process that owns it
   }
   const std::string path =
       "/proc/" + std::to_string(exported.pid) + "/fd/" + std::to_string(exported.file);
   char link[256] = {};
   if (readlink(path.c_str(), link, sizeof link - 1) <= 0 ||
       std::string(link).find(FileName(exported.id) + " ") == std::string::npos) {
-    return End(cudaErrorInvalidResourceHandle);  // it is gone
+    return End(cudaErrorInvalidResourceHandle);  // it was freed
   }
   Allocation made;
   made.kind = Memory::kDevice;

@@ -26,7 +26,7 @@ struct ncclComm {
   bool finalizing = false;
   ncclResult_t error = ncclSuccess;
   std::uint64_t given = 0;                                                // batches
-  std::vector<std::shared_ptr<shardwright::cuda_double::Batch>> waiting;  // not yet on their stream
+  std::vector<std::shared_ptr<shardwright::cuda_double::Batch>> waiting;  // not on a stream yet
   std::vector<std::shared_ptr<shardwright::cuda_double::Batch>> batches;  // all of them
 };
 
@@ -48,10 +48,10 @@ namespace {
 
 struct Clique {
   int size = 0;
-  std::vector<ncclComm*> members;  // by rank, nullptr for one that has not come
+  std::vector<ncclComm*> members;  // by rank, nullptr for a rank that has not joined
   int finalizing = 0;
-  bool formed = false;  // all have come, whoever has gone since
-  bool broken = false;  // somebody has gone in the middle
+  bool formed = false;  // all members have joined at least once
+  bool broken = false;  // a member left before it finished
 };
 
 std::map<std::string, Clique>& Cliques() {
@@ -59,7 +59,7 @@ std::map<std::string, Clique>& Cliques() {
   return *kCliques;
 }
 
-// All that ever were, also those that are gone.
+// All communicators ever created, also destroyed ones.
 std::vector<std::unique_ptr<ncclComm>>& Owned() {
   static auto* const kOwned = new std::vector<std::unique_ptr<ncclComm>>;
   return *kOwned;
@@ -106,7 +106,7 @@ std::uint64_t Bytes(ncclDataType_t type) {
   }
 }
 
-// What a part reads and writes, on a communicator of so many ranks.
+// Returns the number of bytes that a part reads on a communicator of `size` ranks.
 std::uint64_t ReadBytes(const Part& part, int size) {
   if (part.from == nullptr) return 0;
   const auto ranks = static_cast<std::uint64_t>(part.what == What::kReduceScatter ? size : 1);
@@ -195,8 +195,8 @@ void SumParts(ncclDataType_t type, std::uint64_t count, const std::vector<const 
   }
 }
 
-// Moves the bytes of a collective of all ranks. `all` by rank. Sources are read before targets are
-// written, as the two may be one. \returns false if a rank may not reach what it gave
+// Moves the bytes of a collective of all ranks. `all` by rank. Reads all sources before it writes
+// targets, as the two may be one. \returns false if a rank may not access its buffer
 bool MoveAll(const std::vector<Found>& all) {
   const Part& first = *all[0].part;
   const std::uint64_t item = Bytes(first.type);
@@ -291,7 +291,7 @@ bool MeetPeer(ncclComm* comm, Part& part) {
   return true;
 }
 
-// Fills what was to be written: the work of an aborted communicator leaves anything.
+// Fills the target memory of an aborted communicator's work, which has undefined contents.
 void Spoil(const Batch& batch) {
   for (const Part& part : batch.parts) {
     const std::uint64_t bytes = WrittenBytes(part, batch.comm->size);
@@ -322,7 +322,7 @@ ncclResult_t BeginNccl(const char* function, const void* question = nullptr) {
   return Mine().fail_nccl;
 }
 
-// A failed call leaves the communicator of no use to anybody.
+// Records a failed call. It leaves the communicator unusable.
 ncclResult_t Failed(ncclComm* comm, ncclResult_t code) {
   comm->error = code;
   BreakClique(comm->clique, comm);
@@ -362,7 +362,7 @@ ncclResult_t Give(const char* function, ncclComm* comm, cudaStream_t stream, Par
   group.batches.clear();
   comm->batches.push_back(batch);
   comm->waiting.push_back(batch);
-  // Every other time it takes a while.
+  // Every other call stays "in progress" for a while.
   if (++comm->given % 2 == 0) {
     Flush(comm);
     return ncclSuccess;
@@ -405,7 +405,7 @@ void BreakNccl(int process) {
 
 namespace {
 
-// Takes a communicator out of the world.
+// Removes a communicator from the global state.
 void Remove(ncclComm* comm) {
   Comms().erase(comm);
   for (ncclComm*& member : Cliques()[comm->clique].members) {
@@ -519,7 +519,7 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
     return ncclInvalidArgument;
   }
   if (!comm->finalizing) Violate("a communicator was destroyed before it was finalized");
-  Comms().erase(comm);  // stays a member: the others may still be asking
+  Comms().erase(comm);  // stays a member: the others may still poll
   return begun;
 }
 

@@ -85,7 +85,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   const auto found = FindStream(stream);
   if (found == nullptr) return End(cudaErrorInvalidResourceHandle);
   found->destroyed = true;
-  if (!found->queue.empty()) world.orphans.push_back(found);  // what is queued still runs
+  if (!found->queue.empty()) world.orphans.push_back(found);  // queued work still runs
   world.streams.erase(stream);
   return End(code);
 }
@@ -189,7 +189,7 @@ cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpy
     Push(*on, std::move(work));
     return cudaSuccess;
   }
-  // Ordinary memory on one side. The real runtime waits here for what is queued.
+  // One end of the copy is ordinary memory. The real runtime waits here for queued work.
   if (!on->queue.empty()) Violate("a copy of ordinary memory waits for work without a bound");
   if (!Drive(on, on->queued())) return End(cudaErrorNotReady);
   if (to_known) {

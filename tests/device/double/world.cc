@@ -103,7 +103,7 @@ void Push(Stream& stream, Work work) {
 
 bool Drive(const std::shared_ptr<Stream>& stream, std::uint64_t count) {
   World& world = TheWorld();
-  if (stream->driving) return stream->ended >= count;  // waits for itself, by way of others
+  if (stream->driving) return stream->ended >= count;  // waits for itself, through others
   stream->driving = true;
   while (stream->ended < count) {
     if (world.processes[stream->process].broken != cudaSuccess) {
@@ -132,8 +132,8 @@ void Reset(const Options& options) {
   World& world = TheWorld();
   const std::lock_guard lock(world.mutex);
   world.options = options;
-  world.memory.clear();  // its mappings stay, and so does what they catch
-  // Work may hold its own stream, by way of others and of communicators.
+  world.memory.clear();  // its mappings stay, and catch later accesses
+  // Work may own its own stream, through others and communicators.
   for (const auto& [handle, stream] : world.streams) stream->queue.clear();
   for (const auto& stream : world.orphans) stream->queue.clear();
   world.streams.clear();

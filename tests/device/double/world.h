@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the doubles keep. All of it under one mutex.
+// State of the doubles. One mutex guards all of it.
 
 #pragma once
 
@@ -21,8 +21,8 @@ enum class Memory { kUnknown, kPinned, kDevice };
 
 struct Allocation {
   Memory kind = Memory::kUnknown;
-  std::byte* address = nullptr;  // what programs see
-  std::byte* alias = nullptr;    // where the doubles reach it
+  std::byte* address = nullptr;  // address that programs see
+  std::byte* alias = nullptr;    // address through which the doubles access it
   std::uint64_t bytes = 0;
   int process = 0;
   int device = 0;
@@ -31,7 +31,7 @@ struct Allocation {
   bool mapped = false;  // another process's
 };
 
-/// A stretch of memory that work reads or writes.
+/// A byte range that work reads or writes.
 struct Touch {
   const void* at = nullptr;
   std::uint64_t bytes = 0;
@@ -42,7 +42,7 @@ struct Batch;
 
 struct Work {
   std::vector<Touch> touches;
-  std::function<bool()> run;      // false: it has reached what it must not; none: nothing to do
+  std::function<bool()> run;      // false: it accessed an invalid address; none: nothing to do
   std::shared_ptr<Stream> after;  // with `after_count` works of it ended
   std::uint64_t after_count = 0;
   std::shared_ptr<Batch> batch;  // of a communicator
@@ -97,14 +97,14 @@ World& TheWorld();
 int ThisProcess();
 Process& Mine();
 
-/// How often an answer is "not yet" though it could be otherwise.
+/// Number of times a query answers "not yet" before it answers truthfully.
 inline constexpr unsigned kPatience = 2;
 
 void Violate(const std::string& what);
 
 /// Counts a call.
-/// \param question  what is asked for, by a call that is made again and again
-/// \returns whether it is to fail
+/// \param question  object of a query that a program repeats, e.g. the event that it polls
+/// \returns true if the call must fail
 bool Fails(const char* function, const void* question = nullptr);
 
 /// Begins a call of the runtime. \param breaks  whether a failure can only mean a broken device
@@ -112,9 +112,9 @@ cudaError_t Begin(const char* function, bool breaks = false, const void* questio
 /// Ends one: keeps a failure as the last error.
 cudaError_t End(cudaError_t code);
 
-/// The allocation of this process that holds all of a stretch, or nullptr.
+/// Returns the allocation of this process that contains a whole byte range, or nullptr.
 Allocation* Find(int process, const void* at, std::uint64_t bytes);
-/// Where the doubles reach it; nullptr if `process` may not. Ordinary memory is nowhere.
+/// Returns the doubles' address of device memory; nullptr if `process` may not access it.
 std::byte* Reach(int process, const void* at, std::uint64_t bytes);
 
 /// Puts work on a stream.
@@ -124,12 +124,12 @@ void Push(Stream& stream, Work work);
 bool Drive(const std::shared_ptr<Stream>& stream, std::uint64_t count);
 std::shared_ptr<Stream> FindStream(cudaStream_t stream);
 
-/// Whether all parts of a batch have met their counterparts. Moves their bytes.
+/// Returns true if all parts of a batch have met their counterparts. Moves their bytes.
 bool Meet(Batch& batch);
 /// Memory that work under way on a communicator touches is in its Work; nothing else to reset.
 void ResetNccl();
 std::uint64_t LiveCommunicators();
-/// The communicators of a process whose device is broken.
+/// Breaks the communicators of a process after its device broke.
 void BreakNccl(int process);
 
 }  // namespace shardwright::cuda_double

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Any bytes as a fragment catalogue: as they are when they begin like one, else as what a catalogue
-// holds when unpacked, so that checksum and compression do not hide the rest. What is accepted is
-// written the same again, and read as a checkpoint or refused.
+// Any bytes as a fragment catalogue: unchanged if they begin like one, otherwise as the unpacked
+// contents, so that checksum and compression do not hide the rest. Accepted input is written
+// identically again, and then either reads as a checkpoint or fails with an error.
 
 #include <cstddef>
 #include <cstdint>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Any bytes as the pickle of a model's file of one rank, and of an optimizer's: read as a
-// checkpoint of one rank, or refused. What is read is written as a checkpoint of three, or refused.
+// Any bytes as the pickle of one rank's model file and of its optimizer file: the reader returns a
+// checkpoint of one rank or an error. The writer makes a checkpoint for three ranks, or fails.
 
 #include <cstddef>
 #include <cstdint>

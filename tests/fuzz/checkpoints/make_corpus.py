@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the seed inputs of the dialect fuzz targets: make_corpus.py FOLDER. Same bytes every time.
+"""Writes the seed inputs of the fuzz targets of checkpoint formats: make_corpus.py FOLDER. Same bytes every time.
 
-Catalogues are stored as their form, a byte, and what they hold when unpacked: that of the demo checkpoint, and small
-ones. Of each kind of input there are seeds that are read as a whole checkpoint and are as small as that can be: a target
-tries several times as many inputs that are made of these.
+Catalogues are stored as their form, a byte, and their unpacked content: that of the demo checkpoint, and small ones. Of
+each kind of input there are seeds that are read as a whole checkpoint and are as small as possible: a target tries
+several times as many inputs that are made of these.
 """
 
 import argparse
@@ -58,15 +58,15 @@ def text(content):
 
 
 def catalogue(dialect, files, form=4, tag=b"global_step1", keys=None):
-    """files: (name, pickle, [payload]); payloads lie one after the other, small ones are inlined. The form comes first.
-    keys: of the payloads, and then what tells of them is JSON; without it they are numbers.
+    """files: (name, pickle, [payload]); payloads follow one another, small ones are inlined. The form comes first.
+    keys: of the payloads, and then their descriptions are JSON; without it they are numbers.
     """
     out = number(["deepspeed", "universal"].index(dialect)) if form < 3 else text(dialect.encode())
     out += text(tag) + number(1) + text(b"a warning") + text(b"") + number(len(files))
     for index, (name, pickle, payloads) in enumerate(files):
         size = sum(map(len, payloads)) + 1
         out += text(name) + text(b"/source/" + name) + number(size) + number(2) + number(7)
-        if form >= 3:  # one container; in form 4 its skeleton is a new one; from the beginning
+        if form >= 3:  # one container; in form 4 with new metadata; from the beginning
             out += number(1) + (number(index) if form == 4 else b"") + number(0 if keys is None else 1) + number(0)
         out += number(size) + text(pickle) + number(len(payloads))
         for i, payload in enumerate(payloads):
@@ -110,7 +110,7 @@ def one_tensor():
 
 
 def plain_tensor():
-    """A model of one tensor that is no DTensor."""
+    """A model of one tensor that is not a DTensor."""
     return small_dumps(collections.OrderedDict({"w": ptfile.tensor("FloatStorage", bytes(8), (2,), 4)}))
 
 
@@ -141,7 +141,7 @@ MAPS = {
 
 
 def two_pickles(model, optimizer):
-    """Where the second one begins, then both."""
+    """The offset of the second one, then both."""
     return (2 + len(model)).to_bytes(2, "little") + model + optimizer
 
 
@@ -205,7 +205,7 @@ def small_pickle(value):
 
 
 def legacy_rank(layers=2, optimizer=True):
-    """A rank of Megatron: layers of width 4, two heads in one group, a gated MLP, five words padded to six."""
+    """A Megatron rank: layers of width 4, two heads in one group, a gated MLP, five words padded to six."""
     args = argparse.Namespace(
         tensor_model_parallel_size=1, pipeline_model_parallel_size=1, num_layers=layers, num_attention_heads=2,
         num_query_groups=1, kv_channels=2, group_query_attention=True, vocab_size=5, make_vocab_size_divisible_by=3,

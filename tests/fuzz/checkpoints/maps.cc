@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Any bytes as a map file, used on a made-up checkpoint in both directions. A map that is taken
-// makes a checkpoint that holds every element once, and its inverse, where it is taken too, the
-// first one.
+// Any bytes as a map file, used on a made-up checkpoint in both directions. An accepted map makes a
+// checkpoint that holds every element once. Its inverse, if also accepted, makes the first one
+// again.
 
 #include <algorithm>
 #include <cstddef>
@@ -60,7 +60,7 @@ checkpoints::Checkpoint MadeUp() {
   return out;
 }
 
-/// Where every element of every tensor lies.
+/// Returns the location of every element of every tensor.
 std::map<std::string, std::vector<std::uint64_t>> ElementsOf(const layout::ShardMap& map) {
   std::map<std::string, std::vector<std::uint64_t>> all;
   for (const layout::LogicalTensor& tensor : map.tensors) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Any bytes as metadata.json and integrity.json, or as the pickles of a legacy folder of one rank:
-// read as a checkpoint, or refused. What is read is written as a checkpoint of two stages, or
-// refused.
+// Any bytes as metadata.json and integrity.json, or as the pickles of a legacy folder of one rank.
+// The reader returns a checkpoint or an error. The test writes each checkpoint for two pipeline
+// stages, or gets an error.
 
 #include <cstddef>
 #include <cstdint>

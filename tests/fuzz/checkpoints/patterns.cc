@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Any bytes as a pattern file. A rule that is taken must cut every tensor it fits into shards that
-// make the whole tensor again, or be refused.
+// Any bytes as a pattern file. The parser rejects a rule, or the rule must cut every tensor it fits
+// into shards that reassemble to the whole tensor.
 
 #include <cstddef>
 #include <cstdint>

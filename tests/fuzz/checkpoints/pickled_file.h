@@ -13,7 +13,7 @@
 
 namespace shardwright::fuzz {
 
-/// A file that holds a pickle and just the storages that it asks for, small ones inlined.
+/// A file with a pickle and exactly the storages that it refers to, small ones inlined.
 inline checkpoints::SourceFile PickledFile(const std::string& name, std::string_view pickle) {
   constexpr std::uint64_t kMost = std::uint64_t{1} << 20;
   files::ContainerMetadata metadata;
@@ -39,7 +39,7 @@ inline checkpoints::SourceFile PickledFile(const std::string& name, std::string_
   return file;
 }
 
-/// Two pickles in one input: the first two bytes, little endian, say where the second one begins.
+/// Splits one input into two pickles. Its first two bytes, little endian, are the second's offset.
 inline std::pair<std::string_view, std::string_view> TwoPickles(std::string_view bytes) {
   if (bytes.size() < 2) return {};
   const std::size_t split = static_cast<unsigned char>(bytes[0]) +

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Any bytes as a .pt file: zip container or legacy stream. Whatever is accepted must lie inside the
-// file.
+// Any bytes as a .pt file: zip container or legacy stream. Every accepted byte range must be inside
+// the file.
 
 #include <sys/mman.h>
 #include <unistd.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Any bytes as the index of a DCP folder. What is read can be written, and is then read and written
-// the same again; shared out over the indexes of two ranks, it is united again.
+// Any bytes as the index of a DCP folder. An accepted index can be written, and reads and writes
+// the same again. Partitioned into the indexes of two ranks, it merges to the same index.
 
 #include <array>
 #include <cstddef>

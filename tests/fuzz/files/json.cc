@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Any bytes as JSON and, with 'm' in front, as MessagePack. What is accepted is as deep as the
-// limit allows and says the same when it is written and read again.
+// Any bytes as JSON and, with 'm' in front, as MessagePack. Accepted input is at most as deep as
+// the limit allows, and has the same value after it is written and read again.
 
 #include <algorithm>
 #include <cstddef>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Any bytes as a pickle. What is read must be writable, or be refused; what is written must read
-// back, and be written the same again.
+// Any bytes as a pickle. The writer writes each accepted pickle or returns an error. Its output
+// must read back, and be written the same again.
 
 #include <cstddef>
 #include <cstdint>

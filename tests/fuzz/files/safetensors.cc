@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Any bytes as a .safetensors file. What is accepted covers the file exactly, and written again
-// with our own layout it says the same. The first byte chooses between a file and an index.
+// Any bytes as a .safetensors file. Accepted tensors cover the file exactly, and have the same
+// names and values when written with our own layout. The first byte chooses between file and index.
 
 #include <sys/mman.h>
 #include <unistd.h>

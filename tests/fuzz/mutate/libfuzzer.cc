@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Between the mutations and libFuzzer, whose own mutation is the one without knowledge.
+// Connects the mutations with libFuzzer and its own mutation, which knows no format.
 
 #include <algorithm>
 #include <cstring>

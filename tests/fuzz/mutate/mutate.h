@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-// Mutations that know a format: most of what they make is still well formed up to the place they
-// change, so that a fuzz target comes past the checks of lengths and sums that stop random bytes.
+// Mutations that know a format: most of their outputs are still well formed up to the changed
+// place, so that a fuzz target passes the length and checksum tests that stop random bytes.
 
 #include <cstddef>
 #include <cstdint>
@@ -14,7 +14,7 @@
 
 namespace shardwright::fuzz {
 
-/// Where a mutation gets chance from, and bytes changed without knowledge of their format.
+/// Source of randomness for a mutation, and of byte changes without knowledge of a format.
 class Chance {
  public:
   using Plain = std::function<std::string(std::string)>;
@@ -25,7 +25,7 @@ class Chance {
   std::size_t Below(std::size_t count) { return random_() % count; }
   bool OneIn(std::size_t count) { return Below(count) == 0; }
   std::string Change(std::string bytes) { return plain_(std::move(bytes)); }
-  /// A number that limits are made of: 0, 1, powers of two and their siblings.
+  /// A typical limit: 0, 1, powers of two and the numbers next to them.
   std::uint64_t Odd();
 
  private:
@@ -37,23 +37,23 @@ class Chance {
 std::string Little(std::uint64_t number, std::size_t bytes);
 std::uint64_t Number(std::string_view little_endian);
 
-/// What each of these takes for another format is changed without knowledge of it. Pure but for
-/// chance; nothing is refused.
+/// Each of these mutates input of an unknown format as plain bytes. Pure but for chance. They
+/// accept any input.
 std::string MutatePickle(std::string_view bytes, Chance& chance);
-/// Two pickles behind the place of the second, as fuzz::TwoPickles reads them.
+/// Two pickles after the offset of the second, as fuzz::TwoPickles reads them.
 std::string MutateTwoPickles(std::string_view bytes, Chance& chance);
-/// Archives of stored or deflated members; sums, sizes and the directory fit what was changed,
-/// except in one of three.
+/// Archives of stored or deflated members. Checksums, sizes and the directory match the changed
+/// contents, except in one of three outputs.
 std::string MutateZip(std::string_view bytes, Chance& chance);
-/// Headers keep their length, and mostly the tensors lie one behind the other as they must.
+/// Headers keep their length, and most outputs store the tensors one after another as required.
 std::string MutateSafetensors(std::string_view bytes, Chance& chance);
 
 using Mutation = std::string (*)(std::string_view bytes, Chance& chance);
 
 }  // namespace shardwright::fuzz
 
-// SW_FUZZ_MUTATION(Mutation) in a fuzz target gives libFuzzer the mutation, beside its own. What
-// only replays inputs has none.
+// SW_FUZZ_MUTATION(Mutation) in a fuzz target adds the mutation to libFuzzer's own. Builds that
+// only replay inputs have no mutation.
 #ifdef SW_FUZZ
 namespace shardwright::fuzz {
 std::size_t MutateFor(Mutation mutation, std::uint8_t* data, std::size_t bytes, std::size_t most,

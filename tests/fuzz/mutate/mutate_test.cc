@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Mutations are worth something if they differ, and if many come past the checks that stop random
+// Mutations are useful if they differ, and if many pass the checks that stop random
 // bytes.
 
 #include "fuzz/mutate/mutate.h"
@@ -40,7 +40,7 @@ std::vector<std::string> Seeds(const std::string& target) {
   return seeds;
 }
 
-/// Of all mutations of seeds that are sound: how many differ, and how many `accept` takes.
+/// Of all mutations of valid seeds, counts those that differ, and those that `accept` accepts.
 struct Yield {
   std::size_t differ = 0;
   std::size_t accepted = 0;

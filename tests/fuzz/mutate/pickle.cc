@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pickles as sequences of opcodes: taken out, doubled, exchanged, put in, with other operands.
+// Pickles as sequences of opcodes: removed, doubled, exchanged, inserted, with other operands.
 
 #include <algorithm>
 #include <array>
@@ -87,7 +87,7 @@ std::size_t OperandBytes(Form form, std::string_view rest) {
 
 using Units = std::vector<std::string>;
 
-/// One opcode with its operand each; what is cut off at the end is the last one.
+/// Splits a pickle into opcodes with their operands; a truncated opcode is the last unit.
 Units UnitsOf(std::string_view pickle) {
   Units units;
   while (!pickle.empty()) {
@@ -252,7 +252,7 @@ std::string Joined(const Units& units) {
   return pickle;
 }
 
-/// One frame around all that follows its opcode, instead of those whose lengths are wrong now.
+/// Puts one frame around everything after its opcode, in place of frames with wrong lengths.
 std::string JoinedInOneFrame(const Units& units) {
   std::optional<std::size_t> frame;
   std::string pickle;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Safetensors files: the header as JSON, whose tensors lie one behind the other again afterwards.
+// Mutates the header of a safetensors file as JSON, then places the tensors without gaps again.
 
 #include <algorithm>
 #include <array>
@@ -82,7 +82,7 @@ void Change(Json* header, Chance& chance) {
   }
 }
 
-/// Tensors one behind the other, in the order of the header. Returns the end of the last.
+/// Places tensors without gaps, in the order of the header. Returns the end of the last.
 std::uint64_t Place(Json* header) {
   std::uint64_t end = 0;
   for (auto& [name, entry] : header->items()) {

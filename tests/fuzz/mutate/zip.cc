@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Zip archives as lists of members, written anew with sums and sizes that fit.
+// Mutates zip archives as lists of members and writes them with matching checksums and sizes.
 
 #include <algorithm>
 #include <array>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Any bytes as what an agent's socket brings: a line of a request or an answer, a hello, and the
-// list of checkpoints. What is accepted names versions that can be used as a restore uses them.
+// Any bytes as input of an agent's socket: a line of a request or an answer, a hello, and the list
+// of checkpoints. Accepted lists name versions that a restore can use.
 
 #include <cstddef>
 #include <cstdint>
@@ -35,7 +35,7 @@ void UseList(std::string_view text) {
   }
 }
 
-/// A hello without its first word. What is accepted is written the same again.
+/// A hello without its first word. An accepted hello is written the same again.
 void UseHello(std::string_view line) {
   const auto hello = partial::ParseHello(line, "input");
   if (!hello) {

@@ -27,7 +27,7 @@ def cut(table):
 
 
 def compact(value):
-    """Without the digest, which says what the whole text was."""
+    """Without the digest of the whole text."""
     value.pop("xxh3_128", None)
     return json.dumps(value, separators=(",", ":"))
 
@@ -66,7 +66,7 @@ SMALL = {
 
 
 def write_agent(folder, stores):
-    """What an agent sends: the list of its checkpoints, and lines."""
+    """Messages of an agent: the list of its checkpoints, and lines."""
     folder.mkdir(parents=True, exist_ok=True)
     manifest = (stores / "small-rules-manifests-0000000004-0000000006.json").read_text()
     listed = [{"state": "buffered", "manifest": manifest},

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Any bytes as the texts of a store: head, manifest, tokens, recovery. What is accepted is written
-// the same again, and can be used as a save or a restore uses it, or is refused.
+// Any bytes as the texts of a store: head, manifest, tokens, recovery. Accepted texts are written
+// the same again. Then a save or a restore either works on them or returns an error.
 
 #include <array>
 #include <cstddef>
@@ -39,7 +39,7 @@ std::size_t CellsOf(const partial::Counts& table) {
   return cells;
 }
 
-/// What a save does with what it reads of the rules.
+/// Performs the steps of a save on a selection state that was read.
 void UseState(const partial::SelectionState& state) {
   const partial::LayerExperts experts = partial::ShapeOf(state.persist.tokens);
   const bool fits = partial::Validate(state.persist, experts).has_value();
@@ -59,7 +59,7 @@ void UseState(const partial::SelectionState& state) {
   partial::LevelState after = state.persist;
   const partial::Selection selection = partial::SelectLoadAware(after, 2);
   SW_CHECK(partial::Validate(selection, experts));
-  // A version above the iteration is refused, whatever the text says.
+  // CompleteSave fails for a version above the iteration, for any text.
   (void)partial::CompleteSave(&after, partial::BeginSave(after, selection, 100));
 }
 
@@ -121,11 +121,11 @@ void UseRecovery(std::string_view text) {
   auto history = partial::TokenHistory::Make(partial::ShapeOf(tokens));
   if (!history || !history->Add(3, tokens)) return;
   partial::LossLedger ledger = *recovery->ledger;
-  // A ledger of another shape, or whose ranges overlap, is refused or counts: it never crashes.
+  // A ledger of another shape or with overlapping ranges makes Charge fail or count, never crash.
   (void)ledger.Charge(*history, partial::MakeCounts(partial::ShapeOf(tokens), 1), 4);
 }
 
-/// The readers, and what a text must hold to be one of theirs.
+/// A reader, and the word that a text must contain for this reader to get it.
 struct Use {
   std::string_view kind;
   void (*use)(std::string_view text);
@@ -137,8 +137,8 @@ constexpr std::array<Use, 4> kUses = {{{"pec-store", UseHead},
 
 }  // namespace
 
-// A text goes to the readers whose kind it names: the others parse the same JSON and then refuse
-// it, which takes most of the time. Still, one of eight goes to all of them.
+// Passes a text to the readers of the kind that it contains. The others would parse the same JSON
+// and then fail, which takes most of the time. Still, one of eight goes to all of them.
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size_bytes) {
   const std::string_view text(reinterpret_cast<const char*>(data), size_bytes);
   const bool to_all = size_bytes % 8 == 0;

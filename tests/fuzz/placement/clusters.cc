@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Any bytes as a cluster description, and as node events. What is accepted proves itself and is
-// written so that it reads back as the same.
+// Any bytes as a cluster description, and as node events. Accepted input passes its own
+// verification and is written so that it reads back as the same.
 
 #include <cstddef>
 #include <cstdint>
@@ -22,7 +22,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const auto cluster = placement::ParseCluster(text, 3, "input");
   if (!cluster) return 0;
   SW_CHECK(placement::Validate(*cluster).has_value());
-  // A few bytes may ask for 262144 GPUs, whose text takes longer than 10000 other inputs.
+  // A few bytes may ask for 262144 GPUs. Their text takes longer than 10000 other inputs.
   constexpr std::uint32_t kDevicesWritten = 4096;
   if (cluster->device_count() > kDevicesWritten || cluster->node_count() > kDevicesWritten)
     return 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Any bytes as expert loads. What is accepted keeps its promises: layers ascend, every record has
-// as many counts as there are, and the sum of all records is loads that prove themselves.
+// Any bytes as expert token counts. Accepted input keeps the guarantees: layers ascend, every
+// record has a count for each expert, and the total of all records passes verification.
 
 #include <algorithm>
 #include <cstddef>

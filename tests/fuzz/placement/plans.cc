@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Any bytes as a placement plan, of any format. What is accepted lies on the cluster that it tells,
-// or on one of four GPUs, or is refused; what lies there can be measured and written again.
+// Any bytes as a placement plan, of any format. An accepted plan fits the cluster that it describes
+// or one of four GPUs, or the check fails. Plans that fit can be measured and written again.
 
 #include <cstddef>
 #include <cstdint>

@@ -18,7 +18,7 @@ int main(int argc, char** argv) {
     return static_cast<int>(error.code);
   };
   if (!ranks) return end(ranks.error());
-  shardwright::NullSink sink;  // nobody watches
+  shardwright::NullSink sink;  // ignores messages and progress
   const shardwright::Source source{{argv[1]}};
   shardwright::ConvertOptions options;
   options.output = argv[2];

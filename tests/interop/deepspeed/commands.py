@@ -17,7 +17,7 @@ class Commands:
         self.launcher = launcher
 
     def try_run(self, command, *arguments, ranks=1):
-        """Runs a command; its exit code, and what it wrote to stdout and stderr together."""
+        """Runs a command; its exit code, and its output on stdout and stderr together."""
         words = [str(self.folder / command), *map(str, arguments)]
         if ranks > 1:
             words = [self.launcher, "--oversubscribe", "-n", str(ranks), *words, "--threads", "1"]

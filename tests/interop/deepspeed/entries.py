@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Modules whose state dicts hold more than parameters and buffers in row-major order."""
+"""Modules with more in their state dicts than parameters and buffers in row-major order."""
 
 import io
 
 import torch
 from torch import nn
 
-# What get_extra_state() of a module returns: libraries use each of these.
+# Results of get_extra_state() of a module: libraries use each of these.
 STATES = [
     lambda: None,
     lambda: {"seen": 3, "history": torch.arange(4.0), "names": ["a", ("b", 2.5)]},
@@ -16,7 +16,7 @@ STATES = [
 
 
 def same(a, b):
-    """Whether two extra states are of one type and value."""
+    """True if two extra states are of one type and value."""
     if type(a) is not type(b):
         return False
     if isinstance(a, dict):
@@ -70,5 +70,5 @@ def add_to(block, index):
 
 
 def wrong(module):
-    """What of the entries has not come back from a checkpoint."""
+    """The entries that have not come back from a checkpoint."""
     return [f"{name}: {part.loaded}" for name, part in module.named_modules() if getattr(part, "loaded", "")]

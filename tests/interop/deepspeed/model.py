@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the interop tests train: a small language model of odd sizes, and the engine of a case.
+"""The model of the interop tests: a small language model of odd sizes, and the engine of a case.
 
-A case is a dict; what it does not name has the value below. `layers` blocks of width `width` read
+A case is a dict; keys that it omits have the value below. `layers` blocks of width `width` read
 `vocab` tokens; the names of the other keys are those of DeepSpeed's configuration where it has one.
 """
 
@@ -22,7 +22,7 @@ CASE = {
     "grad_accum": None,      # "fp32" with bf16 and stage 1 makes DeepSpeed use its BF16_Optimizer
     "optimizer": "adamw",    # a name in optimizers.py
     "groups": 2,             # parameter groups, 1 to 3
-    "configured": False,     # the optimizer is AdamW, made by DeepSpeed as the configuration says; one group
+    "configured": False,     # the optimizer is AdamW, made by DeepSpeed from the configuration; one group
     "frozen": False,         # some parameters are not trained
     "left_out": False,       # nor is the embedding, and checkpoints leave all of these out: a base model has them
     "tied": False,           # the output weights are those of the embedding
@@ -32,11 +32,11 @@ CASE = {
     "round_robin": False,    # round_robin_gradients of stages 1 and 2
     "elastic": False,        # elastic_checkpoint of stages 1 and 2
     "sub_group": None,       # sub_group_size of stage 3
-    "experts": 0, "ep": 1,   # MoE: experts of a layer, and ranks that share them out
+    "experts": 0, "ep": 1,   # MoE: experts of a layer, and ranks that divide them
     "pp": 1, "pipe": False,  # pipeline stages; pipe makes it a PipelineModule even with one
     "tp": 1,                 # AutoTP
     "viewed": False,         # AutoTP cuts the attention's weight along an inner dimension, as it does fused experts
-    "sp": 1,                 # Ulysses: ranks that share out a sequence
+    "sp": 1,                 # Ulysses: ranks that divide a sequence
     "config": {},            # more of DeepSpeed's configuration; with an optimizer in it, that one is used
     "accelerate": False,     # Accelerate's plugin makes the engine
     "muon": False,           # matrices inside the blocks are marked for DeepSpeed's Muon
@@ -44,7 +44,7 @@ CASE = {
 }
 HEADS = 4
 INPUTS = 8  # tokens of a sample
-# How AutoTP cuts a Block.
+# AutoTP's cut of a Block.
 TENSOR_PARALLEL = [
     {"patterns": [r".*\.attend\.weight$"], "partition_type": "column", "shape": [3, -1], "partition_dim": 0},
     {"patterns": [r".*\.attended\.weight$"], "partition_type": "row"},
@@ -63,7 +63,7 @@ def tensor_parallel(case):
 
 
 def complete(case):
-    """The case with every key, refusing keys that mean nothing."""
+    """The case with every key, rejecting unused keys."""
     unknown = set(case) - set(CASE)
     if unknown:
         raise ValueError(f"no such keys in a case: {sorted(unknown)}")
@@ -88,7 +88,7 @@ def attention(query, key, value):
 
 
 class Block(nn.Module):
-    """Attention over several heads, an MLP whose width nothing divides, and experts if asked for."""
+    """Attention over several heads, an MLP with a width that nothing divides, and experts if requested."""
 
     def __init__(self, case, index):
         super().__init__()
@@ -210,7 +210,7 @@ def make_groups(model, case):
 
 
 def merged(config, more):
-    """`config` with what `more` adds to it and to the dicts in it."""
+    """`config` with the additions of `more` to it and to the dicts in it."""
     both = {key: merged(config[key], more[key]) for key in config.keys() & more.keys() if isinstance(more[key], dict)}
     return config | more | both
 
@@ -244,7 +244,7 @@ def configuration(case, universal):
     if case["dtype"] == "bf16":
         config["bf16"] = {"enabled": True}
     elif case["dtype"] == "fp16":
-        # The scale changes every other step: it is part of what a checkpoint has to keep.
+        # The scale changes every other step: checkpoints have to keep it.
         config["fp16"] = {"enabled": True, "initial_scale_power": 8, "loss_scale_window": 2}
     if case["grad_accum"]:
         config["data_types"] = {"grad_accum_dtype": case["grad_accum"]}
@@ -262,7 +262,7 @@ def make_engine(case, universal=False):
         from deepspeed.accelerator import get_accelerator
         get_accelerator().is_fp16_supported = lambda: True
     model, config = make_model(case), configuration(case, universal)
-    ranks_of = None  # who shares out what; DeepSpeed finds out but for sequences
+    ranks_of = None  # ranks that divide work; DeepSpeed finds out but for sequences
     if case["sp"] > 1:
         from deepspeed.runtime.sequence_parallel import parallel_state_sp as ranks_of
         ranks_of.initialize_sequence_parallel(case["sp"])
@@ -294,7 +294,7 @@ def data_parallel(engine, case):
     if case["tp"] > 1:
         from deepspeed.utils import groups
         return groups.get_data_parallel_rank(), groups.get_data_parallel_world_size()
-    if case["sp"] > 1:  # ranks that share a sequence are neighbours
+    if case["sp"] > 1:  # ranks of a sequence have consecutive numbers
         return torch.distributed.get_rank() // case["sp"], torch.distributed.get_world_size() // case["sp"]
     return torch.distributed.get_rank(), torch.distributed.get_world_size()
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What older releases of DeepSpeed and PyTorch lack on CPU ranks, to run them in tests: packages that DeepSpeed before
-0.15 insists on and does not need, and operations that ZeRO needs and Gloo of PyTorch before 2.3 has not, made of what
-it has. The functions have the parameters of those that they stand for."""
+"""Substitutes for features that older DeepSpeed and PyTorch releases lack on CPU ranks, to run them in tests: packages
+that DeepSpeed before 0.15 insists on and does not need, and operations that ZeRO needs and Gloo of PyTorch before 2.3
+has not, made of those that it has. The functions have the parameters of those that they stand for."""
 
 import importlib.machinery
 import importlib.util
@@ -29,7 +29,7 @@ class Done:
 
 def prepare():
     """To be called before DeepSpeed is imported."""
-    os.environ.setdefault("LOCAL_SIZE", "1")  # else DeepSpeed asks the program numactl
+    os.environ.setdefault("LOCAL_SIZE", "1")  # otherwise DeepSpeed runs the program numactl
     if release() >= (0, 15):
         return
     for name in ("intel_extension_for_pytorch", "oneccl_bindings_for_pytorch"):
@@ -45,7 +45,7 @@ def release():
 
 
 def is_old():
-    """Whether this is no release of those that scripts/peers installs for every test."""
+    """True for a release other than those that scripts/peers installs for every test."""
     return release() < (0, 19)
 
 
@@ -98,7 +98,7 @@ def reduce_scatter_tensor(output, input, op=dist.ReduceOp.SUM, group=None, async
 
 
 def all_gather_into_detached(output_tensor, input_tensor, group=None, async_op=False):
-    """Gloo of PyTorch before 2.9 refuses to write to what autograd knows as a view."""
+    """Gloo of PyTorch before 2.9 cannot write to a tensor that is a view for autograd."""
     return ALL_GATHER_INTO(output_tensor.detach(), input_tensor.detach(), group, async_op)
 
 

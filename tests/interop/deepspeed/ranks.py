@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs a function on several ranks of one machine: forks of this process, so that PyTorch and
-DeepSpeed, and what they import when first used, are imported once. Nothing here may use autograd or process
+DeepSpeed, and the modules that they import when first used, are imported once. Nothing here may use autograd or process
 groups itself: their threads would not survive the fork.
 """
 
@@ -41,7 +41,7 @@ sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None  # deepspeed.com
 
 
 def has_ended(pid):
-    """Whether a child has ended; whoever waits for it still learns how."""
+    """True if a child has ended; a later wait still returns its status."""
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
@@ -58,11 +58,11 @@ def kill_group(pid):
 
 
 def _become(rank, ranks, folder, function, arguments):
-    """The life of a rank; its answer is the JSON of what the function returns."""
+    """The life of a rank; its answer is the JSON of the function's result."""
     def live():
         rank_process.name_rank(rank, ranks)
-        # PyTorch makes the pool of threads that a fork has cut off anew when it is first asked for: here, since its own
-        # threads would race for it.
+        # PyTorch makes the pool of threads that a fork has cut off again at its first use: here, since its own threads
+        # would race for it.
         torch.set_num_threads(1)
         deepspeed.init_distributed("gloo", auto_mpi_discovery=False, verbose=False,
                                    init_method=f"file://{folder}/meet", rank=rank, world_size=ranks)
@@ -80,7 +80,7 @@ def _failure(folder, rank, what):
 
 
 def run(ranks, function, *arguments, seconds=3000):
-    """What function(*arguments) returns on rank 0; raises with the logs of the ranks that fail first."""
+    """The result of function(*arguments) on rank 0; raises with the logs of the ranks that fail first."""
     with tempfile.TemporaryDirectory(prefix="sw-ranks-") as name:
         folder = pathlib.Path(name)
         left = {}
@@ -96,14 +96,15 @@ def run(ranks, function, *arguments, seconds=3000):
                 done, status = os.waitpid(pid, os.WNOHANG)
                 if done and status:
                     failures.append((left[pid], f"ended with {os.waitstatus_to_exitcode(status)}"))
-                    # Who lost a peer mostly notices before the peer's end can be seen here: all that end now are told of.
+                    # A rank that lost a peer mostly ends before the peer's end is seen here: all that end now are
+                    # reported.
                     end = min(end, time.monotonic() + 2)
                 if done:
                     del left[pid]
             time.sleep(0.02)
         if left and not failures:
             for pid in left:
-                os.kill(pid, signal.SIGUSR1)  # says where it is
+                os.kill(pid, signal.SIGUSR1)  # prints its stack
             time.sleep(1)
             failures = [(rank, f"is not done after {seconds} s") for rank in sorted(left.values())]
         for pid in left:  # they wait for the one that failed

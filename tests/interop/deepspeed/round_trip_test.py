@@ -23,12 +23,12 @@ ENTRIES = {"entries": True, "groups": 1}
 FROZEN_LATER = {"frozen_later": True, "groups": 1}
 MOE = {"experts": 4}
 ALL_AT_ONCE = {"groups": 1}
-# A stage that has no vectors makes DeepSpeed wait for ever where others have a group of them.
+# A stage without vectors makes DeepSpeed wait forever where others have a group of them.
 PIPE = {"pipe": True, "groups": 1}
 CONFIGURED = {"configured": True, "groups": 1}
 ADAGRAD = {"optimizer": "adagrad", "groups": 1}  # DeepSpeed makes one group of several
 
-# How a Block is cut, for a source that no one has cut yet.
+# Cut of a Block, for a source without tensor parallelism.
 RULES = {
     "version": 1, "family": "interop_blocks", "note": "the model of the interop tests", "requires": [r"(.*\.)?attend\.weight"],
     "rules": [
@@ -151,7 +151,7 @@ class RoundTrip(unittest.TestCase):
         return json.loads((folder / "made.json").read_text())["losses"]
 
     def drifts(self, made, resumed, world):
-        """Whether the steps of an older release depend on the layout by themselves, so that only the first loss after a
+        """True if the steps of an older release depend on the layout by themselves, so that only the first loss after a
         checkpoint can be that of another layout."""
         losses, others = json.loads((made / "made.json").read_text())["losses"], self.alone(resumed, world)
         allowed = max(train.TOLERANCE[case["dtype"]] for case in (json.loads((made / "made.json").read_text())["case"],
@@ -168,7 +168,7 @@ class RoundTrip(unittest.TestCase):
         if resumed.get("zero") == 1 and old_releases.stage_1_ignores_round_robin():
             target = target.replace("round_robin=true", "round_robin=false")
         output, flags = made / f"{path} {target}", []
-        # AutoTP of older releases does not say how it has cut all that it has cut.
+        # AutoTP of older releases does not record all of its cuts.
         if path == "rules" or old_releases.is_old() and self.cut_of(made) > 1:
             rules = made / "rules.json"
             rules.write_text(json.dumps(VIEWED_RULES if resumed.get("viewed") else RULES))

@@ -76,7 +76,7 @@ def stage_0(engine, names):
 
 
 def own_tensors(engine, case):
-    """What this rank knows, under its own names and in its own shapes."""
+    """The tensors of this rank, under its own names and in its own shapes."""
     names = {}
     for name, weight in engine.module.named_parameters(remove_duplicate=False):
         names.setdefault(id(weight), name)
@@ -113,7 +113,7 @@ def logical_tensors(engine, case):
         mine = global_expert_names(mine, case, dist.get_rank())
     ranks = [None] * dist.get_world_size()
     dist.all_gather_object(ranks, mine)
-    if case["tp"] > 1:  # tensor-parallel ranks are neighbours
+    if case["tp"] > 1:  # tensor-parallel ranks have consecutive numbers
         shapes = {name: weight.shape for name, weight in make_model(case).named_parameters()}
         joined = []
         for first in range(0, len(ranks), case["tp"]):

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes checkpoints with real DeepSpeed, and judges checkpoints by resuming them.
+"""Makes checkpoints with real DeepSpeed, and verifies checkpoints by resuming them.
 
     train.py make FOLDER CASE --ranks N
     train.py resume CHECKPOINT CASE --ranks N --expect FOLDER [--universal]
 
-CASE is the JSON of what model.py describes. `make` trains, saves FOLDER/ckpt, keeps every logical
+CASE is a JSON case of model.py. `make` trains, saves FOLDER/ckpt, keeps every logical
 tensor of that moment (FOLDER/tensors.pt), trains on and notes the losses (FOLDER/made.json).
 `resume` starts from other weights, loads CHECKPOINT, and wants every tensor bit for bit, the
 hyper-parameters, counters and client state, and the same losses as it trains on.
@@ -32,7 +32,7 @@ DTYPE = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def counters(engine, case):
-    """What a checkpoint holds besides tensors."""
+    """The contents of a checkpoint besides tensors."""
     kept = ("lr", "weight_decay", "betas", "eps", "momentum", "amsgrad", "k", "weight_sum", "lr_max", "step")
     groups = {}
     for group in engine.optimizer.param_groups:
@@ -59,7 +59,7 @@ def save(engine, folder, left_out):
 def load(engine, checkpoint, left_out):
     """Collective. The note in the client state."""
     if hasattr(engine, "accelerator"):
-        engine.accelerator.load_state(checkpoint)  # which keeps its client state to itself
+        engine.accelerator.load_state(checkpoint)  # it keeps its client state to itself
         return NOTE
     path, client = engine.load_checkpoint(checkpoint, load_module_strict=not left_out)
     if path is None:
@@ -101,7 +101,7 @@ def differences(got, want, case, universal):
 
 
 def resume(checkpoint, case, folder, universal, steps, load_it):
-    """Collective. What is not as it should be, and how much was compared; of the losses the first `steps`."""
+    """Collective. Lists the differences, and how much was compared; of the losses the first `steps`."""
     made = json.loads((folder / "made.json").read_text())
     engine = make_engine(case | {"seed": case["seed"] + 1000}, universal)
     for buffer in engine.module.buffers():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints whose files are of two saves are an error, and those of one save never are, whatever happened to the
+"""Checkpoints with files of two saves are an error, and those of one save never are, whatever happened to the
 optimizer's steps: overflows, a reset optimizer, optimizers that count no steps, stages and number formats.
 
     two_saves_test.py BIN LAUNCHER
@@ -24,7 +24,7 @@ def two_saves(folder, case):
 
 
 def odd_steps(folder, case, how):
-    """Collective. Saves a run whose optimizer has taken other steps than the engine counts iterations."""
+    """Collective. Saves a run with an optimizer that has taken other steps than the engine counts iterations."""
     engine = make_engine(case)
     for step in range(3):
         train_step(engine, case, step)

@@ -74,7 +74,7 @@ class UniversalLoader(unittest.TestCase):
                 self.ucp.run("ucp-load", "--check", made / "ckpt", back)
 
     def test_drop_in_for_ds_to_universal(self):
-        """With the flags of ds_to_universal the pointer lies beside the tag folder, as its callers want it."""
+        """With the flags of ds_to_universal the pointer is next to the tag folder, as its callers want it."""
         case = PLAIN | {"zero": 1}
         train.make_case(self.folder, case, 2)
         saved = self.folder / "ckpt"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""DeepSpeed's own tools, ds_to_universal and zero_to_fp32, on what we write, and we on what they write.
+"""DeepSpeed's own tools, ds_to_universal and zero_to_fp32, read this project's files, and its commands read theirs.
 
     upstream_tools_test.py BIN LAUNCHER
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Optimizers and switches of DeepSpeed beyond plain Adam, and what becomes of their checkpoints.
+"""Optimizers and switches of DeepSpeed beyond plain Adam, and the outcome for their checkpoints.
 
 A variant is trained at every stage that it names and converted to other stages and numbers of ranks.
 """
@@ -9,8 +9,8 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class Works:
-    """Every tensor is there bit for bit, and the losses go on as they did; with a reason why they
-    cannot, for any run whose layout changes, only the first of them."""
+    """Every tensor is there bit for bit, and the losses continue as they did; with a reason why they
+    cannot, for any run with a changed layout, only the first of them."""
     drift: str = ""
 
 
@@ -52,12 +52,12 @@ def cannot(*words):
 
 
 def named(kind, **parameters):
-    """The optimizer that DeepSpeed makes as its configuration says."""
+    """The optimizer that DeepSpeed makes from its configuration."""
     return {"config": {"optimizer": {"type": kind, "params": {"lr": 1e-3} | parameters}}}
 
 
 def zero(optimizer=None, **keys):
-    """Keys of zero_optimization, beside an optimizer of DeepSpeed."""
+    """Keys of zero_optimization, in addition to a DeepSpeed optimizer."""
     return {"config": (optimizer or {"config": {}})["config"] | {"zero_optimization": keys}}
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints of the variants of DeepSpeed are converted and resumed, or refused by name, as variants.py says.
+"""Checkpoints of the variants of DeepSpeed are converted and resumed, or rejected by name, as variants.py defines.
 
     variants_test.py BIN LAUNCHER [--all] [--only NAME]... [--table]
 
@@ -20,7 +20,7 @@ ERROR = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception|Warning)\b.*")
 
 
 def last_error(text):
-    """What a failed run says, in a line."""
+    """The error of a failed run, in a line."""
     lines = [line.strip() for line in str(text).splitlines() if line.strip()]
     named = [line for line in lines if ERROR.match(line)]
     return (named or lines or ["nothing"])[-1][:300]
@@ -57,7 +57,7 @@ def converted(ucp, folder, case, variant, target):
 
 
 def outcomes(ucp, folder, variant, stage, targets):
-    """What becomes of a variant at one stage, conversion by conversion."""
+    """The outcome of a variant at one stage, conversion by conversion."""
     case = train.complete(variant.case | {"zero": stage})
     failure = trained(folder, case, variant)
     if failure:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saves or loads a folder of torch.distributed.checkpoint with the release of PyTorch that runs this, on several ranks.
+"""Saves or loads a torch.distributed.checkpoint folder with the PyTorch release that runs this, on several ranks.
 
     dcp_release.py '{"ranks": N, "do": "save" | "load", "folder": ...}'
 
-Returns the release, and what differs from the tensors that were saved.
+Returns the release, and the differences from the tensors that were saved.
 """
 
 import torch

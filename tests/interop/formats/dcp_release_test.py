@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Folders of torch.distributed.checkpoint that one release of PyTorch saved go to other ranks, and load in it and in others.
+"""Folders of torch.distributed.checkpoint that one PyTorch release saved go to other ranks, and load in all releases.
 
     dcp_release_test.py BIN [PYTHON]...
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What people save with torch.distributed.checkpoint: averages next to the model, hyper-parameters that are tensors,
-parameters without state, names of wrappers, adapters. PyTorch, DeepSpeed's files and PEFT judge what becomes of them.
+"""Contents that people save with torch.distributed.checkpoint: averages next to the model, hyper-parameters that are
+tensors, parameters without state, names of wrappers, adapters. PyTorch, DeepSpeed's files and PEFT verify the results.
 
     dcp_saves_test.py BIN
 """

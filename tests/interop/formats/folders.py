@@ -4,9 +4,10 @@
     fork_ranks.py RANKS MODULES folders.py save FOLDER
     fork_ranks.py RANKS MODULES folders.py load CHECKPOINT FOLDER
 
-As verl in FOLDER/actor: files of DTensors for each rank, configuration and tokenizer in huggingface/. As slime in FOLDER/run:
-DCP folders for the model, the optimizer and the scheduler, and a pointer to them. FOLDER/whole.pt has the model as rank 0
-has gathered it, FOLDER/losses.json the losses of the next steps; `load` compares a converted folder of slime with both.
+As verl in FOLDER/actor: DTensor files for each rank, configuration and tokenizer in huggingface/. As slime in
+FOLDER/run: DCP folders for the model, the optimizer and the scheduler, and a pointer to them. FOLDER/whole.pt has the
+model as rank 0 has gathered it, FOLDER/losses.json the losses of the next steps; `load` compares a converted folder of
+slime with both.
 """
 
 import json
@@ -28,7 +29,7 @@ TOKENS = (torch.arange(24) % 61).reshape(2, 12)
 
 
 class Part:
-    """What slime hands to DCP: an object that makes and takes the state of a part."""
+    """The object that slime passes to DCP: it makes and takes the state of a part."""
 
     def __init__(self, key, take, give):
         self.key, self.take, self.give = key, take, give
@@ -99,7 +100,8 @@ def save_slime(folder, *trained):
 
 
 def load_slime(folder, expected):
-    """Loads a converted checkpoint into another model, and trains on; what it finds, next to what was saved."""
+    """Loads a converted checkpoint into another model, and continues training; the loaded values, next to the saved
+    ones."""
     trained = make(seed=5)
     for name, state in parts_of(*trained).items():
         dcp.load(state, checkpoint_id=str(folder / name))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ranks of a hop: forks of a script that trains on, told what to do by its argument, a job as JSON.
+"""The ranks of a hop: forks of a script that continues training, controlled by its argument, a job as JSON.
 
 The job has at least the number of `ranks`. The last line printed is what rank 0 returns, as JSON.
 """

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains a small model of transformers in DeepSpeed and in FSDP2, from checkpoints of either.
 
-A run is a number of steps on the same batches in the same order, whoever trains: a step takes BATCH samples, which
-the ranks share out.
+A run is a number of steps on the same batches in the same order for every trainer: a step takes BATCH samples, which
+the ranks divide.
 """
 
 import pathlib

@@ -19,7 +19,7 @@ import ranks
 STEPS = 2  # between two hops
 TOLERANCE = 2e-5  # other numbers of ranks add gradients up in another order
 
-# Who goes on: the ranks, and the stage in DeepSpeed or None in FSDP2.
+# The trainers that continue: the ranks, and the stage in DeepSpeed or None in FSDP2.
 HOPS = [(2, 2), (3, None), (3, 3), (2, None), (1, 1)]
 
 
@@ -32,7 +32,7 @@ class Hops(unittest.TestCase):
         return scratch.path
 
     def stay(self, family):
-        """The losses of a run that nobody interrupts."""
+        """The losses of an uninterrupted run."""
         return ranks.run(2, hops.in_deepspeed, family, 2, None, None, (0, STEPS * len(HOPS)))
 
     def move(self, family, scratch):
@@ -68,7 +68,8 @@ class Hops(unittest.TestCase):
                 self.assertLessEqual(off, TOLERANCE, f"{stayed} and {moved}")
 
     def test_by_way_of_megatron(self):
-        """The same checkpoint comes back, whoever goes on from it has the losses of the run that stayed."""
+        """The same checkpoint comes back, and every trainer that resumes from it has the losses of the run that
+        stayed."""
         sizes = ("--map-sizes", "heads=4,kv_heads=2")
         families = (("llama", "llama:hf", "tp=2", 2), ("mixtral", "mixtral:hf_stacked", "ep=2,dp=2", 1),
                     ("mixtral", "mixtral:hf_stacked", "ep=2,dp=2", 3))
@@ -143,7 +144,7 @@ class Hops(unittest.TestCase):
                              ep=1 if family == "llama" else 2)
 
     def by_way_of_torchtitan(self, first, stayed, *, fused):
-        """`first` goes on in torchtitan, and what torchtitan saves in DeepSpeed."""
+        """`first` continues in torchtitan, and the checkpoint of torchtitan in DeepSpeed."""
         sizes = ("--map-sizes", "heads=4,kv_heads=2")
         to_titan = ("--map", "llama:torchtitan", *(("--map", "torchtitan_qkv:saved") if fused else ()), *sizes)
         to_hf = ("--map", "llama:hf", *sizes)
@@ -171,7 +172,8 @@ class Hops(unittest.TestCase):
                 self.by_way_of_torchtitan(first, stayed, fused=fused)
 
     def test_out_of_a_save_without_collectives(self):
-        """Only as many ranks as saved it load what has an index for each rank; any number loads what we make of it."""
+        """Files with an index for each rank load only on as many ranks as saved them; a conversion of them loads on any
+        number."""
         scratch = self.scratch()
         first, made = scratch / "first", scratch / "made"
         ranks.run(3, hops.in_fsdp2, "llama", None, first, (0, STEPS), False)

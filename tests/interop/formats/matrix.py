@@ -3,13 +3,13 @@
 
     matrix.py BIN FIXTURES [--all] [--only TEXT]... [--record FILE [--new]]
 
-matrix.tsv says which checkpoint becomes what and who resumes it; its head explains the columns. FIXTURES is the
-folder of the checkpoints and of the scripts that made them and resume them: such a script loads a checkpoint into a model
-with other weights, wants every tensor bit for bit and the losses of the next steps, and says so. Without --all only
-the rows that are marked as a sample. --record writes what was seen of each row into FILE (results.tsv, of which
-scripts/gen-docs makes the table of docs/from-to.md); rows that did not run keep what FILE said of them, and with --new
-only those run that FILE has no good result of. Environments of trainers that are not installed leave out their rows, by
-name.
+matrix.tsv defines which checkpoint is converted to which target and the trainer that resumes it; its head explains the
+columns. FIXTURES is the folder of the checkpoints and of the scripts that made them and resume them: such a script
+loads a checkpoint into a model with other weights, requires every tensor bit for bit and the losses of the next steps,
+and reports so. Without --all only the rows that are marked as a sample. --record writes the results of each row into
+FILE (results.tsv, of which scripts/gen-docs makes the table of docs/from-to.md); rows that did not run keep their
+results in FILE, and with --new only those run that FILE has no good result of. Rows of trainers without an installed
+environment are left out, by name.
 """
 
 import argparse
@@ -34,11 +34,11 @@ class Judge:
                  first="torch._dynamo,torch.distributed.checkpoint,torch.distributed.fsdp,"
                        "transformers.models.llama.modeling_llama"):
         self.script = script
-        self.packages = ("torch", *packages)  # whose versions a result names
+        self.packages = ("torch", *packages)  # a result names the versions of these
         self.environment = environment  # folder in that of scripts/peers
         self.forks = forks  # starts its ranks itself
         self.first = first  # modules to import before its ranks are forked
-        self.below = below  # the folder of a checkpoint, in the one that the script is told
+        self.below = below  # the folder of a checkpoint, in the one passed to the script
 
     def python(self):
         peers = pathlib.Path(os.environ.get("SHARDWRIGHT_PEERS") or pathlib.Path.home() / ".cache/shardwright/peers")
@@ -78,7 +78,7 @@ JUDGES = {
 
 
 def last_words(text):
-    """The lines that tell why, without those in which torchrun tells that its ranks ended."""
+    """The lines with the reason, without torchrun's reports that its ranks ended."""
     said = [line.strip() for line in text.splitlines()
             if re.search(r"Error\b|error: |differs|RESUME|refus", line) and not re.search(r"elastic|ChildFailedError", line)]
     return "; ".join(said[-3:])[:600] or text[-300:]
@@ -97,8 +97,8 @@ def run(words, timeout):
 
 
 def outcome(row, commands, fixtures, folder):
-    """Whether the row holds, and what was seen: tensors that are bit for bit the same of how many, and the largest
-    difference of a loss; or why it does not hold."""
+    """True if the row passes, and its results: tensors that are bit for bit the same of how many, and the largest
+    difference of a loss; or the reason for its failure."""
     source = fixtures / row["source"]
     known = next(above for above in (source, *source.parents) if (above / "case.json").exists())
     checkpoint = source / "ckpt" if (source / "ckpt").is_dir() else source

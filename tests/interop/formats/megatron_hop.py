@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 
 class OnCpu(TorchFunctionMode):
-    """Tensors that are asked for on a GPU are made on the CPU."""
+    """Tensors requested on a GPU are made on the CPU."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = dict(kwargs or {})
@@ -35,7 +35,7 @@ class OnCpu(TorchFunctionMode):
 
 
 class Nothing:
-    """A stream or an event, of which nobody has to wait for."""
+    """A stream or an event without waits."""
 
     def __init__(self, *_, **__):
         pass

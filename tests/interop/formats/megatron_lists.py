@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saves and judges small models of Megatron-Core whose layers are in other lists than decoder.layers alone: multi-token
+"""Saves and verifies small models of Megatron-Core with layers in other lists than decoder.layers alone: multi-token
 prediction, an encoder, an encoder with a decoder, a vision tower.
 
     megatron_lists.py '{"do": "make" or "judge", "ranks": 2, "runs": [{"model": "mtp", "tp": 2, "form": "torch_dist", ...}]}'
@@ -133,7 +133,7 @@ def digests(model, optimizer):
 
 
 def arguments(run):
-    """What of a run's arguments tells of its model."""
+    """The arguments of a run that describe its model."""
     mtp = 2 if run["model"].startswith("mtp") else None
     return argparse.Namespace(
         tensor_model_parallel_size=run.get("tp", 1), pipeline_model_parallel_size=run.get("pp", 1), num_layers=LAYERS,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints of Megatron-Core with layers outside of decoder.layers are loaded by Megatron-Core after a conversion.
+"""Megatron-Core checkpoints with layers outside of decoder.layers are loaded by Megatron-Core after a conversion.
 
     megatron_lists_test.py BIN LAUNCHER
 """
@@ -25,7 +25,7 @@ class Lists(unittest.TestCase):
         self.scratch = scratch.path
 
     def megatron(self, do, runs):
-        """What Megatron-Core finds in each run, in one process: see megatron_lists.py."""
+        """The results of Megatron-Core for each run, in one process: see megatron_lists.py."""
         python = pathlib.Path(sys.prefix) / "trainers/bin/python"
         if not python.exists():
             self.skipTest("no environment with Megatron-Core")

@@ -10,7 +10,7 @@ import sys
 import tempfile
 import time
 
-# Columns of matrix.tsv and of results.tsv. A row is known by what it asks for, its KEY.
+# Columns of matrix.tsv and of results.tsv. The columns in KEY identify a row.
 KEY = ("source", "convert", "judge", "ranks", "case")
 ROW = ("sample", *KEY)
 RESULT = (*KEY, "tensors", "losses", "versions")
@@ -45,7 +45,7 @@ def good(path):
 
 
 def record(path, table, row, seen, versions):
-    """Writes what was seen of a row (tensors and losses, or None) into the results. They have the order of the rows of
+    """Writes the results of a row (tensors and losses, or None) into the results. They have the order of the rows of
     `table` (matrix.tsv, as it is now), and those that it no longer has go."""
     with open(pathlib.Path(tempfile.gettempdir()) / "shardwright-matrix.lock", "w", encoding="utf-8") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # two runs may each do a part of the rows
@@ -57,7 +57,7 @@ def record(path, table, row, seen, versions):
 
 
 def options(parser):
-    """What every matrix can be asked for."""
+    """The arguments of every matrix."""
     parser.add_argument("fixtures", type=pathlib.Path)
     parser.add_argument("--all", action="store_true", help="not only the rows of the sample")
     parser.add_argument("--only", action="append", default=[], metavar="TEXT", help="rows whose names have this")
@@ -66,11 +66,11 @@ def options(parser):
 
 
 def run(asked, table, versions, name, outcome):
-    """Runs the rows of `table` that were asked for, prints a line for each, and returns the exit code of the matrix.
+    """Runs the requested rows of `table`, prints a line for each, and returns the exit code of the matrix.
 
-    name(row)      how a row is called, which --only looks at too
-    versions(row)  of the programs that judge it, as text; None if they are not here, and the row is left out
-    outcome(row)   whether the row holds, and (tensors, losses); or False, and why not
+    name(row)      name of a row, which --only looks at too
+    versions(row)  of the programs that verify it, as text; None if they are not here, and the row is left out
+    outcome(row)   True if the row passes, and (tensors, losses); or False, and the reason
     """
     if asked.new and not asked.record:
         sys.exit("--new needs --record")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trains a llama3 of torchtitan that computes what a small Llama of transformers does, on the batches of hops.py, from a
-folder that torchtitan's checkpoint manager loads. torchtitan wants an accelerator; here it is told that the CPU is one.
+folder that torchtitan's checkpoint manager loads. torchtitan wants an accelerator; here it gets the CPU as one.
 
     titan_hop.py '{"ranks": 3, "source": ..., "output": ..., "steps": [4, 6], ...}'
 
@@ -56,7 +56,7 @@ def make_model(job, dims, parallelism):
         model.init_weights(buffer_device=None)
     for module in model.modules():
         if isinstance(module, torch.distributed.fsdp.FSDPModule):
-            module.set_force_sum_reduction_for_comms(True)  # gloo has no sums with factors
+            module.set_force_sum_reduction_for_comms(True)  # gloo cannot scale a reduction by factors
         if isinstance(module, RMSNorm):
             module.eps = job["epsilon"]
     return model.train()
@@ -70,7 +70,7 @@ def make_optimizer(job, model):
 
 
 class Progress:
-    """What torchtitan's trainer keeps as train_state."""
+    """The state that torchtitan's trainer keeps as train_state."""
 
     step = ntokens_seen = 0
 

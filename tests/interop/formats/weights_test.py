@@ -145,7 +145,7 @@ class Weights(unittest.TestCase):
     def test_optimizers_of_one_rank_only(self):
         import bitsandbytes
         from transformers import Adafactor
-        # Which of them keep what only their own ranks can use.
+        # Stages at which an optimizer keeps state that only its own ranks can use.
         kinds = {"8bit": (lambda m: bitsandbytes.optim.AdamW8bit(m.parameters(), min_8bit_size=0), (1, 3)),
                  "adafactor": (lambda m: Adafactor(m.parameters(), lr=1e-3, relative_step=False), (0,))}
         for name, (optimizer, stages) in kinds.items():

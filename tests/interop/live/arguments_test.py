@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What the Python package takes: sizes as the commands take them, token logs that a killed or restarted trainer has left, and
-paths that an agent reports.
+"""Arguments of the Python package: sizes as the commands take them, token logs that a killed or restarted trainer has
+left, and paths that an agent reports.
 
 Usage: arguments_test.py BIN PACKAGE
 """
@@ -46,7 +46,7 @@ class Tokens(live.InFolder):
         self.path = self.folder / "tokens.jsonl"
 
     def add(self, *iterations):
-        """As a trainer that goes on from the iteration before the first of these."""
+        """As a trainer that continues from the iteration before the first of these."""
         from shardwright._tokens import TokenLog
         TokenLog(str(self.path)).add({iteration: [[100 + iteration, 0]] for iteration in iterations})
 
@@ -76,7 +76,7 @@ class Tokens(live.InFolder):
 
 
 class ReportedPaths(live.InFolder):
-    """What PartialCheckpoints does with the status of an agent that it did not start."""
+    """PartialCheckpoints reads the status of an agent that it did not start."""
 
     def setUp(self):
         super().setUp()

@@ -47,7 +47,7 @@ class Capacity(unittest.TestCase):
                                        ((104, 70, 100), (500, 0, 0), (4, 0, 0)), ((200, 100, 100), (500, 0, 0), (0, 0, 0)),
                                        ((200, 200, 95), (9, 9, 0), (3, 2, 0))]:
             self.assertEqual(make_up(numbers(*tokens), numbers(100, 100, 100), numbers(*debt), 1).tolist(), list(expected))
-        # What experts of another device leave unused is of no use.
+        # Capacity that experts of another device leave unused does not help.
         self.assertEqual(make_up(numbers(200, 200, 0, 200), numbers(*[100] * 4), numbers(50, 0, 0, 50), 2).tolist(), [0, 0, 0, 10])
         empty = make_up(numbers(), numbers(), numbers(), 1)
         self.assertEqual((tuple(empty.shape), empty.dtype), ((0,), torch.int64))
@@ -81,14 +81,14 @@ class Capacity(unittest.TestCase):
         self.assertEqual([share[0].tolist() for share in shares], [[3, 1], [3, 1], [2, 1], [2, 0]])
 
     def test_a_gate_that_drops(self):
-        """Kept tokens are counted by themselves: what is kept above the capacity is what debts fall by, and no device has more
-        than its experts may have in all."""
+        """Kept tokens are counted by themselves: debts fall by the tokens kept above the capacity, and no device has
+        more than its experts may have in all."""
         import shardwright
         torch.manual_seed(1)
         lost = [300, 0, 0, 40, 0, 7, 0, 0]
         extra = shardwright.ExtraCapacity(loss(lost), devices=DEVICES)
         gate = Gate(16, extra)
-        gate.score.weight.data[0].mul_(6)  # some experts are asked for more than others
+        gate.score.weight.data[0].mul_(6)  # some experts are chosen more often than others
         owing, steps, saw = torch.tensor(lost), 0, 0
         for _ in range(400):
             gate.zero_grad()

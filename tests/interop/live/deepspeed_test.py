@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints of DeepSpeed are loaded straight into engines of other layouts, bit for bit, and the run goes on.
+"""DeepSpeed checkpoints are loaded straight into engines of other layouts, bit for bit, and the run continues.
 
     deepspeed_test.py BIN PACKAGE
 """

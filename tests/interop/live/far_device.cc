@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A device for PyTorch that has no hardware: "far". Its memory has no rights where programs see it,
-// so that who touches it without PyTorch crashes; copies that nobody has to wait for are made when
-// somebody waits. What it cannot compute the CPU does, on copies. Other than the package's library
+// A device for PyTorch that has no hardware: "far". Its memory has no access rights at the address
+// that programs see, so that an access without PyTorch crashes. Asynchronous copies run when a call
+// waits for them. The CPU computes all other operations, on copies. Unlike the package's library
 // this is built on PyTorch's own C++ interface, and for one release of it.
 
 #include <ATen/ATen.h>
@@ -23,9 +23,9 @@
 namespace {
 
 const c10::Device kFar(c10::DeviceType::PrivateUse1, 0);
-constexpr unsigned char kNew = 0xCB;  // what new memory holds
+constexpr unsigned char kNew = 0xCB;  // byte that fills new memory
 
-/// A block of memory: what programs see of it, and where the device finds the bytes.
+/// A block of memory, by the address that the device uses for its bytes.
 struct Block {
   char* near = nullptr;
   std::size_t bytes = 0;
@@ -60,7 +60,7 @@ class World {
     blocks_.erase(found);
   }
 
-  /// Where the device finds the byte that programs see at an address.
+  /// Returns the device's address of the byte at an address that programs see.
   void* Near(const void* seen) {
     const auto* const at = static_cast<const char*>(seen);
     const std::lock_guard lock(mutex_);
@@ -87,7 +87,7 @@ class World {
 
  private:
   std::mutex mutex_;
-  std::map<char*, Block> blocks_;  // by what programs see
+  std::map<char*, Block> blocks_;  // by the address that programs see
   std::mutex queue_mutex_;
   std::vector<std::function<void()>> queue_;
 };

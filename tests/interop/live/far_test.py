@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensors that are not on the CPU: on a device of our own whose memory crashes who touches it, and whose copies come as late as
-PyTorch allows (far_device.cc).
+"""Tensors that are not on the CPU: on a test device with memory that crashes on direct access, and with copies as late
+as PyTorch allows (far_device.cc).
 
     far_test.py BIN PACKAGE DEVICE
 
@@ -49,7 +49,7 @@ def save(path):
 def have_far():
     if not hasattr(torch, "far"):
         torch.ops.load_library(DEVICE)
-        module = types.ModuleType("torch.far")  # what PyTorch asks of the module of a device
+        module = types.ModuleType("torch.far")  # the functions that PyTorch looks up in the module of a device
         module.is_available = module.is_initialized = lambda: True
         module._is_in_bad_fork = lambda: False
         module.manual_seed_all = lambda seed: None
@@ -68,13 +68,13 @@ def meet_by(backend, meet):
 
 
 def loaded_on(device, source, options, path, backend=None):
-    """Collective. Everything that a trainer has after a load; what was said."""
+    """Collective. Everything that a trainer has after a load; the messages."""
     import shardwright
     if backend is not None:
         meet_by(backend, path.with_suffix(".meet"))
     model = make_model().to(have_far() if device == "far" else device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.5, foreach=False)
-    with torch.device(model[0].weight.device):  # where a program makes its tensors is no matter of the load
+    with torch.device(model[0].weight.device):  # the device of a program's own tensors does not affect the load
         loaded = shardwright.load((model, optimizer), source, **options)
     state = live.state_of(model, optimizer) | dict(model.named_buffers())
     where = {tensor.device.type for name, tensor in state.items() if not name.endswith("/step")}
@@ -85,7 +85,8 @@ def loaded_on(device, source, options, path, backend=None):
 
 
 def two_groups(meet):
-    """Collective. Who is in the group of this rank, as seen by a group of the package's own, and by the trainer's next one."""
+    """Collective. Ranks in the group of this rank, as seen by a group of the package's own, and by the trainer's next
+    one."""
     from shardwright._group import Group
     meet_by("other", meet)
     rank = dist.get_rank()
@@ -99,7 +100,7 @@ def two_groups(meet):
 
 
 def refused(source):
-    """Collective. What is said of tensors without elements, and of those that threads cannot fill."""
+    """Collective. Messages about tensors without elements, and about those that threads cannot fill."""
     import shardwright
     with torch.device("meta"):
         models = [make_model()]
@@ -115,7 +116,7 @@ def refused(source):
 
 
 def saved(path, stretches):
-    """The tensors of a file of holes whose larger ones were filled in stretches of so many bytes."""
+    """The tensors of a file of holes; its larger ones were filled in byte ranges of this size."""
     from shardwright import _device_memory, _files
     device = have_far()
     _device_memory.CHUNK = 10_000
@@ -153,7 +154,7 @@ def packed(dtype):
 
 
 def late():
-    """What a copy off the device has brought before it was waited for, and after."""
+    """The result of a copy off the device before a wait for it, and after."""
     tensor = torch.arange(100.0).to(have_far())
     here = torch.zeros(100)
     here.copy_(tensor, non_blocking=True)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranks tell an agent when they idle: it saves then, finds them again after it was killed, and nothing waits for ranks that have
-said nothing or are gone.
+"""Ranks report to an agent when they idle: it saves then, finds them again after it was killed, and does not wait for
+ranks that have reported nothing or are gone.
 
     idle_test.py BIN PACKAGE
 """
@@ -42,7 +42,7 @@ def everywhere(work):
 
 
 def train(folder):
-    """Collective. What the agent says at each stage."""
+    """Collective. The status of the agent at each stage."""
     import shardwright
     case = complete(CASE)
     engine = make_engine(case)
@@ -63,7 +63,7 @@ def train(folder):
     step()
     said["nobody marks"] = everywhere(lambda: wait_for(pec.agent, persisted))
     idle = pec.idle()
-    time.sleep(16)  # a snapshot is due when half of the time between two is over, as long as nobody knows how fast it goes
+    time.sleep(16)  # a snapshot is due when half of the time between two is over, as long as the speed is unknown
     dist.barrier()
     step()
     dist.barrier()
@@ -96,7 +96,7 @@ def train(folder):
 
 
 def misuse(folder):
-    """Of one rank. (code, message) of what is refused."""
+    """Of one rank. (code, message) of each error."""
     import shardwright
     case = complete(CASE | {"ep": 1})
     engine = make_engine(case)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The package is installed by CMake and works with nothing but PyTorch beside it.
+"""The package is installed by CMake and works with no other package than PyTorch.
 
     installed_test.py BIN PACKAGE BUILD
 """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real training run with DeepSpeed on two ranks, whose only checkpoints are snapshots out of the trainer
-(PartialCheckpoints), is killed with SIGKILL at random moments, starts again each time, and ends. After every start the lost
-tokens that are told are compared with a count made here from the token log and the versions of the experts.
+"""A real training run with DeepSpeed on two ranks, with snapshots out of the trainer (PartialCheckpoints) as its only
+checkpoints, is killed with SIGKILL at random moments, starts again each time, and ends. After every start the reported
+lost tokens are compared with a count made here from the token log and the versions of the experts.
 
     killed_partial_test.py BIN PACKAGE [--kills N] [--seed N]
 
@@ -48,7 +48,7 @@ def train(folder, _load, last, pause):
 
 
 class PartialRun(Run):
-    """The trainer restores by itself: its report is judged after each round."""
+    """The trainer restores by itself: its report is verified after each round."""
 
     trains = staticmethod(train)
 
@@ -69,9 +69,9 @@ class PartialRun(Run):
         self.history.append((resume, loss["faults"], sorted(result["versions"].values()), result["bytes"]))
         if not set(range(1, resume + 1)) <= set(tokens):
             sys.exit(f"token log after a restore of {resume}: {sorted(tokens)}")
-        # A kill may have come after a restore and before its report: then nothing was trained in between, and what it has
-        # lost is not lost again. It was of the same state, unless the agent is gone since: then nobody knows of which, but
-        # that it lost no more than this one.
+        # A kill may have come after a restore and before its report: then nothing was trained in between, and tokens
+        # that it has lost are not lost again. It was of the same state, unless the agent is gone since: then that state
+        # is unknown, but it lost no more than this one.
         known = loss["faults"] == self.faults + 1 or not self.agent_gone
         self.agent_gone = False
         while self.faults < loss["faults"]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the tests of loading into running trainers share."""
+"""Shared code of the tests of loading into running trainers."""
 
 import json
 import os
@@ -63,7 +63,7 @@ def keep(engine, case, folder, iteration):
 
 
 def kept(folder, restored):
-    """The tensors that keep() has kept of the versions of modules that a restore tells."""
+    """The tensors that keep() has kept of the versions of modules that a restore reports."""
     tensors = {}
 
     def of(version):
@@ -85,7 +85,7 @@ def agent_pid(address):
 
 
 def kill(pid):
-    """SIGKILL; the process is gone, or nobody has asked for its end yet. Its sockets are closed with its last thread."""
+    """SIGKILL; the process is gone, or a zombie until its parent waits. Its sockets are closed with its last thread."""
     os.kill(pid, signal.SIGKILL)
     process = pathlib.Path(f"/proc/{pid}")
     try:
@@ -110,6 +110,6 @@ def state_of(model, optimizer):
 
 
 def differing(got, want):
-    """Names of tensors that two states have not alike, bit for bit."""
+    """Names of tensors that differ between two states, bit for bit."""
     return sorted(name for name in got.keys() | want.keys()
                   if name not in got or name not in want or not torch.equal(got[name], want[name]))

@@ -3,11 +3,11 @@
 
     load_matrix.py BIN PACKAGE FIXTURES [--all] [--only TEXT]... [--record FILE [--new]]
 
-load_matrix.tsv says which checkpoint goes into which trainer; its head explains the columns. FIXTURES is the folder of the
-checkpoints and of the scripts that made them, whose models are used. Every tensor has to be bit for bit as the script had
-it in memory when it saved, counters and 16-bit weights too, and the next losses as they were. Without --all only the rows
-that are marked as a sample. --record writes what was seen of each row into FILE (load_results.tsv); rows that did not run
-keep what FILE said of them, and with --new only those run that FILE has no good result of.
+load_matrix.tsv defines which checkpoint goes into which trainer; its head explains the columns. FIXTURES is the folder
+of the checkpoints and of the scripts that made them, with the models to use. Every tensor has to be bit for bit as the
+script had it in memory when it saved, counters and 16-bit weights too, and the next losses as they were. Without --all
+only the rows that are marked as a sample. --record writes the results of each row into FILE (load_results.tsv); rows
+that did not run keep their results in FILE, and with --new only those run that FILE has no good result of.
 """
 
 import argparse
@@ -30,7 +30,8 @@ SECONDS = 3000
 
 @contextlib.contextmanager
 def made(ucp, sample, checkpoint, how, folder):
-    """What a row loads from, made of a checkpoint: the checkpoint, a catalogue, atoms, a store, or a resident load."""
+    """The source of a row, made of a checkpoint: the checkpoint, a catalogue, atoms, a store, or a shared-memory
+    cache."""
     way, _, rest = how.partition(" ")
     if way == "straight":
         yield checkpoint
@@ -60,7 +61,7 @@ def made(ucp, sample, checkpoint, how, folder):
 
 
 def outcome(row, ucp, fixtures, folder):
-    """Whether the row holds, and what was seen, as matrix.py has it; or why it does not hold."""
+    """True if the row passes, and its results as in matrix.py; or the reason for its failure."""
     checkpoint = fixtures / row["source"]
     checkpoint = checkpoint / "ckpt" if (checkpoint / "ckpt").is_dir() else checkpoint
     try:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The trainers that load_matrix.py fills: their models are those of the scripts that made the samples, and every tensor is
-compared with what such a script had in memory when it saved. Each judge is collective, on the ranks that ranks.run makes, and
-returns {"wrong": [...], "tensors": how many, "loss_off": largest difference of a next loss; None where there is none to compare with}.
+compared with the value that such a script had in memory when it saved. Each check is collective, on the ranks that
+ranks.run makes, and returns
+{"wrong": [...], "tensors": how many, "loss_off": largest difference of a next loss; None if there is none}.
 """
 
 import ast
@@ -25,7 +26,7 @@ NOTE = "client state must survive"
 # Losses that are compared after a load into a trainer of another kind than that of the sample: that of the weights, and that
 # of a step of the optimizer. What follows hangs on the schedule of the learning rate, which is not carried between them.
 STEPS_ELSEWHERE = 2
-OFF = {"fp32": 5e-5, "bf16": 2e-2, "fp16": 1e-2}  # what another order of sums may do to a loss
+OFF = {"fp32": 5e-5, "bf16": 2e-2, "fp16": 1e-2}  # possible effect of another order of additions on a loss
 
 
 def script(path):
@@ -49,7 +50,7 @@ def differing(want, got):
 
 
 class Sample:
-    """A checkpoint, and what its trainer knew of it."""
+    """A checkpoint, and the state of its trainer."""
 
     def __init__(self, fixtures, source):
         self.folder = fixtures / source
@@ -69,7 +70,7 @@ class Sample:
         return torch.load(files[-1], weights_only=False)["global_samples"]
 
     def expected(self, restored=None):
-        """Every tensor, whole; of a store in the versions of modules that the restore has told."""
+        """Every tensor, whole; of a store in the versions of modules that the restore has reported."""
         series = self.case.get("series")
         newest = load_file(self.folder / (f"expected_{self.steps}.safetensors" if series else "expected.safetensors"))
         if not restored:
@@ -144,7 +145,7 @@ def sixteen_bit_differs(engine, case, want):
 
 
 def engine(fixtures, source, where, changes):
-    """An engine of DeepSpeed, of a checkpoint of DeepSpeed."""
+    """A DeepSpeed engine, of a DeepSpeed checkpoint."""
     sample = Sample(fixtures, source)
     case = case_of(sample, changes)
     made = sample.own.engine_of(case)
@@ -166,7 +167,7 @@ def engine(fixtures, source, where, changes):
 
 
 def plain_state(model, optimizer):
-    """As the scripts tell a state."""
+    """State in the form of the scripts."""
     found = {name.replace("/weight", "/fp32"): tensor.float() for name, tensor in live.state_of(model, optimizer).items()
              if not name.endswith("/step")}
     for name, param in model.named_parameters():
@@ -176,13 +177,13 @@ def plain_state(model, optimizer):
 
 
 def steps_of(optimizer, steps):
-    """What is wrong with the numbers of steps."""
+    """The differences in the numbers of steps."""
     told = {float(state["step"]) for state in optimizer.state.values() if "step" in state}
     return [] if told <= {float(steps)} else [f"the optimizer has made {sorted(told)} steps, not {steps}"]
 
 
 def engine_model_elsewhere(fixtures, source, where, changes):
-    """The model of a checkpoint of DeepSpeed in FSDP2 (layout fsdp2, hsdp) or DDP or by itself (ddp, single)."""
+    """The model of a DeepSpeed checkpoint in FSDP2 (layout fsdp2, hsdp) or DDP or by itself (ddp, single)."""
     sample, layout = Sample(fixtures, source), changes.pop("layout")
     case, world = case_of(sample, changes | {"dtype": "fp32"}), dist.get_world_size()
     model = sample.own.build(case)
@@ -205,7 +206,7 @@ def engine_model_elsewhere(fixtures, source, where, changes):
     loaded = load((called, optimizer), where)
     want, got = sample.expected(), plain_state(model, optimizer)
     wrong = told_wrong(loaded, sample) + steps_of(optimizer, sample.optimizer_steps)
-    got |= {name: tensor for name, tensor in want.items() if name.endswith("/alias_of")}  # a module has both names alike
+    got |= {name: tensor for name, tensor in want.items() if name.endswith("/alias_of")}  # equal under both names
     losses, share = [], case["batch"] // world
     for step in range(STEPS_ELSEWHERE):
         x, y = (part[dist.get_rank() * share:][:share] for part in sample.own.batch_at(case, sample.steps + step))
@@ -236,7 +237,7 @@ def spoil(model):
 
 
 def parallel(fixtures, source, where, changes):
-    """FSDP2, HSDP and tensor parallelism, of a checkpoint of DCP."""
+    """FSDP2, HSDP and tensor parallelism, of a DCP checkpoint."""
     sample = Sample(fixtures, source)
     case = torch_case(sample, changes)
     run = sample.own.build(case)
@@ -251,7 +252,7 @@ def parallel(fixtures, source, where, changes):
 
 
 def parallel_model_in_engine(fixtures, source, where, changes):
-    """The model of a checkpoint of DCP in an engine of DeepSpeed."""
+    """The model of a DCP checkpoint in a DeepSpeed engine."""
     sample = Sample(fixtures, source)
     deep = script(fixtures / "train_deepspeed.py")
     case, world = torch_case(sample, {}), dist.get_world_size()
@@ -267,7 +268,7 @@ def parallel_model_in_engine(fixtures, source, where, changes):
         "zero_optimization": {"stage": changes["zero"], **({"stage3_param_persistence_threshold": 10} if changes["zero"] == 3 else {})}})
     loaded = load(made, where)
     wrong = told_wrong(loaded, sample)
-    asked = deep.D | changes | {"moe": 0}  # experts that lie in one tensor are parameters like others
+    asked = deep.D | changes | {"moe": 0}  # experts that share one tensor are parameters like others
     want, got = sample.expected(), deep.collect(made, asked)
     wrong += sixteen_bit_differs(made, asked, want)
     losses, share = [], case["batch"] // world
@@ -283,7 +284,7 @@ def parallel_model_in_engine(fixtures, source, where, changes):
 
 
 def weights(fixtures, source, where, changes):
-    """The weights alone, of files of safetensors."""
+    """The weights alone, of safetensors files."""
     sample = Sample(fixtures, source)
     case, world = torch_case(sample, {}), dist.get_world_size()
     torch.manual_seed(case["seed"])

@@ -5,7 +5,7 @@ the expert as the trainer had it. Twice over: torch itself makes the steps here 
     lossless_test.py BIN PACKAGE [--all]
 
 DeepSpeed on two and four ranks, stages 1 and 2, float32 and bfloat16, one expert of 8 in a snapshot; an agent that is killed;
-trainers that are killed at random moments; FSDP2; what is refused. With --all there are more cases and kills.
+trainers that are killed at random moments; FSDP2; errors. With --all there are more cases and kills.
 """
 
 import json
@@ -64,12 +64,12 @@ def train(folder, case, every, options):
 
 
 def versions_of(restored):
-    """Of experts in the store, before they were brought forward."""
+    """Of experts in the store, before gradients were replayed."""
     return {one["module"]: one.get("replayed", {"from": one["version"]})["from"] for one in restored["modules"] if one["expert"]}
 
 
 def resume(folder, case):
-    """Collective. What a restore makes of the store: versions, and what is not as the trainer had it at that iteration."""
+    """Collective. Restores the store: versions, and the differences from the trainer's state at that iteration."""
     import shardwright
     case = complete(case)
     engine = make_engine(case | {"seed": 99})
@@ -102,7 +102,7 @@ def uninterrupted(folder, case, last):
 
 
 def agent_dies(folder, case):
-    """Collective. The agent is killed between snapshots; whether gradients go on, and warnings."""
+    """Collective. The agent is killed between snapshots; True if gradients continue, and warnings."""
     case = complete(case)
     engine = make_engine(case)
     pec = partial(engine, folder, k=4)
@@ -122,7 +122,7 @@ def agent_dies(folder, case):
 
 
 def refused(folder):
-    """Collective. (code, message) of what cannot be followed."""
+    """Collective. (code, message) of each setup that cannot be logged."""
     import shardwright
     found = {}
 
@@ -145,7 +145,7 @@ def refused(folder):
 
 
 def with_all_experts(block, x):
-    """A block of model.py whose experts all see every token, so that no token has to move."""
+    """A block of model.py with experts that all see every token, so that no token has to move."""
     shape = (*x.shape[:-1], -1, block.head_width)
     query, key, value = (part.reshape(shape) for part in block.attend(block.norm(x)).chunk(3, -1))
     x = x + block.attended(model_of_tests.attention(query, key, value).flatten(2))
@@ -155,7 +155,7 @@ def with_all_experts(block, x):
 
 
 def in_fsdp2(folder, case, agent, steps):
-    """Collective. FSDP2 goes on from the store of a DeepSpeed run; gradients of its shards."""
+    """Collective. FSDP2 continues from the store of a DeepSpeed run; gradients of its shards."""
     import shardwright
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
@@ -190,7 +190,7 @@ def in_fsdp2(folder, case, agent, steps):
 
 
 def killed(folder, case, last, pause):
-    """Collective. Goes on from the store; keeps what it has after the load, and after every iteration."""
+    """Collective. Continues from the store; keeps its state after the load, and after every iteration."""
     case = complete(case)
     engine = make_engine(case)
     pec = partial(engine, folder, k=2)
@@ -231,7 +231,8 @@ def never_ends(folder, case):
 
 
 def from_memory(folder, case):
-    """Collective. Goes on from the memory of the agent: what was restored, what is not as the trainer had it, the next losses."""
+    """Collective. Continues from the memory of the agent: the restored state, the differences from the trainer's, the
+    next losses."""
     case = complete(case)
     engine = make_engine(case | {"seed": 99})
     pec = partial(engine, folder, flags=["--replay"])
@@ -248,7 +249,7 @@ class Lossless(live.InFolder):
         return torch.load(folder / f"tensors{name}.pt", weights_only=True)
 
     def prove(self, folder, case, iteration, versions, recovery, start=None):
-        """Every expert at an iteration out of its version, or out of what was loaded at `start`; the longest chain."""
+        """Every expert at an iteration out of its version, or out of the state loaded at `start`; the longest chain."""
         self.ucp.run("pec-save", "check", folder / "store", "-q")
         log, want, longest = gradient_log.read(folder / "store/logs"), self.tensors(folder, iteration), 0
         for module, version in versions.items():
@@ -432,7 +433,7 @@ class Lossless(live.InFolder):
         print(f"killed {kills} times; (iteration, longest chain) proved: {proved}", flush=True)
 
     def killed_run(self, last, kill_after):
-        """Whether it has come to its end."""
+        """True if it has come to its end."""
         pid = ranks.begin(2, killed, self.folder, CASE, last, 0.1, seconds=1200)
         return ranks.ends_or_is_killed(pid, self.progress, kill_after)
 

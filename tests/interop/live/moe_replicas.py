@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A trainer with replicated experts: two MoE layers, top-2 gates, experts as MLPs, AdamW. Experts live where a plan of
-moe-replace says, the plan changes in the middle, and a rank that is killed costs nothing but its hardware: the others go
-on from replicas. A dense model on one rank, with the same data, says what is right.
+"""A trainer with replicated experts: two MoE layers, top-2 gates, experts as MLPs, AdamW. Experts are placed by a plan
+of moe-replace, the plan changes in the middle, and a rank that is killed costs nothing but its hardware: the others
+continue from replicas. A dense model on one rank, with the same data, gives the expected results.
 
 All is float64, so that a difference is an error and not rounding.
 """
@@ -25,11 +25,11 @@ from torch.nn.functional import gelu
 
 HIDDEN, INNER, EXPERTS, CHOICES, LAYERS, BATCH = 12, 20, 8, 2, 2, 60
 RATE = 1e-3
-PATIENCE = 30  # seconds until a rank gives a collective up whose neighbours have left it for a dead one
+PATIENCE = 30  # seconds until a rank ends a collective after its peers have left it for a dead one
 
 
 def random(name, *shape):
-    """The same numbers wherever they are asked for."""
+    """The same numbers at every call."""
     seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:6], "big")
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
@@ -45,7 +45,7 @@ def dense_parameters():
 
 
 def batch(step):
-    """Tokens of the whole batch and what is to come out; some experts are hotter than others, and others later."""
+    """Tokens of the whole batch and the expected outputs; some experts are hotter than others, and others later."""
     tokens = random(f"tokens {step}", BATCH, HIDDEN) + random(f"drift {step // 4}", 1, HIDDEN)
     return tokens, random(f"wanted {step}", BATCH, 1)
 
@@ -65,7 +65,7 @@ def optimizer_of(parameters):
 
 
 class Dense:
-    """One rank, every expert: what is right."""
+    """One rank, every expert: the expected results."""
 
     def __init__(self):
         self.dense = dense_parameters()
@@ -82,7 +82,7 @@ class Dense:
         loss = ((tokens @ self.dense[-1] - wanted) ** 2).sum() / BATCH
         self.optimizer.zero_grad()
         loss.backward()
-        for one in self.experts.values():  # as a replica whose tokens are elsewhere
+        for one in self.experts.values():  # as a replica with tokens elsewhere
             for parameter in one:
                 parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         self.optimizer.step()
@@ -163,7 +163,7 @@ class Sharded:
         for one, whole in zip(self.dense, summed[1:].split([one.numel() for one in self.dense])):
             one.grad = whole.view_as(one).clone()
         self.loss = summed[0].item()
-        # Behind this every rank has all gradients: whoever goes on may step, and whoever does not still can.
+        # After this every rank has all gradients: a rank that continues may step, and one that does not still can.
         dist.barrier()
         hook("committed")
         self.commit()
@@ -200,7 +200,7 @@ def wait_for(path, seconds=3000):
 
 
 def train(rank, folder, command, steps, rule="capacity", change_at=None, kill=None):
-    """Collective. Trains; what rank 0 has in the end is what is returned.
+    """Collective. Trains; returns the final state of rank 0.
 
     kill: (rank, step, where): when a rank ends by SIGKILL.
     """
@@ -238,7 +238,8 @@ def train(rank, folder, command, steps, rule="capacity", change_at=None, kill=No
 
 
 def recover(trainer, rank, folder, command, era):
-    """The ranks that are left meet again, agree on the step that was made last, and go on by a plan without the dead one."""
+    """The ranks that are left meet again, agree on the step that was made last, and continue by a plan without the dead
+    one."""
     import shardwright
     dist.destroy_process_group()
     wait_for(folder / f"alive{era}.json")
@@ -269,7 +270,7 @@ def as_rank(rank, ranks, folder, function, arguments):
 
 def launch(ranks, folder, function, *arguments, may_die=0, seconds=3000):
     """Runs function(rank, folder, ...) on ranks that are forks of this process, which must not have used autograd yet. The
-    launcher of a job: it says who is left when a rank was killed."""
+    launcher of a job: it reports the remaining ranks when a rank was killed."""
     folder = pathlib.Path(folder)
     pids = {}
     for rank in range(ranks):
@@ -294,7 +295,7 @@ def launch(ranks, folder, function, *arguments, may_die=0, seconds=3000):
                 failed.append((rank, code))
         time.sleep(0.01)
     for pid in pids:
-        os.kill(pid, signal.SIGUSR1)  # says where it is
+        os.kill(pid, signal.SIGUSR1)  # prints its stack
     time.sleep(1 if pids else 0)
     for pid in pids:
         os.kill(pid, signal.SIGKILL)

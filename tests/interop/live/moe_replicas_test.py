@@ -31,7 +31,7 @@ def plan(folder, name, loads, *flags):
 
 
 def loads_of(step):
-    """What the gates of the dense model choose at the first layer; other layers have other loads."""
+    """The choices of the dense model's gates at the first layer; other layers have other token counts."""
     chosen, _ = example.gated(example.batch(step)[0], example.random("gate 0", example.HIDDEN, example.EXPERTS))
     first = torch.bincount(chosen.reshape(-1), minlength=example.EXPERTS).tolist()
     return [first, first[::-1]]
@@ -110,7 +110,7 @@ class Trainer(Scratch):
 
 
 def refusals(rank, folder):
-    """Collective. What is wrong on one rank is told on all; what each was told."""
+    """Collective. An error on one rank is reported on all; the messages of each."""
     import shardwright
     plan = shardwright.ExpertPlan.read(folder / "plan0.json")
     held = {expert: example.expert_of(0, expert) for expert, ranks in enumerate(plan.state(0)) if rank in ranks}
@@ -236,7 +236,8 @@ class Operators(unittest.TestCase):
                 self.assertEqual(set(found.values()), {"SUCCESS"})
 
     def test_what_gpus_get(self):
-        """The operators of PyTorch in place of ours, here on the CPU: the same bits, sums in other orders but for them."""
+        """PyTorch's operators in place of this project's, here on the CPU: the same bits, but for additions in other
+        orders."""
         from shardwright import _operators as other
         for name in ("pack_tokens", "unpack_tokens", "token_dots", "sum_parts"):
             self.assertTrue(torch._C._dispatch_has_kernel_for_dispatch_key(f"shardwright::{name}", "CUDA"))
@@ -252,7 +253,7 @@ class Operators(unittest.TestCase):
             torch.testing.assert_close(self.ops.token_dots(rows, tokens, self.place), other.dots_composite(rows, tokens, self.place))
 
     def test_many_threads(self):
-        """Large enough to be shared out."""
+        """Large enough to be split between threads."""
         generator = torch.Generator().manual_seed(4)
         tokens = torch.randn(3000, 256, generator=generator)
         place = torch.randperm(6000, generator=generator).reshape(3000, 2)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PartialCheckpoints out of running DeepSpeed engines: what a store then has is bit for bit what the trainer had in memory,
-each expert in the version that the store says; faults of agents and of callers.
+"""PartialCheckpoints out of running DeepSpeed engines: the resulting store has bit for bit the tensors that the trainer
+had in memory, each expert in the version that the store records; faults of agents and of callers.
 
     partial_test.py BIN PACKAGE
 """
@@ -21,7 +21,7 @@ from model import complete, make_engine, train_step
 from tensors import logical_tensors
 from train import counters, differences
 
-# Experts whose tensors are larger than what comes with the header of a file.
+# Experts with tensors that are larger than the data that comes with the header of a file.
 CASE = {"zero": 2, "dtype": "bf16", "experts": 4, "ep": 2, "width": 64, "layers": 2}
 LAST = 5
 BIN = None
@@ -47,14 +47,14 @@ def train(folder, case, every):
 
 
 def with_drift(engine):
-    """The engine with a buffer that is larger than what comes with the header of a file."""
+    """The engine with a buffer that is larger than the data that comes with the header of a file."""
     engine.module.register_buffer("drift", torch.zeros(3000))
     return engine
 
 
 def overlapped(folder, case, waits, fails):
-    """Collective. Tensors are copied beside the training, so late that it waits for them, or would have to. What step() and
-    close() returned, and warnings."""
+    """Collective. Tensors are copied during the next step, so late that it waits for them, or would have to. Results of
+    step() and close(), and warnings."""
     from shardwright import _files
     case = complete(case)
     engine = with_drift(make_engine(case))
@@ -83,7 +83,7 @@ def overlapped(folder, case, waits, fails):
 
 
 def resume(folder, case, note, drift=False):
-    """Collective. What is not as the store should have it; one step more."""
+    """Collective. The differences from the expected store; one step more."""
     import shardwright
     case = complete(case)
     engine = make_engine(case | {"seed": 99})
@@ -97,7 +97,8 @@ def resume(folder, case, note, drift=False):
 
 
 def agent_dies(folder, case):
-    """Collective. The agent is killed while tensors are copied, and once between snapshots: what step() says, warnings."""
+    """Collective. The agent is killed while tensors are copied, and once between snapshots: results of step(),
+    warnings."""
     from shardwright import _files
     case = complete(case)
     engine = make_engine(case)
@@ -139,7 +140,8 @@ def failure(work):
 
 
 def last_one_fails(folder):
-    """Collective. The third snapshot is not taken: what step() says of each, what close() raises, and what the store has at first."""
+    """Collective. The third snapshot fails: results of step() for each, the error of close(), and the first state of
+    the store."""
     from shardwright import _files
     case = complete(CASE | {"width": 16})
     engine, fill, said = make_engine(case), _files.SparseFile.fill, []
@@ -186,7 +188,7 @@ def one_rank_steps(folder):
 
 
 def misuse(folder, agent, other):
-    """Collective. What is refused: (what, codes and messages by rank)."""
+    """Collective. The errors: (name, codes and messages by rank)."""
     case, rank = complete(CASE | {"width": 16}), dist.get_rank()
     engine = make_engine(case)
     found = {"ranks ask for different k": failure(lambda: partial(engine, folder, k=1 + rank)),
@@ -245,7 +247,7 @@ class Partial(live.InFolder):
                     self.assertGreater(len(set(back["versions"].values())), 1, "all experts are of one version")
 
     def overlap(self, case, waits=True, fails=0):
-        """One run; what a restore has not as it was, and what was said."""
+        """One run; the differences of a restore from it, and the messages."""
         folder = self.folder / f"{len(list(self.folder.iterdir()))}"
         folder.mkdir()
         *said, stored, left = ranks.run(2, overlapped, folder, CASE | case, waits, fails)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Checkpoints are loaded straight into FSDP2, tensor parallelism, DDP and a single process, bit for bit as PyTorch's own
-loader does it from what ucp-load has converted, and the next losses are equal.
+loader does it from the output of ucp-load, and the next losses are equal.
 
     plain_test.py BIN PACKAGE
 """
@@ -31,7 +31,7 @@ def share_out(model, mesh):
 
 
 def build(layout, family):
-    """Collective. What is called, the model, and the mesh dimension of ranks that read other samples."""
+    """Collective. The module to call, the model, and the mesh dimension of ranks that read other samples."""
     model, world = hops.make_model(family, 105), dist.get_world_size()
     if layout == "fsdp2":
         share_out(model, init_device_mesh("cpu", (world,)))
@@ -57,7 +57,8 @@ def load_own(model, optimizer, source):
 
 
 def go_on(layout, family, source, own, path):
-    """Collective. Loads, keeps every tensor in the file `path`, and trains on; the losses, and what was read."""
+    """Collective. Loads, keeps every tensor in the file `path`, and continues training; the losses, and the bytes
+    read."""
     import shardwright
     called, model, (place, places) = build(layout, family)
     optimizer = hops.make_optimizer(model.parameters())

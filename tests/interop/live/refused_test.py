@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What cannot be loaded into a trainer is refused with a message and a code, on all ranks, and nothing waits for ever.
+"""State that cannot be loaded into a trainer gives an error with a message and a code, on all ranks, and no rank hangs.
 
     refused_test.py BIN PACKAGE
 """

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Policy gradient-log in a running trainer: an agent that decides, for each expert and interval, between its state and its
-gradients, and what a forecast says of that.
+gradients, and a forecast of that.
 
     replay_policy_test.py BIN PACKAGE
 
-DeepSpeed on two ranks. Every checkpoint of the run is restored under --replay require and compared, bit for bit, with what
-the trainer had then; chains are as long as --full-every says at most; bytes are those of `pec-save simulate`.
+DeepSpeed on two ranks. Every checkpoint of the run is restored under --replay require and compared, bit for bit, with
+the trainer's state then; chains are as long as --full-every allows; bytes are those of `pec-save simulate`.
 """
 
 import json
@@ -33,7 +33,7 @@ def partial(engine, folder, **options):
 
 
 def until_persisted(address, iteration):
-    """Rank 0: a snapshot that the next one overtakes is given up, and no forecast knows of that."""
+    """Rank 0: a snapshot that the next one overtakes is discarded, and forecasts do not include that."""
     from shardwright._agent import Connection
     end = time.monotonic() + 600
     while True:
@@ -121,7 +121,7 @@ class PolicyReplay(live.InFolder):
         return self.result("pec-save", "list", self.folder / "store")["checkpoints"]
 
     def state_bytes(self):
-        """Of each checkpoint what it has of its own iteration, but for what is passed through."""
+        """For each checkpoint its state of its own iteration, except tensors that are copied unchanged."""
         sums = []
         for path in sorted((self.folder / "store/manifests").glob("*.json")):
             manifest = json.loads(path.read_text())
@@ -160,7 +160,7 @@ class PolicyReplay(live.InFolder):
         return rows[0]
 
     def compare(self, found, every, *words):
-        """What the run has written, with the forecast: gradients, and states of all checkpoints."""
+        """The bytes that the run has written, with the forecast: gradients, and states of all checkpoints."""
         row = self.forecast(every, *words)
         self.assertEqual(sum(self.logged().values()), row["log"]["bytes"])
         self.assertEqual(sum(self.state_bytes()), row["bytes"])
@@ -206,7 +206,7 @@ class PolicyReplay(live.InFolder):
         *said, stored = ranks.run(2, agent_dies, self.folder, 2)
         self.assertEqual(stored, LAST)
         self.assertEqual([len(one) for one in said], [0] * 5 + [1] + [0] * (LAST - 6), said)
-        # Nobody knows the gradients of iteration 6: its checkpoint has every expert.
+        # The gradients of iteration 6 are missing: its checkpoint has every expert.
         stored = {one["iteration"]: one["modules"] for one in self.checkpoints()}
         self.assertEqual(set(stored[6].values()), {6})
         self.assertEqual(len(set(stored[8].values())), 2)

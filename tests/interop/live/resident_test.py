@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trainers are filled out of a resident load, in its layout and in others, bit for bit, and the run goes on; a trainer that was
-killed comes back; a load that is killed is heard of.
+"""Trainers are filled from a shared-memory cache, in its layout and in others, bit for bit, and the run continues; a
+trainer that was killed comes back; the death of a cache is reported.
 
     resident_test.py BIN PACKAGE MPIRUN
 """
@@ -69,7 +69,7 @@ class Resident(live.InFolder):
 
     @contextlib.contextmanager
     def load(self, source, target, processes=0, *flags):
-        """A resident load; without processes one that no launcher has started."""
+        """A shared-memory cache; without processes one that no launcher has started."""
         launcher = [self.mpirun, "--oversubscribe", "-n", str(processes)] if processes else []
         serve = subprocess.Popen(
             [*launcher, self.ucp.folder / "ucp-load", "serve", source, self.address, "--target", target, "--threads", "1",

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Stores of partial checkpoints are loaded straight into engines: every tensor bit for bit in the version that the store
-has of its module, counters and hyper-parameters, and the store is told where training goes on.
+has of its module, counters and hyper-parameters, and the store records the iteration at which training resumes.
 
     store_test.py BIN PACKAGE
 """
@@ -33,7 +33,7 @@ def series(folder, case):
 
 
 def load(store, case, folder, options):
-    """Collective. What is not as the store should have it; with what the load tells."""
+    """Collective. The differences from the expected store; with the report of the load."""
     import shardwright
     case = complete(case)
     engine = make_engine(case | {"seed": 99})
@@ -101,7 +101,7 @@ class Stores(unittest.TestCase):
         found = self.check(2, store, {}, at=LAST - 1)
         self.assertEqual((found["restored"]["iteration"], found["restored"]["abandoned"]), (LAST - 1, [LAST]))
         self.assertEqual(self.check(2, store, {}, read_only=True)["restored"]["iteration"], LAST - 1)
-        # Training has gone on from there: the next save continues it.
+        # Training has continued from there: the next save continues it.
         self.ucp.run("pec-save", self.folder / f"ckpt{LAST}", store, "--k", 1)
         self.assertEqual(self.check(2, store, {})["restored"]["iteration"], LAST)
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which trainers shardwright.load takes: an engine with or without an optimizer, a model with its optimizer. A model whose
-optimizer was forgotten, and arguments in the wrong order, are refused before anything is loaded.
+"""Trainers that shardwright.load takes: an engine with or without an optimizer, a model with its optimizer. A model
+with a forgotten optimizer, and arguments in the wrong order, are errors before anything is loaded.
 
     trainers_test.py BIN PACKAGE
 """
@@ -41,7 +41,7 @@ def failure(target, source):
 
 
 def parts_of_engine(source, case):
-    """What loads of parts of an engine raise; whether the engine itself can be loaded afterwards."""
+    """Errors when parts of an engine are loaded; True if the engine itself can be loaded afterwards."""
     import shardwright
     engine = make_engine(complete(case))
     before = {name: param.detach().clone() for name, param in engine.module.named_parameters()}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a trainer loads where a checkpoint has several sets of weights, or files of two saves: as ucp-load decides.
+"""A trainer's load of a checkpoint with several sets of weights, or files of two saves: it decides as ucp-load does.
 
     which_test.py BIN PACKAGE
 """
@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.state_dict import get_state_dict
 
 def model_and_average(folder):
     """Collective. Saves a model, its average and its optimizer, and loads both sets: the names of tensors that differ, of
-    each, and how a set that is not there is refused."""
+    each, and the error for a missing set."""
     import shardwright
     torch.manual_seed(3)
     model = torch.nn.Linear(4, 3)
@@ -41,7 +41,8 @@ def model_and_average(folder):
 
 
 def mixed_saves(folder, case):
-    """Collective. Loads model states of one save with optimizer states of the one before; what is said, and the steps."""
+    """Collective. Loads model states of one save with optimizer states of the one before; the messages, and the
+    steps."""
     import shardwright
     engine = make_engine(case)
     for part, first in (("old", 0), ("new", 2)):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Forward passes of the layouts of Megatron-Core and of Meta, written down from what their modules compute, so that a
-wrong row of a matrix shows in the logits."""
+"""Forward passes of the layouts of Megatron-Core and of Meta, written after the computations of their modules, so that
+a wrong row of a matrix shows in the logits."""
 
 import math
 

@@ -26,7 +26,7 @@ SMALL = dict(hidden_size=24, num_hidden_layers=2, num_attention_heads=6, num_key
 DENSE = dict(SMALL, intermediate_size=40)
 TOKENS = torch.arange(13) * 7 % 61
 
-# By name: the class, its configuration, the map, the Megatron sides that it has.
+# By name: the class, its configuration, the map, the Megatron naming schemes that it has.
 MODELS = {
     "llama": (transformers.LlamaForCausalLM, transformers.LlamaConfig(**DENSE), "llama"),
     "llama_tied": (transformers.LlamaForCausalLM, transformers.LlamaConfig(**DENSE, tie_word_embeddings=True), "llama"),
@@ -48,7 +48,7 @@ def make(name):
     model = kind(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
-            # Norms and biases too, or nobody would see them lie in a wrong place.
+            # Norms and biases too, or a wrong place of them would not show.
             parameter.copy_(torch.randn_like(parameter) * 0.2 + (1 if parameter.dim() == 1 else 0))
     return model
 

@@ -52,7 +52,7 @@ class Part(nn.Module):
 
     def forward(self, h):
         self.calls += 1
-        for name, buffer in self.named_buffers(recurse=False):  # what is "absent" is not among them
+        for name, buffer in self.named_buffers(recurse=False):  # buffers of kind "absent" are not among them
             h = h * (1 + buffer.float().mean().to(h.dtype) / 20)
             if self.training and name == "int_buffer":
                 buffer += 1
@@ -136,7 +136,7 @@ class Cube(Part):
 
 
 class Quant(Part):
-    """A frozen weight of eight bits, whose scales are in the state dict but neither parameter nor buffer."""
+    """A frozen weight of eight bits with scales that are in the state dict but neither parameter nor buffer."""
 
     def __init__(self, case, part):
         super().__init__(case, part)
@@ -208,7 +208,7 @@ class Model(nn.Module):
 
 
 def set_up(module, part):
-    """Freezes what is frozen from the start, and makes matrices a part of wider ones where asked."""
+    """Freezes parameters that are frozen from the start, and makes matrices a part of wider ones if requested."""
     weights = list(module.parameters())
     if part.get("frozen"):
         for weight in weights if part["frozen"] == "all" else weights[:1]:
@@ -233,7 +233,7 @@ def load_base(model, case):
 
 
 def late_weights(model, case):
-    """Parameters that are frozen while the run goes on."""
+    """Parameters that are frozen while the run continues."""
     return [weight for part in case["parts"] if part.get("late") and "share" not in part
             for weight in model.at(part["path"]).parameters()]
 
@@ -247,7 +247,7 @@ def names_of(model):
 
 
 def make_groups(model, case):
-    """Parameter groups with hyper-parameters of their own, by name where the description says so."""
+    """Parameter groups with hyper-parameters of their own, by name if the description requests it."""
     names, wanted = names_of(model), case["optimizer"]
     members = [[] for _ in range(wanted["groups"])]
     for weight in (weight for weight in model.parameters() if weight.requires_grad):

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Judges a description: the trainer makes a checkpoint and resumes it, our commands convert it, and the trainer of the target
-resumes what they wrote. What it then holds, and its next losses, must be those of the control."""
+"""Verifies a description: the trainer makes a checkpoint and resumes it, the commands convert it, and the trainer of
+the target resumes the output. Its state, and its next losses, must be those of the control."""
 
 import json
 import os
@@ -26,7 +26,7 @@ TOLERANCE = {"fp32": (5e-5, 5e-5), "bf16": (3e-2, 6e-2), "fp16": (1e-2, 6e-2)}
 
 
 class Wrong(Exception):
-    """What is wrong with a case. `kind` is what two descriptions with the same fault have in common."""
+    """An error in a case. Two descriptions with the same fault have the same `kind`."""
 
     def __init__(self, kind, text):
         super().__init__(text)
@@ -191,7 +191,7 @@ class Case:
         return "equal"
 
     def check(self, target, output):
-        """What trainers find equal --check finds equal, too."""
+        """Checkpoints that trainers find equal are equal for --check, too."""
         words = ("ucp-load", "--check", self.folder / "ckpt", output)
         code, said = self.command(*words)
         if code != 0 and not switches.refusal(self.case, target, code, said):
@@ -302,7 +302,7 @@ class Case:
 
 
 def has_left_out_late(case):
-    """Whether a checkpoint leaves out weights whose masters it has."""
+    """True if a checkpoint leaves out weights but has their masters."""
     return case["run"].get("excluded") and any(part.get("late") for part in case["parts"])
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draws descriptions of random models from seeds. A description is JSON: a list of parts (modules below a path of names, each
-with its features), an optimizer, the layout of the run that makes the checkpoint, and the conversions to judge.
+with its features), an optimizer, the layout of the run that makes the checkpoint, and the conversions to verify.
 
 A model maps [samples, width] to the same shape, part after part, so any part can be dropped and the rest still trains.
 """
@@ -26,7 +26,7 @@ class Dice:
         self.program = program
 
     def may(self, feature, chance):
-        """Whether to have a feature. Draws in any case, so that a switch changes nothing else."""
+        """Decides whether to have a feature. Draws in any case, so that a switch changes nothing else."""
         drawn = self.random.random() < chance
         return drawn and not switches.is_off(self.program, feature)
 
@@ -49,7 +49,7 @@ def path_of(dice, taken):
 
 
 def states_of_training(dice, part):
-    """Adds whether a part is trained, from when on it is frozen, and how it lies in memory."""
+    """Adds whether a part is trained, from when on it is frozen, and its memory layout."""
     if part["kind"] == "quant":
         return
     if dice.may("frozen", 0.18):
@@ -112,7 +112,8 @@ def deepspeed_layout(dice):
 
 
 def deepspeed_model(dice):
-    """What is made by DeepSpeed goes to other stages and numbers of ranks, to DeepSpeed's universal folders, and to torch."""
+    """A DeepSpeed checkpoint goes to other stages and numbers of ranks, to DeepSpeed's universal folders, and to
+    torch."""
     dtype = dice.one([kind for kind in ("fp32", "fp32", "fp32", "bf16", "fp16") if not switches.is_off("deepspeed", kind)])
     run = deepspeed_layout(dice) | {"dtype": dtype, "schedule": dice.may("schedule", 0.4), "excluded": dice.may("excluded", 0.2)}
     if dtype == "bf16" and run["zero"] == 1:
@@ -141,7 +142,7 @@ def torch_layout(dice):
 
 
 def torch_model(dice):
-    """What is saved by torch.distributed.checkpoint goes to other meshes, and to DeepSpeed."""
+    """A torch.distributed.checkpoint folder goes to other meshes, and to DeepSpeed."""
     run = torch_layout(dice) | {"optim": dice.one(("nested", "nested", "flat"))}
     targets = [{"to": "dcp", **torch_layout(dice)}]
     more = dice.one(("deepspeed", "deepspeed", "dcp", "safetensors"))
@@ -177,12 +178,12 @@ def megatron_model(dice):
              "experts": 4 if dice.may("experts", 0.3) else 0, "bf16": dice.may("bf16", 0.5)}
     model["seed"] = 7
     if model["experts"]:
-        model["bias"] = False  # which Megatron cannot train on the CPU
+        model["bias"] = False  # Megatron cannot train one on the CPU
     return model, megatron_layout(dice, model), [{"to": "megatron", **megatron_layout(dice, model)} for _ in range(2)]
 
 
 def fit_targets(program, parts, run, targets):
-    """Takes away what a trainer cannot train or load, whoever converts."""
+    """Takes away parts that a trainer cannot train or load, with any converter."""
     if parts[0]["kind"] == "quant" and any(layout.get("zero") == 3 for layout in (run, *targets)):
         parts[0]["kind"] = "linear"  # DeepSpeed's stage 3 takes the type of the first parameter, which must not be an integer
     to = {target["to"] for target in targets}
@@ -190,7 +191,7 @@ def fit_targets(program, parts, run, targets):
         if program == "deepspeed" and "dcp" in to and part["kind"] == "quant":
             part["kind"] = "linear"  # PyTorch's get_state_dict wants every key to be the path of an attribute
         if program == "torch" and "deepspeed" in to and part.get("extra") in ("dict", "bytes", "none"):
-            del part["extra"]  # formats of DeepSpeed have no place for what another program pickled, and the command says so
+            del part["extra"]  # DeepSpeed formats cannot store foreign pickles, as the command reports
     for target in targets:
         # DCP files do not record late frozen parameters, which DeepSpeed looks up where stage 3 lists others.
         if program == "torch" and any("late" in part for part in parts) and target.get("zero") == 3:
@@ -218,7 +219,7 @@ def draw(seed, program=None):
         return {"program": program, "seed": seed, "model": model, "run": run, "targets": targets}
     run, targets = (deepspeed_model if program == "deepspeed" else torch_model)(dice)
     parts = parts_of(dice)
-    if any("strided" in part for part in parts):  # several ranks refuse such parameters, whoever trains
+    if any("strided" in part for part in parts):  # several ranks reject such parameters in every trainer
         for layout in (run, *targets):
             layout.update({key: value for key, value in {"ranks": 1, "engine": "plain"}.items() if key in layout})
     if any("late" in part for part in parts) and run.get("excluded"):

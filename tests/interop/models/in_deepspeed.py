@@ -20,7 +20,7 @@ import build
 import tensors
 import trees
 
-STEPS, LATE = 3, 1  # before the checkpoint; what is frozen late is from this step on
+STEPS, LATE = 3, 1  # before the checkpoint; late parts are frozen from this step on
 NEXT = 3            # after it
 SUB_GROUP = 1_000_000_000  # DeepSpeed's default
 NOTE = {"note": "client state", "nested": {"numbers": [1, 2.5, None]}}
@@ -58,7 +58,7 @@ def make_engine(case, layout, seed, universal=False):
     if case["run"].get("excluded"):
         build.load_base(model, case)
     groups = build.make_groups(model, case)
-    if case["optimizer"]["named"] and not layout["zero"]:  # without ZeRO only names tell which parameter is which
+    if case["optimizer"]["named"] and not layout["zero"]:  # without ZeRO only names identify parameters
         names = build.names_of(model)
         for group in groups:
             group["params"] = [(names[id(weight)], weight) for weight in group["params"]]
@@ -175,9 +175,10 @@ def take_late_weights(engine, case, live):
 
 
 def resume(checkpoint, case, layout, tree, universal=False, live=None):
-    """Collective. Loads into an engine that began with other weights; keeps its tree, and trains on: the losses.
+    """Collective. Loads into an engine that began with other weights; keeps its tree, and continues training: the
+    losses.
 
-    live: a tree whose late-frozen weights the engine takes, or None."""
+    live: None, or a tree; the engine takes its late-frozen weights."""
     engine = make_engine(case, layout, 107, universal)
     freeze_late(engine, case)
     path, client = engine.load_checkpoint(str(checkpoint), load_module_strict=not case["run"].get("excluded"))

@@ -46,7 +46,7 @@ LAYOUT_ARGUMENTS = ("tensor_model_parallel", "pipeline_model_parallel", "expert_
 
 
 def prepare():
-    """What else of Megatron wants CUDA, Transformer Engine or Apex."""
+    """Replaces other parts of Megatron that want CUDA, Transformer Engine or Apex."""
     filesystem_async.get_write_results_queue.__defaults__ = ("fork",)
     initialize._compile_dependencies = lambda: None
     torch.nn.Module.cuda = lambda module, *_: module
@@ -205,8 +205,8 @@ def common_of(inside):
 
 
 def collect_groups(value, steps, groups):
-    """Experts that ranks share out have an optimizer of their own, and a regular optimizer has its step elsewhere: what is left
-    are the steps, and the different groups as JSON."""
+    """Experts that are divided between ranks have an optimizer of their own, and a regular optimizer has its step
+    elsewhere: the steps remain, and the different groups as JSON."""
     if isinstance(value, dict) and "param_groups" in value:
         for group in value["param_groups"]:
             kept = {key: one for key, one in plain(group).items() if key not in ("step", "is_expert_parallel")}
@@ -296,7 +296,7 @@ def run_job(job):
 
 def main():
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what Megatron prints is no answer
+    os.dup2(2, 1)  # Megatron's prints must not mix with the answers
     for line in sys.stdin:
         with contextlib.redirect_stdout(sys.stderr):
             answer = run_job(json.loads(line))

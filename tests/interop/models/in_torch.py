@@ -19,7 +19,7 @@ from in_deepspeed import LATE, NEXT, STEPS, keep
 
 
 def make_run(case, layout, seed):
-    """(what is called, the model, its optimizer)"""
+    """(the module to call, the model, its optimizer)"""
     model = build.make_model(case, seed)
     if case["run"].get("excluded"):
         build.load_base(model, case)
@@ -111,7 +111,7 @@ def asked_items(state, folder):
 
 
 def load(run, checkpoint, flat):
-    """Collective. Items that the checkpoint lacks stay as they are; returns them, and those that nobody asks for."""
+    """Collective. Items that the checkpoint lacks stay as they are; returns them, and those that are never read."""
     state = state_of(run, flat=flat)
     there, asked = items(checkpoint), asked_items(state, checkpoint)
     dcp.load(state, checkpoint_id=checkpoint, planner=dcp.DefaultLoadPlanner(allow_partial_load=True))

@@ -42,7 +42,7 @@ def arguments():
 
 
 def report(case, wrong, asked):
-    """Says what is wrong with a case, and how to repeat it."""
+    """Prints the error of a case, and how to repeat it."""
     print(f"seed {case['seed']} ({case['program']}): WRONG: {wrong.kind}: {wrong}")
     smaller = case
     if not asked.no_shrink:
@@ -57,7 +57,7 @@ def report(case, wrong, asked):
 
 
 def tried(case, asked):
-    """Judges a case and prints a line of it; what became of it, for the table."""
+    """Verifies a case and prints a line of it; its outcome, for the table."""
     began = time.monotonic()
     outcomes, wrong = cases.judged(case, asked.ucp, asked.megatron)
     if wrong:
@@ -95,7 +95,7 @@ def work(asked, described, counts):
 
 
 def all_of(asked, descriptions):
-    """Judges all of them in several processes; the counts of what became of them."""
+    """Verifies all of them in several processes; the counts of their outcomes."""
     fork = multiprocessing.get_context("fork")
     described, counts = fork.SimpleQueue(), fork.SimpleQueue()
     workers = [fork.Process(target=work, args=(asked, described, counts)) for _ in range(asked.jobs)]

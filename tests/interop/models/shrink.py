@@ -75,8 +75,8 @@ def simpler_runs(case):
 
 
 def smallest(case, wrong, judge):
-    """\\param judge  what is wrong with a description, or None. Returns the smallest description that was found, and what is
-    wrong with it."""
+    """\\param judge  the error of a description, or None. Returns the smallest description that was found, and its
+    error."""
     end = time.monotonic() + SECONDS
     smaller = True
     while smaller:

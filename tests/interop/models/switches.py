@@ -47,14 +47,14 @@ def is_off(program, feature):
 
 
 def resumes_itself(case):
-    """Whether Megatron can load what it saves: it cannot copy into buckets of float32 parameters (docs/formats/megatron.md). Where it cannot,
-    the run that goes on is the control."""
+    """True if Megatron can load its own checkpoint: it cannot copy into buckets of float32 parameters
+    (docs/formats/megatron.md). Otherwise the control is the run that continues."""
     return case["run"]["optimizer"] != "dp_reshardable" or case["model"]["bf16"]
 
 
 def check_is_off(case, target):
-    """Whether --check finds a difference that trainers do not: PyTorch has no states of a parameter that never had a gradient,
-    and DeepSpeed's flat groups have zeros."""
+    """True if --check finds a difference that trainers do not: PyTorch has no states of a parameter that never had a
+    gradient, and DeepSpeed's flat groups have zeros."""
     return case["program"] == "torch" and target["to"] == "deepspeed" and any(part.get("unused") for part in case["parts"])
 
 
@@ -77,7 +77,7 @@ def accepted(case, target, line):
 
 
 def comparable_losses(case, target, losses):
-    """How many of the next losses must be those of the control."""
+    """Number of the next losses that must be those of the control."""
     if target["to"] == "universal" and any({"frozen", "buffers", "extra"} & part.keys() or part["kind"] == "quant" for part in case["parts"]):
         return 0  # DeepSpeed's universal loader leaves these as they are
     if case["program"] != target["to"] == "dcp" and any(part.get("extra") in ("dict", "bytes") for part in case["parts"]):

@@ -21,7 +21,7 @@ def copied(value):
 
 
 def differences(got, want, where=""):
-    """Where `got` differs from `want`: lines of the form "path: what". Types, keys, shapes and bits count."""
+    """Differences of `got` from `want`: lines of the form "path: what". Types, keys, shapes and bits count."""
     if torch.is_tensor(want) and torch.is_tensor(got):
         return tensor_differences(got, want, where)
     if isinstance(want, dict) and isinstance(got, dict):
@@ -71,7 +71,7 @@ def without_tensor_numbers(value):
 
 
 def stateless(states):
-    """Whether an optimizer has done nothing for a parameter: no states, or only zeros, whatever the step."""
+    """True if an optimizer has done nothing for a parameter: no states, or only zeros, at any step."""
     return not any(value.count_nonzero() for key, value in states.items() if key not in ("fp32", "step"))
 
 
@@ -83,8 +83,8 @@ def drop_states(optim, names):
 
 
 def same_idle_states(got, want):
-    """A parameter without a gradient has no states in one engine and zeros in another, with the step of its group: makes both
-    of these alike, in place."""
+    """A parameter without a gradient has no states in one engine and zeros in another, with the step of its group:
+    makes the two equal, in place."""
     for name in got.keys() & want.keys():
         if stateless(want[name]) and stateless(got[name]):
             for one in (got[name], want[name]):

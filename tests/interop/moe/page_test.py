@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The report page in a browser: it draws itself, says nothing on the console, and asks no network for anything.
+"""The HTML report in a browser: it draws itself, logs nothing on the console, and sends no network requests.
 
 Usage: page_test.py BIN
 Skipped without Chromium or Chrome.
@@ -22,7 +22,7 @@ QUIET = ["--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "-
          "--disable-component-update", "--disable-sync", "--enable-logging=stderr", "--virtual-time-budget=3000"]
 CHARTS = ("layers", "bars", "survival", "rounds", "ageing")
 
-# What a reader does, and what then stands on the page.
+# Actions of a reader, and the resulting page.
 PROBE = """<script>
 const slider = document.getElementById("layer");
 const told = [document.getElementById("which").textContent];
@@ -58,7 +58,7 @@ class Page(Case):
         return self.work / "page.html"
 
     def browse(self, path, *words, size=(1200, 2300)):
-        """The page after its scripts ran, and what the console said."""
+        """The page after its scripts ran, and the messages on the console."""
         done = subprocess.run([BROWSER, *QUIET, f"--user-data-dir={self.work}/profile",
                                f"--window-size={size[0]},{size[1]}", *words, "--dump-dom", path.as_uri()],
                               capture_output=True, text=True, check=False, timeout=1200)
@@ -107,7 +107,7 @@ class Page(Case):
         asked = set(re.findall(r'"url":"([^"]*)"', log.read_text()))
         self.assertEqual([url for url in asked if "page.html" not in url and "://" in url and "google" not in url
                           and not url.startswith("chrome")], [])
-        # What would ask is refused by the page's own policy, and seen by this test.
+        # The page's own policy blocks requests, and this test sees them.
         path.write_text(text.replace("</body>", '<script>fetch("http://192.0.2.1/x")</script></body>'))
         _, console = self.browse(path)
         self.assertTrue(any("Content Security Policy" in line for line in console), console)

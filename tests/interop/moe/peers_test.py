@@ -30,7 +30,7 @@ RANKS, PER_RANK = 8, 4
 
 
 def folder_of(package):
-    """Where a package lies that is not imported; None if it is not installed."""
+    """The folder of a package that is not imported; None if it is not installed."""
     found = importlib.util.find_spec(package)
     return found and pathlib.Path(found.submodule_search_locations[0])
 
@@ -40,7 +40,7 @@ FOLDERS = {package: folder_of(package) for package in ("sglang", "vllm_ascend")}
 
 
 def functions(path, names, **known):
-    """Functions of a file, by name, in a namespace of what they use."""
+    """Functions of a file, by name, in a namespace with their dependencies."""
     tree = ast.parse(path.read_text())
     nodes = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name in names]
     assert {node.name for node in nodes} == set(names), f"{path} has no {names}"
@@ -50,7 +50,7 @@ def functions(path, names, **known):
 
 
 def module_of(path, name, **stubs):
-    """A module of its file, with stand-ins for what it imports from its program: members by name of the module,
+    """A module of its file, with stand-ins for its imports from its program: members by name of the module,
     "__" for a dot."""
     for stub, content in stubs.items():
         full = stub.replace("__", ".")
@@ -69,7 +69,7 @@ def module_of(path, name, **stubs):
 @contextlib.contextmanager
 def as_published():
     """SGLang's copy of the balancer with the published order and arithmetic: equal items keep their order, where torch
-    by default orders them as the processor's vectors happen to; and weights are summed in 32 bits, not in 64."""
+    by default orders them as the processor's vectors happen to; and weights are added in 32 bits, not in 64."""
     sort, tolist = torch.Tensor.sort, torch.Tensor.tolist
     torch.Tensor.sort = lambda self, dim=-1, descending=False: sort(self, dim=dim, descending=descending, stable=True)
     torch.Tensor.tolist = lambda self: list(map(list, self.numpy())) if self.is_floating_point() else tolist(self)
@@ -86,7 +86,7 @@ def rows_of(plan):
 
 class Peers(Case):
     def written(self, form, name, *words):
-        """A plan in a peer's format, and its slots as our record tells them."""
+        """A plan in a peer's format, and its slots as this project records them."""
         words = words or ("--strategy", "eplb+")
         self.plan(*words, "-o", "ours.json", "--force")
         self.plan(*words, "--format", form, "-o", name, "--force")
@@ -204,7 +204,7 @@ class Sglang(Peers):
                                                           nodes * gpus, policy == "hierarchical")
                     self.assertEqual(ours["physical_to_logical"], phy2log.tolist())
                     self.assertEqual(ours["logical_count"], counts.tolist())
-                    # The same slots; which replica is named first is nobody's rule.
+                    # The same slots; no rule decides which replica is named first.
                     self.assertEqual([[sorted(row) for row in layer] for layer in ours["logical_to_physical"]],
                                      [[sorted(row) for row in layer] for layer in log2phy.tolist()])
 

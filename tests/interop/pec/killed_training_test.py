@@ -2,7 +2,7 @@
 """A real training run with DeepSpeed on two ranks is killed with SIGKILL at random moments, started
 again by the hooks of scripts/slurm each time, and ends. After every restore the report's lost tokens
 are compared with a count made here from the token log and the versions in the report; DeepSpeed must
-go on from the report's iteration.
+continue from the report's iteration.
 
     killed_training_test.py BIN [--kills N] [--seed N]
 
@@ -37,7 +37,7 @@ SLOWEST = 2400  # seconds that a start, a snapshot or a step may take on a busy 
 
 def train(folder, load, last, pause):
     """Collective. One iteration a time: tokens, checkpoint, hook.
-    \\returns the iteration that it went on from"""
+    \\returns the iteration that it continued from"""
     engine = make_engine(complete(CASE))
     counts = {}
     for index, block in enumerate(engine.module.blocks):
@@ -71,7 +71,7 @@ def train(folder, load, last, pause):
 
 
 class Count:
-    """Lost tokens as the algorithm says, from the log alone."""
+    """Lost tokens by the algorithm, from the log alone."""
 
     def __init__(self):
         self.charged = {}
@@ -117,7 +117,7 @@ class Run:
         return {entry["iteration"]: entry["tokens"] for entry in map(json.loads, lines)}
 
     def restore(self):
-        """\\returns the folder to load, or nothing; the report's count is judged"""
+        """\\returns the folder to load, or nothing; verifies the report's count"""
         load = self.hook("pec-restore-hook.sh", self.folder / "store", self.folder / "out",
                          "--agents", f"unix:{self.folder / 'sock'}")
         if not load:
@@ -139,7 +139,8 @@ class Run:
         return load, resume
 
     def train(self, load, last, kill_after):
-        """Whether it has come to its end; else it was killed when some iterations were logged, and a random time later."""
+        """True if it has come to its end; otherwise it was killed when some iterations were logged, and a random time
+        later."""
         (self.folder / "started").unlink(missing_ok=True)
         pid = ranks.begin(2, self.trains, self.folder, load, last, 0.2, seconds=1200)
         return ranks.ends_or_is_killed(pid, self.logged, kill_after, SLOWEST)

@@ -25,7 +25,7 @@ def main():
                 runpy.run_path(trainer, run_name="__main__")
         except SystemExit as ended:
             good = not ended.code
-        # Only rank 0 judges; the others come to the next job's first collective and wait.
+        # Only rank 0 compares; the others come to the next job's first collective and wait.
         if os.environ["RANK"] == "0":
             tensors = [line for line in said.getvalue().splitlines() if line.startswith("tensors ")]
             good = good and "RESUME OK" in said.getvalue()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real training run with DeepSpeed goes on for long while its processes, its agent and the agent that keeps copies on
-another node are killed at random moments, alone or together; the hooks of scripts/slurm start it again each time.
+"""A real training run with DeepSpeed continues for long while its processes, its agent and the agent that keeps copies
+on another node are killed at random moments, alone or together; the hooks of scripts/slurm start it again each time.
 
     soak_test.py BIN [--minutes M] [--seed N]
 
@@ -24,7 +24,7 @@ import time
 import killed_training_test as killed
 
 TARGETS = ("ep=1", "ep=4,dp=4", "dp=1,ep=1", "zero=1", "dp=4", "ep=4,dp=8,zero=1")
-# Rounds of an agent's life before it is held to what it took: its pools are full by then.
+# Rounds of an agent's life that define its limits: its pools are full by then.
 WARM = 3
 MEMORY_SLACK = 8 << 20
 FILES_SLACK = 4
@@ -57,7 +57,8 @@ class Life:
         self.seen.append((resident, len(os.listdir(f"/proc/{self.pid}/fd"))))
 
     def judge(self, lives):
-        """Exits if the agent takes more than `lives` in their first rounds. \\returns whether it lived long enough to tell"""
+        """Exits if the agent takes more than `lives` in their first rounds. \\returns True if it lived long enough to
+        compare"""
         if len(self.seen) < 2 * WARM:
             return False
         memory, files = (max(one[i] for life in lives for one in life.seen[:WARM]) for i in (0, 1))
@@ -168,7 +169,7 @@ def main():
             if over:
                 break
             run.kills["trainer"] += 1
-            # What the agent has answered for is in its memory; a peer may not have it yet.
+            # Acknowledged snapshots are in the agent's memory; a peer may not have them yet.
             least = int((folder / "taken").read_text() or 0)
             if run.random.random() < 0.15:
                 run.kill("agent")

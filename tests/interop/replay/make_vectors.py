@@ -2,7 +2,7 @@
 """Makes tests/unit/partial/optimizer_steps/vectors.jsonl, steps as torch makes them: make_vectors.py > vectors.jsonl
 
 A line is a run of an optimizer: options and gradients of each step, and the parameter and states before and after
-each, as the bits of float32 in hexadecimal. Elements are kept whose square roots torch rounds correctly, so that
+each, as the bits of float32 in hexadecimal. Elements are kept if torch rounds their square roots correctly, so that
 the vectors are the same wherever they are made.
 """
 

@@ -4,8 +4,8 @@
 // A case is a line of JSON, {"optimizer", "elems", "gradient_dtype", "separate", "threads", "cuts",
 // "steps": [{"options", "count", "gradient_factor", "skipped", "first_momentum"}...]}, then in
 // float32 the parameter and three states, then the gradient of every step. RESULTS gets the
-// parameter and the three states after every step, or ends with a case that was refused: the
-// message goes to standard error and the exit code is that of the error. ROOTS has the trainer's
+// parameter and the three states after every step. A case that fails ends RESULTS: its message goes
+// to standard error and the exit code is the code of the error. ROOTS has the trainer's
 // square roots of all numbers of [1, 4), and LAST is as for RootTable.
 
 #include <cstdio>

@@ -113,10 +113,11 @@ def set_options(optimizer, options):
 
 
 def square_roots(folder):
-    """Writes torch's roots of [1, 4). Returns arguments for the probe, and how many of all roots are told wrong.
+    """Writes torch's square roots of [1, 4). Returns arguments for the probe, and the number of all square roots that
+    come out wrong.
 
-    All others follow from the roots of [1, 4) by significand and the exponent's last bit, up to a number that is found here.
-    Subnormal numbers follow too, or are rounded correctly: that depends on the processor.
+    All others follow from those of [1, 4) by significand and the exponent's last bit, up to a number that is found
+    here. Subnormal numbers follow too, or are rounded correctly: that depends on the processor.
     """
     one, end = 0x3F800000, 0x7F800000
 
@@ -224,7 +225,7 @@ def differs(found, expected, any_zero):
 
 
 def check(cases, results):
-    """What is wrong with the probe's results, or None."""
+    """The error in the probe's results, or None."""
     for case, expected in cases:
         # lerp_ with a weight of 1 gives zeros another sign in the last elements, which fill no vector.
         adam = case["optimizer"] in ("AdamW", "Adam")

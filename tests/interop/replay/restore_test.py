@@ -38,7 +38,7 @@ def raw(tensor):
 
 
 class Training(moe_checkpoint.Model):
-    """poison: iteration whose gradients of expert 0 of layer 0 have an infinity and a NaN."""
+    """poison: an iteration with an infinity and a NaN in its gradients of expert 0 of layer 0."""
 
     def __init__(self, poison=None, **options):
         super().__init__(hidden=16, experts=8, dtype="bf16", **options)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every element type: files of the safetensors package through ours and back, and conversions against PyTorch's.
+"""Every element type: files of the safetensors package to the commands and back, and conversions against PyTorch's.
 
     types_test.py BIN LAUNCHER
 """

@@ -12,12 +12,12 @@ import torch
 from same import Probe, same, sharing
 
 SOURCE = pathlib.Path(__file__).resolve().parents[3]
-# Those that the project carries, and more of them where a folder is at hand.
+# Those that the project carries, and more of them if the shared folder is present.
 FOLDERS = (SOURCE / "tests" / "data",
            pathlib.Path(os.environ.get("SHARDWRIGHT_SHARED", SOURCE.parent / "shared")) / "fixtures" / "deepspeed")
 
-# Megatron's files pickle enumerations of its own, which torch.load imports. Megatron-Core lies in the environment
-# of the trainers, inside the one that runs this (see scripts/peers).
+# Megatron's files pickle enumerations of its own, which torch.load imports. Megatron-Core is installed in the
+# environment of the trainers, inside the one that runs this (see scripts/peers).
 sys.path += map(str, pathlib.Path(sys.prefix).glob("trainers/lib/python3*/site-packages"))
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that must not be read: attacks, and what this program does not support."""
+"""Files that must not be read: attacks, and objects that this program does not support."""
 
 import io
 import os
@@ -31,7 +31,7 @@ class Call:
 
 
 class Setter:
-    """Pickles with a function that sets its state: a call whose result is dropped."""
+    """Pickles with a function that sets its state: a call with a result that is dropped."""
 
     def __reduce__(self):
         return dict, (), None, None, None, None

@@ -175,12 +175,12 @@ class RoundTrip(unittest.TestCase):
                     self.check(name)
 
     def test_keyword_arguments_of_new(self):
-        for protocol in (4, 5):  # earlier ones hide them in functools.partial, which is refused
+        for protocol in (4, 5):  # earlier ones hide them in functools.partial, an unsupported function
             torch.save([WithNew(1, second=2), WithNew(3, second=[])], self.source, pickle_protocol=protocol)
             self.check("keywords")
 
     def test_legacy_stream(self):
-        # torch itself cannot read what has no storage class from a legacy stream.
+        # torch itself cannot read types without a storage class from a legacy stream.
         legacy = {**ALL, "tensors": lambda: tensors(untyped=False)}
         for name, make in legacy.items():
             with self.subTest(name=name):

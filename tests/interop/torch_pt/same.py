@@ -12,8 +12,8 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-# Attributes of a mesh that lead to other meshes and back to it. They are not read, and whoever writes meshes makes
-# them anew.
+# Attributes of a mesh that lead to other meshes and back to it. They are not read, and a writer of meshes makes
+# new ones.
 NOT_READ = ("_root_mesh", "_flatten_mapping", "_parent_mesh")
 
 
@@ -34,7 +34,7 @@ def same_tensor(a, b, where):
     require(type(a) is type(b), where, f"{type(a)} != {type(b)}")
     require(a.dtype == b.dtype, where, f"{a.dtype} != {b.dtype}")
     require(a.shape == b.shape, where, f"{a.shape} != {b.shape}")
-    if isinstance(a, DTensor):  # Without process groups it can do nothing; what was pickled are these two.
+    if isinstance(a, DTensor):  # Without process groups it can do nothing; these two were pickled.
         same(a._local_tensor, b._local_tensor, where + "._local_tensor")
         return same(a._spec, b._spec, where + "._spec")
     require(a.stride() == b.stride(), where, f"{a.stride()} != {b.stride()}")

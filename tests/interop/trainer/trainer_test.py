@@ -3,9 +3,9 @@
 
     trainer_test.py [--all] BIN LAUNCHER
 
-A run is not interrupted; another one goes on from its first checkpoint with more ranks at another stage, a third one
+A run is not interrupted; another one continues from its first checkpoint with more ranks at another stage, a third one
 from a checkpoint of that one with fewer. Every loss has to be that of the first run at that step. Plain and tied
-embeddings, full fine-tunes and LoRA, whose checkpoints have no frozen parameters; --all runs every combination.
+embeddings, full fine-tunes and LoRA, which saves no frozen parameters; --all runs every combination.
 """
 
 import sys
@@ -17,7 +17,7 @@ import commands
 STEPS, SAVE = 6, 2
 TOLERANCE = 2e-5  # other numbers of ranks add gradients up in another order
 
-# Whether only adapters are trained, tied embeddings, and stage and ranks of the three runs.
+# For each case: only adapters are trained, tied embeddings, and stage and ranks of the three runs.
 CASES = [
     (False, True, [(2, 2), (3, 3), (2, 1)]),
     (True, False, [(3, 2), (2, 3), (3, 1)]),

@@ -5,7 +5,7 @@
 
 #include "unit/checkpoints/same_checkpoint.h"
 
-// Folders that DeepSpeed's own ds_to_universal makes of real checkpoints, held against those
+// Compares folders that DeepSpeed's own ds_to_universal makes of real checkpoints with those
 // checkpoints.
 
 namespace shardwright::checkpoints {
@@ -13,8 +13,7 @@ namespace {
 
 struct Case {
   fs::path folder;
-  bool pipeline =
-      false;  ///< what the converter makes of it has neither buffers nor frozen parameters
+  bool pipeline = false;  ///< the converter writes neither buffers nor frozen parameters of it
 };
 
 void PrintTo(const Case& test, std::ostream* out) { *out << test.folder; }
@@ -71,7 +70,7 @@ class Upstream : public testing::TestWithParam<Case> {
   Scratch scratch_;
 };
 
-/// What is left of a checkpoint when only trainable parameters are known.
+/// Reduces a checkpoint to the contents known when only trainable parameters are known.
 void KeepTrainable(Checkpoint* checkpoint) {
   std::vector<std::uint32_t> moved(checkpoint->params.size());
   std::vector<Param> kept;

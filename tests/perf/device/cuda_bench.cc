@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The cuda twin, by way of its plugin, against what the device can do:
+// Compares the cuda backend, through its plugin, with the limits of the device:
 //  * load: a file that is in the page cache, through a pinned ring into device memory, against
 //    copies from pinned memory
 //  * convert: elements, against a copy inside the device of as many bytes read and written
 //  * runs: rows that are gathered, against the same
-// One line for each, best of five: what, GB/s, GB/s of what it is held against, ratio.
+// One line for each, best of five: name, GB/s, GB/s of the reference copy, ratio.
 //
 //     cuda_bench [MIB [FOLDER]]      (of the file; 1024 and the folder for temporary files)
 
@@ -39,7 +39,7 @@ struct Bench {
   std::uint64_t bytes;
 };
 
-/// Seconds that the best of some calls takes, the wait for the device included.
+/// Returns the seconds of the fastest of some calls, including the wait for the device.
 Result<double> Best(Bench& bench, const std::function<Status()>& work) {
   double best = 1e9;
   for (int i = 0; i <= kTimes; ++i) {
@@ -47,7 +47,7 @@ Result<double> Best(Bench& bench, const std::function<Status()>& work) {
     SW_TRY(work());
     SW_TRY(bench.stream.Synchronize());
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begun;
-    if (i > 0) best = std::min(best, took.count());  // the first one starts what is lazy
+    if (i > 0) best = std::min(best, took.count());  // the first run pays for lazy initialization
   }
   return best;
 }
@@ -92,7 +92,7 @@ Status Load(Bench& bench, int file) {
   return {};
 }
 
-/// Seconds in which the device copies inside itself what is read and written of so many bytes.
+/// Returns the seconds of a copy inside the device that reads and writes so many bytes in total.
 Result<double> CopySeconds(Bench& bench, std::uint64_t moved) {
   const std::uint64_t bytes = std::max<std::uint64_t>(moved / 2, 1);
   SW_TRY_ASSIGN(const auto from, bench.device.Allocate(Place::kDevice, bytes));
@@ -158,7 +158,7 @@ Status Main(std::uint64_t bytes, int file) {
   return {};
 }
 
-/// A file of so many bytes that is gone with the descriptor; -1 if it cannot be made.
+/// A file of so many bytes that is deleted with the descriptor; -1 if it cannot be made.
 int MakeFile(const std::string& folder, std::uint64_t bytes) {
   std::string path = folder + "/sw-cuda-bench-XXXXXX";
   const int file = mkstemp(path.data());

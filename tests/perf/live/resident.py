@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What a trainer waits for when it is filled out of a resident load, against DeepSpeed's load_checkpoint, in pairs: of files in
-a tmpfs, and of files on a disk that are not in memory. Two ranks, ZeRO-2, bf16, the same layout. And what the load has read,
-against the source.
+"""Time that a trainer waits to be filled from a shared-memory cache, against DeepSpeed's load_checkpoint, in pairs: of
+files in a tmpfs, and of files on a disk that are not in memory. Two ranks, ZeRO-2, bf16, the same layout. And the bytes
+that the cache has read, against the source.
 
     resident.py BIN PACKAGE FOLDER DISK [--runs 5] [--width 2048]
 """
@@ -89,7 +89,7 @@ def main():
     try:
         ranks.run(2, make, given, seconds=600)
         shutil.copytree(given.folder / "ckpt", given.disk / "ckpt")
-        os.sync()  # what is not written yet cannot be forgotten
+        os.sync()  # unwritten data cannot be dropped from memory
         words = [command, given.folder / "ckpt", given.folder / "out", "--target", "zero=2,dp=3", "--dry-run", "--json", "-q"]
         plan = json.loads(subprocess.run(words, check=True, capture_output=True, text=True).stdout)["result"]["plan"]
         begun = time.monotonic()

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What two ranks of a trainer wait for when shardwright.load fills them from files, against their own loader, in turn.
+"""Time that two ranks of a trainer wait while shardwright.load fills them from files, against their own loader.
 
     trainer_load.py same|stage3|dcp PACKAGE SOURCE FOLDER [--runs 5] [--hidden 1024] [--layers 32] [--vocab 32000]
 
 same     SOURCE, of make_checkpoint.py, into its own layout, against DeepSpeed's load_checkpoint
 stage3   the same into ZeRO-3, against ds_to_universal alone (2 + 2 workers, into FOLDER): DeepSpeed's universal loader cannot
-         open at stage 3 what comes of a checkpoint of stage 2, for lack of a file of the optimizer
+         open at stage 3 the output for a stage 2 checkpoint, for lack of a file of the optimizer
 dcp      SOURCE, of make_sharded.py --form dcp, into FSDP2, against dcp.load into the tensors of get_state_dict
 
 Prints the ratio, and how many bytes of the source all ranks together have read.
@@ -37,7 +37,7 @@ def processor_seconds():
 
 
 def timed(work):
-    """Collective. Seconds until all ranks are done, those that their processors have worked, and what the work returns."""
+    """Collective. Seconds until all ranks are done, processor seconds of the ranks, and the result of the work."""
     dist.barrier()
     busy, start = processor_seconds(), time.monotonic()
     done = work()

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""How near to the optimum the strategy best comes, against searches that share no code with it (reference.cc).
+"""Distance from the optimum of strategy best, against searches that share no code with it (reference.cc).
 
     tests/perf/moe/quality_test.py BIN MOE_REFERENCE [--all] [--trace FILE] [unittest arguments]
 

@@ -85,7 +85,7 @@ class Enumeration {
   double least_ = HUGE_VAL;
 };
 
-/// Simulated annealing on the sum of powers of the loads, with restarts from the best placement.
+/// Simulated annealing on powers of the token counts per device, restarted from the best placement.
 class Anneal {
  public:
   Anneal(const Problem& problem, std::uint64_t seed)

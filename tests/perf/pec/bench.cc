@@ -32,7 +32,7 @@ Status SelectAndCut(const ExpertMap& map, const LevelState& memory, const LevelS
   return {};
 }
 
-// 60 layers x 256 experts, 256 expert-parallel ranks of 1024: what every rank does at a checkpoint.
+// 60 layers x 256 experts, 256 expert-parallel ranks of 1024: the work of each rank at one save.
 Status Select() {
   const LayerExperts experts(60, 256);
   SW_TRY_ASSIGN(const ExpertMap map, EvenExpertMap(experts, 256));
@@ -58,7 +58,7 @@ Status Select() {
   return {};
 }
 
-/// What a save does for modules that it carries on: reads the manifest before, and writes its own.
+/// Does the work of a save for modules it keeps: reads the manifest before, and writes its own.
 Status Carry() {
   const LayerExperts experts(60, 256);
   Manifest manifest;

@@ -1,19 +1,19 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Sends in the bubbles of a pipeline: steps of a 1F1B pipeline of four ranks beside an agent that saves into a store in a tmpfs
-and copies to a second agent, in turns: snapshots alone, sends at once, sends while ranks idle (marked by the ranks), and by a
-schedule (--pipeline).
+"""Sends in the bubbles of a pipeline: steps of a 1F1B pipeline of four ranks next to an agent that saves into a tmpfs
+store and copies to a second agent, in turns: snapshots alone, sends at once, sends while ranks idle (marked by the
+ranks), and by a schedule (--pipeline).
 
     bubbles.py BIN PACKAGE FOLDER [--rounds 4] [--steps 18] [--every 6] [--params 16000000] [--beside 0] [--html FILE]
 
-The pipeline is real: stages of a transformer, activations and gradients over gloo, torch's autograd and an optimizer. So that
-four stages have room on few cores, a stage sleeps after each forward and backward pass (--forward, --backward): what it sleeps
-stands for the work of a device, what it computes for what the sender disturbs. Checkpoints are made before, DeepSpeed's files of
-a model with experts; every few steps rank 0 moves one into place.
+The pipeline is real: stages of a transformer, activations and gradients over gloo, torch's autograd and an optimizer.
+So that four stages fit on few cores, a stage sleeps after each forward and backward pass (--forward, --backward): the
+sleep stands for the work of a device, and the computation is the part that the sender disturbs. Checkpoints are made
+before, as DeepSpeed writes those of a model with experts; every few steps rank 0 moves one into place.
 
-A node of the pipeline is a core: the ranks --beside the agent share the first one with it, mark when they idle, and are what it is
-to leave alone; the other ranks have the other cores. The second agent, which would be another node's, runs there too, at the
-lowest priority.
+A node of the pipeline is a core: the ranks given by --beside share the first one with the agent, report when they
+idle, and must not be disturbed by it; the other ranks have the other cores. The second agent, which would be on
+another node, runs there too, at the lowest priority.
 """
 
 import argparse
@@ -74,7 +74,7 @@ def make_checkpoints(given):
 
 
 def cores_of(given, rank):
-    """Cores of a rank, and of the agent beside it; -1 is none of those."""
+    """Cores of a rank, and of the agent that shares them; -1 is none of those."""
     cores = sorted(CORES)
     if len(given.beside) == STAGES or len(cores) == 1:
         return cores
@@ -127,13 +127,14 @@ class Agents:
             return json.loads(agent.text())
 
     def end(self):
-        for process in self.started:  # what is held back would never be sent
+        for process in self.started:  # delayed data would never be sent
             process.send_signal(signal.SIGKILL)
             process.wait()
 
 
 class Recorder:
-    """When this rank idles, for the benchmark's own count; and told to the agent where it is to know."""
+    """Idle intervals of this rank, for the benchmark's own count; and reported to the agent in the mode that uses
+    them."""
 
     def __init__(self, marks):
         self.marks, self.idle = marks, []
@@ -210,7 +211,7 @@ class Stage:
 
 
 def idle_at_once(idle, needed):
-    """Stretches in which so many ranks idle."""
+    """Intervals in which so many ranks idle."""
     changes = sorted(itertools.chain.from_iterable(((begin, 1), (end, -1)) for rank in idle for begin, end in rank))
     found, here, begun = [], 0, 0
     for at, change in changes:
@@ -228,7 +229,7 @@ def share_in(sends, stretches):
 
 
 def measure(given):
-    """Collective. By mode: step times, and of rank 0 what was sent when."""
+    """Collective. By mode: step times, and of rank 0 the times of sends."""
     sys.path.insert(0, str(given.package))
     import shardwright
     stage, rank = Stage(given), dist.get_rank()

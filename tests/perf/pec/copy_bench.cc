@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copies between agents at ports, with the agents' key against without, each on one core: what a
-// receiver takes in and proves by its digest, sender and receiver together. Speeds are by processor
-// time, which other work on the machine changes less than the wall time.
+// Copies between agents at ports, with the agents' key and without, each on one core. Measures the
+// bytes that a receiver accepts and verifies by digest, sender and receiver together. Speeds are by
+// processor time, which other work on the machine changes less than the wall time.
 //
 //     pec_copy_bench [MIB]
 
@@ -103,7 +103,7 @@ Status Measure(std::uint64_t bytes) {
   SW_TRY_ASSIGN(const Key key, NewKey());
   const auto pool = std::make_shared<MemoryPool>(4 * bytes);
   SW_TRY_ASSIGN(const BlobPtr blob, MakeBlob(bytes, pool));
-  // In turn, so that what else the machine does meets both; the least, since it only adds.
+  // Alternates, so that other load affects both; takes the minimum, as other load only adds time.
   double with = std::numeric_limits<double>::max();
   double without = with;
   for (int run = 0; run < kRuns; ++run) {

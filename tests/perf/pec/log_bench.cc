@@ -3,8 +3,8 @@
 //
 //   pec_log_bench STORE LAST ITERATIONS [float32|bfloat16] [ZSTD_LEVEL]
 //
-// The records are of ITERATIONS iterations, the last one LAST, with steps of AdamW whose last count
-// is LAST. Prints the bytes of the log.
+// The records are of ITERATIONS iterations, the last one LAST, with AdamW steps that end with step
+// count LAST. Prints the bytes of the log.
 
 #include <algorithm>
 #include <cstdio>

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What the log of gradients costs training: steps with and without it in turns, in blocks of the same run. Two ranks, ZeRO-2,
-bf16, ep=2, 16 experts; no snapshot but the first.
+"""Cost of the log of gradients for training: steps with and without it in turns, in blocks of the same run. Two ranks,
+ZeRO-2, bf16, ep=2, 16 experts; no snapshot but the first.
 
     lossless_stall.py BIN PACKAGE FOLDER [--blocks 6] [--steps 5] [--width 512] [--batch 64] [--zstd 0]
 """

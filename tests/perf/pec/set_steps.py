@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Makes a checkpoint of DeepSpeed say that its optimizer has made so many steps: set_steps.py FOLDER STEPS"""
+"""Sets the number of optimizer steps in a DeepSpeed checkpoint: set_steps.py FOLDER STEPS"""
 
 import pathlib
 import sys

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What training waits for in a snapshot of an agent, the copy, on two threads, against memcpy of
-// the same bytes on one, both into memory that was used before; and the speed of the sums after it.
+// Times the part of an agent's snapshot that training waits for, the copy, on two threads, against
+// memcpy of the same bytes on one, both into reused memory. Also times the checksums after it.
 //
 //     pec_snapshot_bench CHECKPOINT ITERATION
 

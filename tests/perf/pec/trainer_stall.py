@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What training waits for in a snapshot of PartialCheckpoints, one of 16 experts, against DeepSpeed's save_checkpoint into a
-tmpfs, in pairs: two ranks, ZeRO-2, bf16, ep=2. With --overlap tensors are copied beside the next step of training: then the
-times of steps beside which they are, and of others, are told too.
+"""Stall of training in a snapshot of PartialCheckpoints, one of 16 experts, against DeepSpeed's save_checkpoint into a
+tmpfs, in pairs: two ranks, ZeRO-2, bf16, ep=2. With --overlap tensors are copied during the next step of training: then
+the times of steps with and without copies are printed, too.
 
     trainer_stall.py BIN PACKAGE FOLDER [--runs 5] [--width 1024] [--overlap]
 """

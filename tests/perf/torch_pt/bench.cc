@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Times opening and parsing of .pt files: pt_bench REPEATS FILE...
-// Reported per pass over all files; the best of REPEATS is what the machine can do.
+// Reported per pass over all files; the best of REPEATS is the limit of the machine.
 
 #include <algorithm>
 #include <chrono>

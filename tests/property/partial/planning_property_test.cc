@@ -55,7 +55,7 @@ TEST(BudgetProperty, SharesAndChoices) {
       ASSERT_EQ(by_layer->selected[m].size(), (*shares)[m]);
       capped |= (*shares)[m] == popularity[m].size();
     }
-    // Largest remainders: within one of the exact share where nobody is capped.
+    // Largest remainders: within one of the exact share where no expert is capped.
     for (std::size_t m = 0; m < popularity.size() && !capped && sum > 0; ++m) {
       const std::uint64_t tokens =
           std::accumulate(popularity[m].begin(), popularity[m].end(), std::uint64_t{0});
@@ -63,7 +63,7 @@ TEST(BudgetProperty, SharesAndChoices) {
                     std::min((*shares)[m] * sum, tokens * total),
                 sum);
     }
-    // Nothing saves more than the largest ones over all layers.
+    // No selection saves more than the largest ones over all layers.
     std::sort(all.rbegin(), all.rend());
     all.resize(std::min(total, experts));
     ASSERT_EQ(global->saved_tokens, std::accumulate(all.begin(), all.end(), std::uint64_t{0}));
@@ -74,7 +74,7 @@ TEST(BudgetProperty, SharesAndChoices) {
   }
 }
 
-// The least bottleneck there is, by looking at all plans.
+// Computes the least bottleneck by enumerating all plans.
 std::uint64_t Best(const List& modules, std::size_t next, List* load) {
   if (next == modules.size()) return *std::max_element(load->begin(), load->end());
   std::uint64_t best = ~std::uint64_t{0};

@@ -53,7 +53,7 @@ bool InMemory(const Case& c, std::uint32_t node, const ModuleId& module, std::ui
                     MemoryCopy{node, module, version}) > 0;
 }
 
-// Whether all who need a module can read a version of it.
+// Returns true if all nodes that need a module can read this version of it.
 bool Readable(const Case& c, const ModuleId& module, std::uint64_t version) {
   const StoredCopy stored{module, version};
   if (std::count(c.input.storage.begin(), c.input.storage.end(), stored) > 0) return true;
@@ -67,7 +67,7 @@ bool Readable(const Case& c, const ModuleId& module, std::uint64_t version) {
   });
 }
 
-// X, by trying all iterations.
+// Computes X by trying all iterations.
 std::optional<std::uint64_t> Resume(const Case& c) {
   for (std::uint64_t x = std::min<std::uint64_t>(6, c.options.at.value_or(6)); x > 0; --x) {
     if (Readable(c, c.modules[0], x) && Readable(c, c.modules[1], x)) return x;
@@ -134,8 +134,8 @@ TEST(RecoveryProperty, EveryModuleHasTheNewestReadableVersion) {
   EXPECT_GT(recovered, kCases / 4);
 }
 
-// A small run with faults. Iterations that have an effect are bits of a number: what training holds
-// of an expert, and what memory and storage do.
+// Models a small run with faults. The bits of a number are the iterations that an expert's state
+// includes: its state in training, in memory and in storage.
 std::uint64_t UpTo(std::uint64_t iteration) { return (std::uint64_t{2} << iteration) - 1; }
 
 std::uint64_t TokensOf(const SimulationInput& input, std::size_t m, std::size_t e,

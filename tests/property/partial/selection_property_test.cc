@@ -66,7 +66,7 @@ TEST(SequentialProperty, RanksAreBalanced) {
   }
 }
 
-// Whatever the map is, and however K changes: with K experts at least per checkpoint, ceil(N/K)
+// For any map, and however K changes: with at least K experts per checkpoint, ceil(N/K)
 // checkpoints in a row save everything.
 TEST(SequentialProperty, StalenessBound) {
   Random random(2);
@@ -120,7 +120,7 @@ TEST(TwoLevelsProperty, EveryExpertIsPersistedOncePerRound) {
   }
 }
 
-// The persist set is what the rule of section 6.1 says, taken one by one.
+// The persist set matches the rule of section 6.1, which the test evaluates one by one.
 TEST(TwoLevelsProperty, PersistSetIsTheRules) {
   Random random(4);
   for (int i = 0; i < kCases; ++i) {
@@ -153,7 +153,7 @@ TEST(TwoLevelsProperty, PersistSetIsTheRules) {
   }
 }
 
-// Nothing leaves fewer tokens at risk, and nobody is older than max_age + ceil(N/K) checkpoints.
+// No other set leaves fewer tokens at risk, and no expert is older than max_age + ceil(N/K) saves.
 TEST(LoadAwareProperty, GreedyIsBestAndNobodyStarves) {
   Random random(5);
   for (int i = 0; i < kCases; ++i) {
@@ -181,8 +181,8 @@ TEST(LoadAwareProperty, GreedyIsBestAndNobodyStarves) {
   }
 }
 
-// However saves overlap, are abandoned and lost: what is unsaved is what was counted since the
-// version that is held.
+// Saves overlap, are abandoned and lost. In every order, the unsaved tokens are those counted since
+// the stored version.
 TEST(LevelProperty, CountersFollowTheVersions) {
   Random random(6);
   for (int i = 0; i < kCases; ++i) {
@@ -198,8 +198,7 @@ TEST(LevelProperty, CountersFollowTheVersions) {
         pending.push_back(BeginSave(state, {{random.Small(0, 2)}}, counted.size()));
       } else if (!pending.empty()) {
         const std::size_t which = random.In(0, pending.size() - 1);
-        if (random.Chance(70))
-          (void)CompleteSave(&state, pending[which]);  // older ones are refused
+        if (random.Chance(70)) (void)CompleteSave(&state, pending[which]);  // fails for older ones
         pending.erase(pending.begin() + static_cast<std::ptrdiff_t>(which));
       }
       for (std::size_t e = 0; e < 3; ++e) {

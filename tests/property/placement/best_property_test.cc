@@ -126,7 +126,7 @@ TEST(BestSearch, FindsTheOptimumOfSmallProblems) {
   EXPECT_LE(worst, 1.01) << missed.str();
 }
 
-// Inputs for which a greedy choice of replica counts is far off.
+// Inputs for which a greedy choice of replica counts is far from the optimum.
 TEST(BestSearch, FindsReplicaCountsThatNoGreedyChoiceFinds) {
   const TokenCounts four = LayersWith(4, {10, 4, 1, 1});
   EXPECT_NEAR(
@@ -137,8 +137,8 @@ TEST(BestSearch, FindsReplicaCountsThatNoGreedyChoiceFinds) {
   EXPECT_LE(Measure(Best(eight, cluster), eight, cluster, 0).imbalance, 1.0852);
 }
 
-// Another kind of search: it only swaps and replaces when the sum of high powers of the loads
-// falls, from many random starts.
+// Another kind of search: it only swaps and replaces when the total of high powers of the token
+// counts falls, from many random starts.
 double ByRandomStarts(std::span<const std::uint64_t> tokens, std::uint32_t devices,
                       std::uint32_t slots, std::uint32_t starts, Random* random) {
   const auto experts = static_cast<std::uint32_t>(tokens.size());

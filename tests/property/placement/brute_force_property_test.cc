@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Plans of all strategies, verified anew by looking at everything there is: each device, each
-// subset of experts, each set of failures, and in small clusters each placement.
+// Verifies plans of all strategies again by exhaustive enumeration: each device, each subset of
+// experts, each set of failures, and in small clusters each placement.
 
 #include <gtest/gtest.h>
 
@@ -61,7 +61,7 @@ Case RandomCase(Random* random) {
   return made;
 }
 
-/// How often each live device holds each expert of a layer: [device][expert].
+/// Number of replicas of each expert of a layer on each live device: [device][expert].
 using Held = std::vector<std::vector<std::uint32_t>>;
 
 Held HeldIn(const Placement& placement, std::uint32_t layer) {
@@ -83,8 +83,8 @@ std::uint32_t CountOf(const Held& held, std::uint32_t expert) {
                          [&](std::uint32_t sum, const auto& on) { return sum + on[expert]; });
 }
 
-/// Experts are somewhere, nothing is on dead nodes, and what stays is within the slots; where
-/// experts are copied for an iteration, one owner holds each.
+/// Every expert is placed, dead nodes are empty, and permanent replicas fit the slots. If a
+/// strategy copies experts for an iteration, each expert has one owner.
 void ExpectRules(const VerifiedPlan& plan, const Case& given) {
   const StrategyResult& result = plan.result;
   for (std::uint32_t l = 0; l < given.loads.layers; ++l) {
@@ -121,7 +121,7 @@ double BusiestEvenly(const Held& held, std::span<const std::uint64_t> tokens) {
   return most;
 }
 
-/// The same when tokens may be split in any way: some experts are too hot for all their holders.
+/// The same if tokens may be split in any way: some experts are too hot for all their replicas.
 double BusiestAtBest(const Held& held, std::span<const std::uint64_t> tokens) {
   double most = 0;
   for (std::uint32_t chosen = 1; chosen < (1U << tokens.size()); ++chosen) {
@@ -155,7 +155,7 @@ void ExpectBalance(const VerifiedPlan& plan, const Case& given) {
   }
 }
 
-/// Every set of failures is tried: which sizes are survived for certain, and which how often.
+/// Tries every set of failures: computes which sizes always survive, and how often the others do.
 void ExpectSurvival(const VerifiedPlan& plan, const Case& given) {
   const Cluster& cluster = given.cluster;
   const Placement& state = plan.result.owners ? *plan.result.owners : plan.result.placement;

@@ -14,8 +14,8 @@ namespace {
 using Counts = std::vector<std::uint32_t>;
 using Tokens = std::vector<std::uint64_t>;
 
-// One expert's invariants: tokens are conserved, capacities kept, nothing goes where the expert is
-// not, and nothing leaves a rank that has room for it.
+// One expert's invariants: tokens are conserved, capacities kept, no token goes to a rank without
+// the expert, and no token leaves a rank that has free capacity for it.
 void ExpectCapacities(const DispatchTable& table, const Counts& replicas, const Tokens& tokens,
                       std::uint32_t e, Split split) {
   const std::uint32_t ranks = table.ranks;

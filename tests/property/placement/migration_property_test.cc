@@ -28,8 +28,8 @@ std::set<Where> HeldIn(const Placement& placement, const Cluster& cluster) {
   return held;
 }
 
-// What is missing arrives exactly once, from a live device that has it by then, or is told lost; in
-// a round a node sends and receives one expert of others at most; bytes add up.
+// Each missing expert arrives exactly once, from a live device that has it by then, or is listed as
+// lost. In a round a node exchanges at most one expert with other nodes. Byte totals match.
 void ExpectSound(const Migration& migration, const Placement& current, const Placement& next,
                  const Cluster& cluster, bool forward) {
   std::set<Where> held = HeldIn(current, cluster);
@@ -110,7 +110,7 @@ TEST(MigrationProperty, WhatIsMissingArrivesOnce) {
   }
 }
 
-// Distinct experts that devices' nodes lack: what a node mapping is to lower.
+// Counts distinct experts that devices' nodes lack, which a node mapping must reduce.
 std::size_t NodeMoves(const Placement& current, const Placement& next, const Cluster& cluster) {
   const auto nodes_of = [&](const Placement& placement) {
     std::set<Where> held;
@@ -125,8 +125,8 @@ std::size_t NodeMoves(const Placement& current, const Placement& next, const Clu
   return moves;
 }
 
-// Renaming changes no set of experts that a node holds together; the best names need no more moves
-// than greedy ones or none, and names of each layer's own no more than names of all layers.
+// Renaming changes no set of experts that a node has together; the best names need no more moves
+// than greedy ones or none, and separate names for each layer no more than names for all layers.
 TEST(RelabelProperty, BestNamesMoveLeast) {
   Random random(502);
   for (int i = 0; i < kCases; ++i) {

@@ -15,8 +15,8 @@ bool IsRefusal(const Error& error) {
   return error.code == Errc::kInfeasible && !error.message.empty();
 }
 
-// Whatever the loads, the cluster and the plan before: a strategy gives a plan that keeps the rules
-// and the asked threshold, the same one again, or says why there is none.
+// For any token counts, cluster and previous plan, a strategy returns a plan that keeps the rules
+// and the requested threshold, the same plan every time, or an error with the reason.
 TEST(StrategyProperty, PlansKeepTheRules) {
   Random random(601);
   int planned = 0;
@@ -54,8 +54,8 @@ TEST(StrategyProperty, PlansKeepTheRules) {
   EXPECT_GT(planned, kCases / 2);
 }
 
-// Bounds bound: nothing is more even than the bound of its slots, nor than the best split of its
-// tokens; that is no less even than the mean.
+// Bounds hold: no plan is more even than the bound of its slots, nor than the best split of its
+// tokens, which is no less even than the mean.
 TEST(MetricsProperty, BoundsBound) {
   Random random(602);
   for (int i = 0; i < kCases; ++i) {

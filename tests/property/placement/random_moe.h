@@ -45,7 +45,7 @@ inline TokenCounts RandomLoads(Random* random, std::uint32_t layers, std::uint32
   return loads;
 }
 
-/// One to four nodes of one to three GPUs, of unequal slots now and then, at most one node dead.
+/// One to four nodes of one to three GPUs, sometimes of unequal slots, at most one node dead.
 inline Cluster RandomCluster(Random* random) {
   const std::uint32_t nodes = Between(random, 1, 4);
   Cluster cluster = UniformCluster(nodes, Between(random, 1, 3), Between(random, 1, 4));

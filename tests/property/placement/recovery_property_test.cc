@@ -23,7 +23,7 @@ std::vector<UnitSet> SetsOf(const UnitPlan& plan, std::size_t experts) {
   return sets;
 }
 
-// Survived failure sets by size, by looking at all of them.
+// Counts survived failure sets by size, by enumerating all of them.
 std::vector<std::uint64_t> Survived(const std::vector<UnitSet>& sets, std::uint32_t units) {
   std::vector<std::uint32_t> masks;
   for (const UnitSet& set : sets) {
@@ -86,7 +86,7 @@ Instance RandomInstance(Random* random) {
   return in;
 }
 
-// The same with nodes of unequal slots now and then: any threshold that some plan can keep.
+// The same, sometimes with nodes of unequal slots: any threshold that some plan can keep.
 Instance RandomUneven(Random* random) {
   Instance in = RandomInstance(random);
   if (random->Below(2) == 0) return in;
@@ -215,7 +215,7 @@ TEST(BalanceUnitsProperty, PeakFallsCopiesStay) {
   }
 }
 
-// Exact counts by whatever method fits; recovery falls with every further failure, and a model
+// Exact counts by any suitable method; recovery falls with every further failure, and a model
 // survives no more than its layers do.
 TEST(RecoveryProperty, CountsAreExactAndModelsNoBetterThanLayers) {
   Random random(306);

@@ -28,8 +28,8 @@ std::vector<std::uint32_t> Foreign(const Owners& owner, const Holders& holders,
   return foreign;
 }
 
-// Owners keep their experts; only hot ones are copied, at most m[d] to device d; volumes are what
-// is copied, within the published bounds; calibration adds in what is left.
+// Owners keep their experts. Only hot ones are copied, at most m[d] to device d. Volumes equal the
+// copied bytes, within the published bounds. Calibration adds copies in the remaining space.
 TEST(MaterializeProperty, CopiesFitAndVolumesAddUp) {
   Random random(401);
   int calibrated = 0;

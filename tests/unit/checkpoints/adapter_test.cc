@@ -108,7 +108,7 @@ TEST(Adapter, AModelThatIsTrainedBesideItsAdapterStaysAModel) {
   EXPECT_TRUE(Make(Of({{"norm.weight", {4}}}))->notes.empty());
 }
 
-/// Names of the tensors that a source is written with, and the messages.
+/// Names of the tensors written from a source, and the messages.
 std::pair<std::vector<std::string>, std::vector<std::string>> WrittenAs(const Checkpoint& source,
                                                                         const char* target) {
   const Format* row = FindFormat("safetensors");

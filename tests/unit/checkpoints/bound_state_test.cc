@@ -12,7 +12,7 @@
 #include "support/comm/comm.h"
 #include "tiny_checkpoint.h"
 
-// A checkpoint whose optimizer state only its own ranks can use: what may be done with it.
+// Tests the operations allowed on a checkpoint with rank-specific optimizer state.
 
 namespace shardwright::checkpoints {
 namespace {

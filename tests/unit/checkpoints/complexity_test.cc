@@ -27,7 +27,7 @@ TEST(Complexity, Patterns) {
 }
 
 TEST(Complexity, TextsWithAnyKeys) {
-  // Refused, but not before all keys are read.
+  // The reader fails, but not before it has read all keys.
   const auto make = UnknownKeys();
   const auto patterns = [](const std::string& text) { EXPECT_FALSE(ParsePatternFile(text, "x")); };
   ExpectLinear(10'000, make, patterns);

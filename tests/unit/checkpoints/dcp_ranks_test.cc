@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Folders where every rank has saved an index of its own (__R.metadata).
+// Folders in which every rank has saved an index of its own (__R.metadata).
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
@@ -51,7 +51,7 @@ class DcpRanks : public os::Scratch {
     ASSERT_TRUE(bytes) << bytes.error().message;
     std::ofstream(folder_ / name, std::ios::binary) << *bytes;
   }
-  /// Writes the index of a rank anew with a change to one entry.
+  /// Rewrites the index of a rank with a change to one entry.
   void Change(const std::string& name, const std::string& entry,
               const std::function<void(file_format::Entry*)>& change) {
     file_format::Index index = IndexOf(name);
@@ -61,7 +61,7 @@ class DcpRanks : public os::Scratch {
     change(&*at);
     WriteIndex(name, index);
   }
-  /// Turns the bits of the last byte of an item with one payload of 8 bytes, checksums and all.
+  /// Flips the bits of the last byte of an item with one payload of 8 bytes, and fixes checksums.
   void TurnOver(const std::string& data, const file_format::Place& at) {
     std::string bytes = ReadFileText(folder_ / data);
     const std::string magic("PK\x07\x08", 4);  // the descriptor after a member, with its CRC-32
@@ -90,7 +90,7 @@ TEST_F(DcpRanks, AreReadAsOne) {
   EXPECT_EQ(checkpoint->groups.size(), 2U);
   EXPECT_EQ(checkpoint->iteration, 2U);
   EXPECT_TRUE(checkpoint->warnings.empty());
-  // What is whole on every rank is owned by one and repeated by the others.
+  // An item that is whole on every rank is owned by one and repeated by the others.
   const auto buffer = std::find_if(checkpoint->map.tensors.begin(), checkpoint->map.tensors.end(),
                                    [](const auto& tensor) { return tensor.name == "scale"; });
   ASSERT_NE(buffer, checkpoint->map.tensors.end());
@@ -98,7 +98,7 @@ TEST_F(DcpRanks, AreReadAsOne) {
   EXPECT_EQ(std::count_if(buffer->fragments.begin(), buffer->fragments.end(),
                           [](const auto& one) { return one.role == layout::Role::kReplica; }),
             2);
-  // The note is the same on all, what each drew is not.
+  // The note is the same on all ranks, the random draws are not.
   ASSERT_EQ(checkpoint->left_out.size(), 1U);
   EXPECT_NE(checkpoint->left_out[0].find("\"rng\""), std::string::npos) << checkpoint->left_out[0];
   EXPECT_EQ(checkpoint->left_out[0].find("note"), std::string::npos) << checkpoint->left_out[0];
@@ -196,7 +196,7 @@ TEST_F(DcpRanks, AnotherPathIsNamed) {
   EXPECT_NE(Error(Errc::kBadInput), "accepted");
 }
 
-/// Gives an entry of rank 1 the place of another one of its kind.
+/// Gives an entry of rank 1 the place of another entry of its kind.
 void Exchange(file_format::Index* index, const std::string& a, const std::string& b) {
   const auto named = [&](const std::string& name) {
     return std::find_if(index->entries.begin(), index->entries.end(),

@@ -18,7 +18,7 @@ namespace {
 
 namespace file_format = shardwright::dcp;
 
-/// A folder of PyTorch whose index is changed: items stay where they are, under other names.
+/// A PyTorch folder with a changed index: items keep their places but have other names.
 class DcpSets : public os::Scratch {
  protected:
   void SetUp() override {
@@ -124,7 +124,7 @@ TEST_F(DcpSets, TheAverageIsTakenWhereItIsAskedFor) {
   EXPECT_EQ(read->weight_sets[0].name, "ema");
   EXPECT_TRUE(Mentions(read->left_out, "the weights of \"model\""));
   EXPECT_TRUE(Mentions(read->warnings, "other weights than \"ema\""));
-  // In a DCP folder the average then stands where the model was.
+  // In a DCP folder the average then has the place of the model.
   const auto& own = dynamic_cast<const DcpState&>(*read->own);
   EXPECT_EQ(own.naming.model, std::vector<std::string>{"model"});
   EXPECT_TRUE(std::none_of(own.extras.begin(), own.extras.end(),

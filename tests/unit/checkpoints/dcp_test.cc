@@ -53,7 +53,7 @@ TEST(Dcp, ReadsNestedOptimizers) {
   const auto& own = dynamic_cast<const DcpState&>(*checkpoint->own);
   EXPECT_FALSE(own.naming.flat);
   EXPECT_EQ(own.naming.model, std::vector<std::string>{"model"});
-  EXPECT_EQ(own.extras.size(), 4U);  // the note, and what each of three ranks drew
+  EXPECT_EQ(own.extras.size(), 4U);  // the note, and the random draw of each of three ranks
   EXPECT_EQ(own.flavour, Flavour::kPlain);
   EXPECT_TRUE(checkpoint->frozen_unknown);  // its buffers may be frozen parameters
 }
@@ -93,7 +93,7 @@ class DcpDamage : public os::Scratch {
     return text.find(part) != std::string::npos;
   }
 
-  /// Writes the index anew with a change.
+  /// Rewrites the index with a change.
   void Change(const std::function<void(file_format::Index*)>& change) {
     Result<file_format::Index> index = file_format::ReadIndex(Bytes(".metadata"));
     ASSERT_TRUE(index) << index.error().message;
@@ -159,7 +159,7 @@ TEST_F(DcpDamage, AFileOfAnotherSaveIsRefused) {
 
 TEST_F(DcpDamage, ALostTrailingChunkIsNamedAsPyTorchWouldSaveTheRest) {
   Change([](file_format::Index* index) {
-    // As a saver's index of two ranks of three: what is left lies without gaps from the beginning.
+    // Like a saver's index of two ranks of three: the remaining chunks have no gaps from offset 0.
     std::vector<file_format::Chunk>& chunks = Named(index, kRows).chunks;
     chunks.erase(chunks.begin() + (&ChunkAt(index, kRows, 6) - chunks.data()));
     chunks.erase(chunks.begin() + (&ChunkAt(index, kRows, 3) - chunks.data()));
@@ -187,7 +187,7 @@ TEST_F(DcpDamage, LinksOutOfTheFolderAreRefused) {
     fs::remove(folder_ / name);
     fs::rename(At("elsewhere"), folder_ / name);
   }
-  // Within the folder, and to the folder, links are names like others.
+  // Inside the folder, and to the folder, links are treated like other names.
   fs::rename(folder_ / "__1_0.distcp", folder_ / "data");
   fs::create_symlink("data", folder_ / "__1_0.distcp");
   fs::create_symlink(folder_, At("link"));
@@ -217,7 +217,7 @@ TEST_F(DcpDamage, ItemsBeyondTheirFileAreRefused) {
 
 TEST_F(DcpDamage, TwoItemsAtOnePlaceAreRefused) {
   Change([](file_format::Index* index) {
-    ChunkAt(index, kRows, 3).at = ChunkAt(index, kRows, 6).at;  // which has fewer rows
+    ChunkAt(index, kRows, 3).at = ChunkAt(index, kRows, 6).at;  // an item with fewer rows
   });
   EXPECT_NE(Error(Errc::kBadInput), "accepted");
 }
@@ -372,7 +372,7 @@ TEST(DcpWrite, EveryMeshIsAWholeMap) {
   }
 }
 
-/// A stack of four experts, [4, 6, 2], and nothing else.
+/// A stack of four experts, [4, 6, 2], without other tensors.
 Checkpoint Experts() {
   Checkpoint made;
   Param param;

@@ -65,7 +65,7 @@ TEST(DeepSpeedFlatTest, ExpertIdsInNames) {
   EXPECT_FALSE(ExpertIdOf("deepspeed_experts.99999999999.w").has_value());
 }
 
-// What deepspeed.runtime.utils answers for the same arguments.
+// The expected values are results of deepspeed.runtime.utils for the same arguments.
 TEST(DeepSpeedFlatTest, PipelinePartitions) {
   EXPECT_EQ(PartitionUniform(10, 4), (U64s{0, 3, 6, 8, 10}));
   EXPECT_EQ(PartitionUniform(4, 4), (U64s{0, 1, 2, 3, 4}));

@@ -20,7 +20,7 @@ struct Case {
   std::string source = "ckpt";                    // below the folder
   std::string expected = "expected.safetensors";  // below the folder
   std::size_t warnings = 0;
-  bool frozen = true;  ///< whether parameters that are not trained are in the checkpoint
+  bool frozen = true;  ///< true if the checkpoint contains frozen parameters
 };
 
 void PrintTo(const Case& test, std::ostream* out) { *out << test.folder; }
@@ -33,7 +33,7 @@ Topology Make(std::uint64_t zero, std::uint64_t dp, DType dtype) {
   return out;
 }
 
-/// Collects cases whose folders lie in `root`.
+/// Collects cases with folders below `root`.
 class Cases {
  public:
   Cases(fs::path root, std::string note) : root_(std::move(root)), note_(std::move(note)) {}
@@ -59,7 +59,7 @@ class Cases {
     }
   }
 
-  /// What both folders have.
+  /// Adds the cases that both folders have.
   void AddCommon() {
     Add("zero1_w2", Make(1, 2, DType::kF32), 2);
     Add("zero1_w2_sgd", Make(1, 2, DType::kF32), 2);
@@ -98,7 +98,7 @@ std::vector<Case> OwnCases() {
   cases.Add("fp16_zero2_w2", Make(2, 2, DType::kF16), 2);
   cases.Add("zero2_w2_left_out", Make(2, 2, DType::kF32), 1).frozen = false;
   cases.AddSeries("moe4_ep2_series", 4, 6, Make(2, 2, DType::kF32));
-  // These do not tell frozen parameters and buffers apart, which is worth a warning.
+  // These do not distinguish frozen parameters from buffers, which causes a warning.
   const auto experts = [](Topology& t) { t.ep = 2; };
   cases.Add("0.12.6_moe4_ep2_zero1_w2", Make(1, 2, DType::kF32), 4, experts).warnings = 1;
   cases.Add("0.12.6_bf16_zero2_w3", Make(2, 3, DType::kBF16), 1);

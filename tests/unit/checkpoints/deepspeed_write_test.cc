@@ -106,7 +106,7 @@ TEST(DeepSpeedWriteTest, TwoGroupsOnTwoRanks) {
   for (std::size_t i = 5; i < 8; ++i) EXPECT_EQ(moments[i], 0.0F);
 }
 
-// Example B: the flat order is permuted, and the mappings tell the truth about it.
+// Example B: the flat order is permuted, and the mappings record the true order.
 TEST(DeepSpeedWriteTest, RoundRobin) {
   Model model;
   AddTwoLayers(model, false);
@@ -394,7 +394,7 @@ TEST(DeepSpeedWriteTest, TensorParallelCuts) {
   EXPECT_NE(root.root->Find("universal_checkpoint_info"), nullptr);
 }
 
-// Three matrices in one, cut along a dimension inside: a rank's shard is a matrix as well.
+// Three matrices in one, cut along an inner dimension: a rank's shard is a matrix as well.
 TEST(DeepSpeedWriteTest, ShardsOfAViewHaveTheParametersOwnDimensions) {
   layout::SplitRule experts;
   experts.split = layout::Split::kSub;

@@ -15,7 +15,7 @@
 
 namespace shardwright::checkpoints::dtensor {
 
-/// The bytes of a file of torch.save: storages hold `bytes` where they are known, else ones.
+/// The bytes of a torch.save file: storages have `bytes` where they are known, otherwise ones.
 inline std::string FileOf(const Document& document) {
   const auto layout = torch_pt::Layout::Make(document.root, document.storages);
   EXPECT_TRUE(layout) << layout.error().message;
@@ -41,7 +41,7 @@ struct MadeUp {
   std::vector<layout::MeshSplit> splits = {layout::MeshSplit::Shard(0)};
 };
 
-/// Writes files of verl for all ranks of a mesh, each changed on its way by `change`.
+/// Writes verl files for all ranks of a mesh, after `change` has modified each one.
 class Folder {
  public:
   using Change = std::function<void(std::uint64_t rank, const std::string& item, Document*)>;

@@ -44,7 +44,7 @@ void ExpectRefused(const Folder& folder, Errc code, std::string_view words) {
   EXPECT_NE(read.error().message.find(words), std::string::npos) << read.error().message;
 }
 
-/// The folder is refused once rank 1 has been changed in an item.
+/// Expects that reading the folder fails after a change to one item of rank 1.
 void ExpectRefusedWith(const std::string& changed, const std::function<void(Document*)>& change,
                        Errc code, std::string_view words) {
   Folder folder;
@@ -175,7 +175,7 @@ TEST(DTensor, MissingAndForeignRanksAreNamed) {
   ExpectRefused(folder, Errc::kUnsupported, "FSDP_version 7");
 }
 
-/// The model of rank 0 of two under another name, in place of what is there.
+/// Copies the model of rank 0 of two to another name and replaces the existing file.
 void CopyRankZeroTo(const Folder& folder, const std::string& name) {
   const std::filesystem::path path(folder.path());
   std::filesystem::copy_file(path / "model_world_size_2_rank_0.pt", path / name,
@@ -198,7 +198,7 @@ TEST(DTensor, OneRanksFileInThePlaceOfAnotherIsRefused) {
 
 TEST(DTensor, TwoRanksOfOneCoordinateAreRefused) {
   Folder folder;
-  folder.made_up()->shape = {4, 3};  // equal pieces: their shapes do not tell the ranks apart
+  folder.made_up()->shape = {4, 3};  // equal pieces: their shapes do not distinguish the ranks
   folder.Write([&](std::uint64_t rank, const std::string& item, Document* document) {
     if (rank != 1 || item != "model") return;
     SetIn(document, "DeviceMesh", "_coordinate_on_dim",
@@ -501,8 +501,8 @@ TEST(DTensor, ATableOfAnotherVersionIsRefused) {
   EXPECT_EQ(ReadItemTable("garbage").error().code, Errc::kBadInput);
 }
 
-/// The optimizer of verl has numbers for its parameters, which are their places in the model. FSDP1
-/// lists what is outside of blocks first.
+/// A verl optimizer numbers its parameters by their places in the model. FSDP1 lists parameters
+/// outside of blocks first.
 TEST(DTensor, NumbersOfParametersAreTheirPlacesInTheModel) {
   const auto read = checkpoints::Read(fs::path(SW_SOURCE_DIR) / "tests/data/dtensor/flat_w2/ckpt");
   ASSERT_TRUE(read) << read.error().message;
@@ -530,7 +530,7 @@ TEST(DTensor, FlatVectorsNeedTwoShards) {
   EXPECT_TRUE(Resolve({.settings = {{"dp_shard", "1"}, {"fsdp_version", "2"}}}, *read));
 }
 
-/// Checkpoints of PyTorch's own, made by tests/data/dtensor.py.
+/// Checkpoints from PyTorch itself, made by tests/data/dtensor.py.
 class RealFiles : public ::testing::TestWithParam<const char*> {
  protected:
   static fs::path Case() { return fs::path(SW_SOURCE_DIR) / "tests/data/dtensor" / GetParam(); }

@@ -29,8 +29,8 @@ namespace fs = std::filesystem;
 /// Folder of the checkpoints that the project carries, made by tests/data/train.py.
 inline fs::path OwnCheckpoints() { return fs::path(SW_SOURCE_DIR) / "tests/data/deepspeed"; }
 
-/// More checkpoints than the project carries, in the same form, where a folder of them is at hand;
-/// of these names, as whole paths.
+/// Returns the paths of additional checkpoints, in the same form as the project's, by these names.
+/// Their folder is $SHARDWRIGHT_SHARED or ../shared; without it the result is empty.
 inline std::vector<fs::path> SharedCheckpoints(const std::vector<std::string>& names) {
   const char* given = std::getenv("SHARDWRIGHT_SHARED");
   const fs::path shared =
@@ -91,7 +91,7 @@ struct Expected {
   }
 };
 
-/// Gathers logical tensors by the map alone: the plain way to do what the engine does fast.
+/// Gathers logical tensors by the map alone: a simple, slow version of the engine.
 class Gatherer {
  public:
   explicit Gatherer(const layout::ShardMap& map) : map_(map) {}
@@ -114,7 +114,7 @@ class Gatherer {
     return out;
   }
 
-  /// The whole tensor as float32, or as stored when it is no float. Every replica is compared.
+  /// The whole tensor as float32, or in its stored type if that is not a float. Compares replicas.
   std::string Whole(const layout::LogicalTensor& tensor) {
     const std::uint64_t item = ItemSize(tensor.dtype);
     std::string out(Elems(tensor.shape) * item, '\0');
@@ -157,9 +157,9 @@ class Gatherer {
   std::map<std::uint32_t, std::string> files_;
 };
 
-/// Every tensor of the checkpoint is what the trainer held, and it holds every tensor of the
-/// trainer; weights only where the checkpoint keeps them.
-/// \param frozen  whether parameters that are not trained are in it
+/// Expects that the tensors of the checkpoint equal the trainer's, and that none is missing. Only
+/// Weights are compared only if the checkpoint stores them.
+/// \param frozen  true if the checkpoint contains frozen parameters
 inline void ExpectTensors(const Checkpoint& checkpoint, const Expected& expected,
                           bool frozen = true) {
   Gatherer gatherer(checkpoint.map);
@@ -168,7 +168,7 @@ inline void ExpectTensors(const Checkpoint& checkpoint, const Expected& expected
     const bool weight = tensor.state == "weight";
     const std::string key = tensor.name + (weight ? "/computed" : "/" + tensor.state);
     const auto at = expected.tensors.find(key);
-    if (weight && at == expected.tensors.end()) continue;  // some makers have noted masters only
+    if (weight && at == expected.tensors.end()) continue;  // some scripts record masters only
     ASSERT_NE(at, expected.tensors.end()) << key << " is not in the model";
     EXPECT_EQ(tensor.shape, at->second.shape) << key;
     EXPECT_TRUE(gatherer.Whole(tensor) == at->second.bytes) << key << " differs";
@@ -188,7 +188,7 @@ inline void ExpectTensors(const Checkpoint& checkpoint, const Expected& expected
   }
 }
 
-/// The document of a file of torch.save, which must be readable.
+/// Returns the document of a torch.save file, which must be readable.
 inline torch_pt::Document ParsedFile(const std::filesystem::path& path) {
   auto file = os::File::OpenRead(path.string());
   EXPECT_TRUE(file.has_value());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Native stage 1 and 2 checkpoints made by the test: layouts that no real checkpoint at hand has,
+// Native stage 1 and 2 checkpoints made by the test: layouts that no available real checkpoint has,
 // and broken ones.
 
 #include <gtest/gtest.h>
@@ -29,7 +29,7 @@ class FlatLayout : public os::Scratch {
     return ReadDeepSpeed(source, patterns);
   }
 
-  /// Reads the checkpoint, which must hold exactly the values of `tiny`.
+  /// Reads the checkpoint, which must have exactly the values of `tiny`.
   std::optional<Checkpoint> ReadRight(const TinyZero& tiny) const {
     auto checkpoint = Read();
     EXPECT_TRUE(checkpoint) << checkpoint.error().message;
@@ -215,7 +215,7 @@ TEST_F(FlatLayout, MappingsThatAgreeWithNothingAreRefused) {
 TEST_F(FlatLayout, ParametersThatOverlapInABufferAreRefused) {
   TinyZero tiny;
   tiny.change_shard = [&](PtFile& file, std::uint64_t rank, Node* inner) {
-    // l1.bias takes 0 to 6 of rank 0's partition of 8, and l2.bias goes on with 6 instead of 7.
+    // l1.bias takes 0 to 6 of rank 0's partition of 8, and l2.bias starts at 6 instead of 7.
     const auto address = [&](std::int64_t start, std::int64_t elems) {
       return file.arena.Object(
           "deepspeed.utils.tensor_fragment.fragment_address",

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checkpoints of a format that is none of DeepSpeed's, written as DeepSpeed's.
+// Checkpoints of a format other than DeepSpeed's, written as DeepSpeed's.
 
 #include <gtest/gtest.h>
 
@@ -15,7 +15,7 @@ namespace {
 
 using pickle::Node;
 
-/// What a format knows that DeepSpeed does not.
+/// State that only this format has and DeepSpeed does not.
 struct Strange : OwnState {
   std::vector<std::uint32_t> Members() const override { return {}; }
   std::vector<std::string> Contents() const override { return {"a random state", "\"args\""}; }
@@ -40,7 +40,7 @@ Model Foreign() {
   return model;
 }
 
-/// The same with nothing but weights.
+/// The same with weights only.
 Model WeightsOnly() {
   Model model = Foreign();
   Checkpoint& source = model.source();
@@ -92,7 +92,7 @@ TEST(ForeignSource, KeepsStateIterationAndHyperParameters) {
   ASSERT_NE(moment, nullptr);
   EXPECT_EQ(out.Floats(path, shard, moment).at(3),
             Model::ValueOf(model.TensorOf("emb.weight", "exp_avg"), 3));
-  // What only the other format understands is named, and nothing else is lost.
+  // The report names the state that only the other format supports, and nothing else is lost.
   ASSERT_EQ(written->not_carried.size(), 1U);
   EXPECT_TRUE(Mentions(written->not_carried, "strange"));
   EXPECT_TRUE(Mentions(written->not_carried, "a random state, \"args\""));

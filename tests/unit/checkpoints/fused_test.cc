@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// States that an optimizer has as one and the model in parts: torchtitan's fused projections.
+// States that an optimizer fuses and the model splits: torchtitan's fused projections.
 #include "checkpoints/torchtitan_fused_qkv.h"
 
 #include <gtest/gtest.h>

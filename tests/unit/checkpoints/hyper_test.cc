@@ -72,7 +72,7 @@ TEST(Hyper, WhatIsNotReadIsNamed) {
   EXPECT_FALSE(HyperOf(options, tensors).lr);
 }
 
-/// The index of the DCP folder that a checkpoint becomes.
+/// Converts a checkpoint to a DCP folder and returns its index.
 shardwright::dcp::Index IndexOf(const Checkpoint& source, const std::string& target) {
   const Format* row = FindFormat("dcp");
   const auto spec = ParseTarget(*row, target);

@@ -18,7 +18,7 @@ using pickle::Node;
 
 class LeftOutFrozen : public testing::Test {
  protected:
-  /// Stage 2, or 1: trained adapters, and what `change` adds.
+  /// Writes a stage 1 or 2 checkpoint of trained adapters, with the additions of `change`.
   void WriteSource(std::int64_t stage, std::function<void(PtFile&, Node* root)> change) {
     TinyZero tiny;
     tiny.stage = stage;
@@ -33,7 +33,7 @@ class LeftOutFrozen : public testing::Test {
     WriteSource(stage, [](PtFile&, Node*) {});
   }
 
-  /// A model whose frozen "base.weight" is tied to "head.weight" and "tail.weight".
+  /// A model in which the frozen "base.weight" is tied to "head.weight" and "tail.weight".
   static void TieLeftOut(PtFile& file, Node* root) {
     Node* module = pickle::CopyDict(file.arena, root->Find("module"));
     const Node* data = file.Tensor({1, 2, 3, 4, 5, 6}, {2, 3});
@@ -178,7 +178,7 @@ TEST_F(LeftOutFrozen, AtStage3OtherNamesOfTiedOnesAreEmptyWhereDeepSpeedLooks) {
   EXPECT_EQ(first.root->Find("module")->Find("tail.weight")->tensor->shape, Shape{0});
   EXPECT_NE(first.root->Find("shardwright_frozen"), nullptr);
   EXPECT_EQ(Model("out", "zero_pp_rank_1_").root->Find("shardwright_frozen"), nullptr);
-  // Nobody but our own files keeps it.
+  // Only our own files keep it.
   Convert("out", "two", "zero=2,dp=2");
   EXPECT_EQ(Model("two", "").root->Find("shardwright_frozen"), nullptr);
 }

@@ -13,17 +13,17 @@
 #include "checkpoints/name_maps/maps.h"
 #include "engine/layout/shard_map.h"
 
-// Checkpoints without files, whose elements are known by where they lie.
+// Checkpoints without files. An element is identified by its place.
 
 namespace shardwright::checkpoints {
 
-/// How the tensors of a made-up checkpoint are stored.
+/// Storage layout of the tensors of a made-up checkpoint.
 struct Spread {
   std::uint64_t ranks = 1;  ///< that cut the rows of every tensor; the first have one more
   bool flat = false;        ///< all ranks' elements in one array, cut into equal chunks
 };
 
-/// Where an element lies: array, holder and place, in one number.
+/// Location of an element: array, shard and offset, in one number.
 using ElementId = std::uint64_t;
 
 /// The elements of every tensor, by "name state", row-major.
@@ -119,7 +119,7 @@ inline ModelMap ParseMap(const std::string& text) {
   return *map;
 }
 
-/// The mapped checkpoint; proves its shard map.
+/// Returns the mapped checkpoint; verifies its shard map.
 inline Mapped Map(const ModelMap& map, const MapUse& use, const Checkpoint& source) {
   Result<Mapped> mapped = ApplyMap(map, use, source, Patterns());
   EXPECT_TRUE(mapped.has_value()) << mapped.error().message;

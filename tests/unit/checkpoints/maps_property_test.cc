@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Random rules over random shapes, stored in random ways: a map is proved by layout::Validate,
-// takes every element exactly once, and its inverse leads back to the first checkpoint.
+// Random rules over random shapes, stored in random ways: layout::Validate verifies each map, which
+// maps every element exactly once, and its inverse returns the first checkpoint.
 
 #include <gtest/gtest.h>
 
@@ -59,7 +59,7 @@ class RandomRule {
     return text + "\"x\": {" + sides_[0].json + "}, \"y\": {" + sides_[1].json + "}}]}";
   }
 
-  /// The tensors of the first side, of two layers.
+  /// Returns the tensors of the first naming scheme, of two layers.
   std::vector<std::pair<std::string, Shape>> Tensors() const { return sides_[0].tensors; }
 
  private:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Maps between model families: what becomes of names, shapes, elements, groups and order.
+// Maps between model families: their effect on names, shapes, elements, groups and order.
 
 #include "checkpoints/name_maps/maps.h"
 
@@ -127,7 +127,7 @@ TEST(Maps, OrderGroupsAndStepsAreCarried) {
   }
   EXPECT_TRUE(std::is_sorted(out.groups[0].params.begin(), out.groups[0].params.end()));
   EXPECT_EQ(out.params[1].scalars, source.params[1].scalars);
-  // Nobody says in which order Megatron with Transformer Engine has them.
+  // The order of Megatron with Transformer Engine is unknown.
   const Mapped other = Map(Llama(), {"", "megatron_te", {{"head_dim", 4}}}, source);
   EXPECT_NE(other.checkpoint.order_unknown.find("\"megatron_te\""), std::string::npos);
 }
@@ -163,7 +163,7 @@ TEST(Maps, PaddedVocabularyIsCutToTheTrueOne) {
             std::string::npos);
 }
 
-/// A change to a checkpoint, and what the message says that it makes of it.
+/// A change to a checkpoint, and the words that the error message must contain.
 struct Refusal {
   void (*change)(Checkpoint* source);
   const char* message;

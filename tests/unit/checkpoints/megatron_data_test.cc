@@ -6,7 +6,7 @@
 namespace shardwright::checkpoints {
 namespace {
 
-/// Checkpoints of Megatron-Core's own, made by tests/data/megatron_core.py.
+/// Checkpoints from Megatron-Core itself, made by tests/data/megatron_core.py.
 class MegatronCase : public ::testing::TestWithParam<const char*> {};
 
 TEST_P(MegatronCase, HoldsWhatTheTrainerHeld) {

@@ -407,7 +407,7 @@ class TinyTarget : public os::Scratch {
     source_ = *std::move(read);
   }
 
-  /// Names of the files of a target, or what is wrong with it.
+  /// Returns the names of a target's files, or the error of an invalid target.
   std::vector<std::string> FilesOf(const std::string& target) {
     const Format* row = FindFormat("megatron");
     const auto spec = ParseTarget(*row, target);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Optimizer states that are no tensor of their parameter's shape: what is left out, what binds a
-// checkpoint to its ranks.
+// Optimizer states that are not tensors of their parameter's shape: states that the reader omits,
+// and states that make a checkpoint rank-specific.
 
 #include <gtest/gtest.h>
 
@@ -23,7 +23,7 @@ class OddStates : public os::Scratch {
     fs::create_directories(save_);
   }
 
-  /// Reads a checkpoint of `ranks` ranks whose groups `change` has changed; no failure is expected.
+  /// Reads a checkpoint of `ranks` ranks after `change` modified its groups. Expects no failure.
   Checkpoint Read(const std::function<void(const Group&)>& change, std::uint64_t ranks = 2) {
     fs::remove_all(save_);
     TinyZero tiny;
@@ -37,7 +37,7 @@ class OddStates : public os::Scratch {
     return checkpoint ? *std::move(checkpoint) : Checkpoint();
   }
 
-  /// The checkpoint is bound to its ranks, for one reason that holds these words.
+  /// Expects that the checkpoint is rank-specific, for one reason that contains these words.
   static void ExpectBound(const Checkpoint& checkpoint, const std::vector<std::string>& words) {
     const Status unbound = CheckUnbound(checkpoint);
     ASSERT_FALSE(unbound);
@@ -124,7 +124,7 @@ TEST_F(OddStates, EightBitScalesBindToTheRanksAlsoWhereTheirLengthWouldFit) {
 }
 
 TEST_F(OddStates, ATableLongerThanThePartitionDoesNotChangeThePartition) {
-  // All of a group fits into the table, so its length must not be taken for that of the partition.
+  // All of a group fits into the table, so its length must not be used as the partition's length.
   const Checkpoint read =
       Read([](const Group& group) { SetState(group, "table", group.file.Flat(Zeros(256))); });
   ExpectBound(read, {"\"table\"", "[256]", "[76]"});

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sources whose optimizer is missing, or of an unsupported form: their model is read alone.
+// Sources with a missing optimizer, or one of an unsupported form: only their model is read.
 
 #include <gtest/gtest.h>
 
@@ -25,7 +25,7 @@ Result<Checkpoint> ReadFrom(const fs::path& folder) {
   return ReadCheckpointOrWeights(set, Patterns());
 }
 
-/// The element values of a model tensor, whatever its state.
+/// The element values of a model tensor, for any state.
 std::string ValueOf(const Checkpoint& checkpoint, const std::string& name) {
   for (const layout::LogicalTensor& tensor : checkpoint.map.tensors) {
     if (tensor.name == name && layout::IsModelState(tensor.state)) {
@@ -35,7 +35,7 @@ std::string ValueOf(const Checkpoint& checkpoint, const std::string& name) {
   return "";
 }
 
-/// `folder` has the model of `whole` and no optimizer, for a reason that holds these words.
+/// Expects that `folder` has the model of `whole` and no optimizer, for a reason with these words.
 void ExpectOnlyWeights(const fs::path& folder, const Checkpoint& whole, Errc code,
                        std::string_view words) {
   const Result<Checkpoint> read = ReadFrom(folder);
@@ -63,7 +63,7 @@ void ExpectOnlyWeights(const fs::path& folder, const Checkpoint& whole, Errc cod
 /// A copy of real folders with an index that can be changed.
 class OnlyWeights : public os::Scratch {
  protected:
-  /// Writes the index again with all names changed that `change` changes.
+  /// Rewrites the index with all names that `change` changes.
   void Rename(const fs::path& folder, const std::function<void(std::string*)>& change) {
     Result<dcp::Index> index = dcp::ReadIndex(ReadFileText(folder / ".metadata"));
     ASSERT_TRUE(index) << index.error().message;

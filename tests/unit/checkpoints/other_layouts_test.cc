@@ -232,7 +232,7 @@ TEST_F(OtherLayouts, StatesOfAnotherShapeThanTheParameterAreBound) {
     EXPECT_NE(factors->bound[0].find(word), std::string::npos) << factors->bound[0];
   }
 
-  // Two moments in one come first, and still the parameters are told by their shapes.
+  // Two moments in one come first, and the reader still identifies the parameters by their shapes.
   plain.states = false;
   plain.change = [](PtFile& file, const Shape& shape, Node* states) {
     const Shape stacked{2, shape[0], shape[1]};
@@ -397,7 +397,7 @@ TEST_F(OtherLayouts, AMissingStageIsNamed) {
                 {"mp_rank_01_model_states.pt", "zero_pp_rank_0_mp_rank_01_optim_states.pt"});
 }
 
-/// Removing a real checkpoint's expert file names it.
+/// Removing a real checkpoint's expert file makes the error name it.
 TEST_F(OtherLayouts, AMissingExpertIsNamed) {
   const std::string expert = "layer_1_expert_2_mp_rank_00_model_states.pt";
   for (const auto& entry :
@@ -407,7 +407,7 @@ TEST_F(OtherLayouts, AMissingExpertIsNamed) {
   ExpectRefused(Errc::kNotFound, {"1 file is missing", expert});
 }
 
-/// An expert file whose weight is turned against its masters, in a real checkpoint.
+/// A real checkpoint with one expert file in which the weight is transposed against its masters.
 TEST_F(OtherLayouts, AnExpertOfAnotherShapeThanItsMastersIsNamed) {
   fs::copy(OwnCheckpoints() / "moe4_ep2_zero1_w2" / "ckpt" / "global_step4", folder_);
   PtFile file;

@@ -331,7 +331,7 @@ TEST(DecideRule, AsksTheUserThenTheCheckpointThenTheFamily) {
                   .has_value());
   EXPECT_EQ(Decide(*info, patterns.ForModel(names, shapes), "lm_head.weight", head)->whole,
             (Shape{3, 8}));
-  // One rank and nobody to ask: fine until a target has more.
+  // One rank and no matching pattern: valid until a target has more ranks.
   const Shape alone{3, 4};
   EXPECT_EQ(Decide(UniversalInfo(), chosen, "odd.weight", std::span(&alone, 1))->rule.split,
             Split::kUnknown);

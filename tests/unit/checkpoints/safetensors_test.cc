@@ -62,7 +62,7 @@ TEST(SafetensorsNames, OneOfSeveralFilesDoesNotStandAlone) {
   EXPECT_FALSE(StandsAlone("model.pt"));
 }
 
-/// A tensor to write: float32, or what else is given.
+/// A tensor to write: float32, or the given type.
 struct Made {
   std::string name;
   TensorNote note = {};
@@ -236,7 +236,7 @@ TEST_F(Safetensors, NotesTellOrderKindAndGroups) {
   EXPECT_EQ(read.groups[1].hyper.lr, 0.25);
 }
 
-// Somebody adds or renames a tensor and keeps the metadata.
+// A user adds or renames a tensor and keeps the metadata.
 TEST_F(Safetensors, NotesOfOtherNamesAreVoid) {
   PutModel("m/model.safetensors", {{"a", {1, 0}}, {"b", {0, 0}}}, {}, WeightNotes(1));
   std::string bytes = Get("m/model.safetensors");
@@ -346,7 +346,7 @@ TEST_F(Safetensors, FrozenScalesKeepTheirType) {
   }
 }
 
-// Ranks of a node see one file, those of another node a copy; no checksum tells that it is one.
+// Ranks of a node see one file, those of another node a copy. No checksum proves that it is a copy.
 TEST_F(Safetensors, CopiesOnSeveralNodesAreComparedByTheirBytes) {
   PutModel("0/model.safetensors", {{"a"}});
   PutModel("1/model.safetensors", {{"a"}});

@@ -36,7 +36,7 @@ inline bool SameNode(const pickle::Node* a, const pickle::Node* b) {
          SameNode(a->args, b->args) && SameNode(a->state, b->state);
 }
 
-/// A folder that goes with the test.
+/// A folder that is removed after the test.
 class Scratch {
  public:
   Scratch() {

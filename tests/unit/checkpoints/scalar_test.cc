@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Scalars of optimizers as numbers: what is one, and what is not.
+// Reads optimizer scalars as numbers, and rejects values that are not scalars.
 
 #include <gtest/gtest.h>
 

@@ -51,7 +51,7 @@ BROKEN_MAPS = [
 
 
 def problems(schema, folder, least, title, good, broken):
-    """What is wrong with a schema and with the files that follow it; `title` is the key of their name."""
+    """The errors in a schema and in the files that follow it; `title` is the key of their name."""
     schema = json.loads((ROOT / schema).read_text())
     validator = jsonschema.validators.validator_for(schema)(schema)
     validator.check_schema(schema)

@@ -156,8 +156,8 @@ TEST_F(Sources, PartsThatRanksSeeAreUnited) {
   EXPECT_EQ(refused.error().code, Errc::kNotFound);
 }
 
-// A node that keeps a shard of an earlier run under the same tag must not feed it in; model states
-// are written by every node, and may differ in what is no weight.
+// A node that keeps a shard of an earlier run under the same tag must not contribute it. Every node
+// writes model states, which may differ in everything except the weights.
 TEST_F(Sources, TwoVersionsOfAShardAreRefusedAndOfModelStatesTold) {
   TinyZero().Write(save_ / "a");
   TinyZero again;
@@ -198,7 +198,7 @@ TEST_F(Sources, WithoutAPointerTheOnlyCheckpointIsTaken) {
   ExpectRefused({save_.string()}, Errc::kNotFound, "global_step15 and 7 older ones are");
 }
 
-// A Trainer makes a save folder for every step and writes no pointer above them.
+// The Trainer makes a save folder for every step and writes no pointer above them.
 TEST_F(Sources, SaveFoldersBelowAreNamedNewestFirst) {
   TinyZero().Write(save_ / "checkpoint-10");
   fs::create_directories(save_ / "runs");
@@ -212,7 +212,7 @@ TEST_F(Sources, SaveFoldersBelowAreNamedNewestFirst) {
                 "checkpoints: name one of them");
 }
 
-// verl's pointer file has the name of Megatron's, beside folders that Megatron does not have.
+// verl's pointer file has the name of Megatron's, but its folders are named differently.
 TEST_F(Sources, APointerToNowhereNamesTheCheckpointsBesideIt) {
   std::ofstream(save_ / "latest_checkpointed_iteration.txt") << "4";
   const std::string named = save_.string() + "/latest_checkpointed_iteration.txt names it";
@@ -420,7 +420,7 @@ TEST(Catalogues, GiveBackWhatTheyWereGiven) {
   }
 }
 
-// The files of ranks are alike but for their payloads.
+// The files of ranks differ only in their payloads.
 TEST(Catalogues, HoldASkeletonOnce) {
   SourceSet source = MadeUp();
   source.files.resize(2);

@@ -62,7 +62,7 @@ class StateDictEntries : public testing::Test {
     return done ? done->not_carried : std::vector<std::string>();
   }
 
-  /// Stage 3 is refused because nothing decides what a tensor is.
+  /// Expects that stage 3 fails because the source does not record the role of a tensor.
   void ExpectUndecided(const std::string& from, const std::string& tensor) {
     const auto refused = TryConvert(from, "refused", "zero=3,dp=2");
     ASSERT_FALSE(refused.has_value()) << from;
@@ -72,7 +72,7 @@ class StateDictEntries : public testing::Test {
     EXPECT_NE(refused.error().message.find("frozen_parameters"), std::string::npos);
   }
 
-  /// Writes a file for --patterns that decides.
+  /// Writes a --patterns file that decides the role.
   void Decide(const std::string& text) {
     const fs::path path = scratch_ / "patterns.json";
     std::ofstream(path) << text;
@@ -251,7 +251,7 @@ TEST_F(StateDictEntries, UnlistedTensorsOfUnusualNamesStayUndecided) {
   for (const std::string from : {"source", "atoms"}) {
     Convert(from, "two", "zero=2,dp=3");
     const auto two = Model("two");
-    // DeepSpeed's loader looks every frozen parameter up in the lists, and ignores other names.
+    // DeepSpeed's loader looks up every frozen parameter in the lists, and ignores other names.
     for (const char* name : {"q.weight", "q.absmax", "n.gain"}) {
       EXPECT_NE(two.root->Find("module")->Find(name), nullptr) << name;
       EXPECT_NE(two.root->Find("frozen_param_fragments")->Find(name), nullptr) << name;
@@ -382,7 +382,7 @@ TEST_F(StateDictEntries, AWeightThatWasFrozenLaterAndLeftOutComesFromItsMaster) 
     }
     fs::remove_all(scratch_ / "source");
   }
-  // Where the frozen parameters are listed nothing was left out.
+  // If the file lists the frozen parameters, no tensor was omitted.
   WriteSource(2, [](PtFile& file, Node* root, Node* module) {
     pickle::Remove(module, "l1.bias");
     Set(file.arena, root, "frozen_param_shapes", file.arena.Dict(true));

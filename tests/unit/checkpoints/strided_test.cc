@@ -9,7 +9,7 @@
 
 #include "engine/tensor/shape.h"
 
-// Tensors whose elements are not stored in row-major order: the parts found for them are compared
+// Tensors with elements that are not stored in row-major order. Compares the parts found for them
 // with the definition of a stride, element by element.
 
 namespace shardwright::checkpoints {
@@ -23,7 +23,7 @@ pickle::Tensor TensorOf(Shape shape, std::vector<std::uint64_t> strides, std::ui
   return tensor;
 }
 
-/// The element of the storage that each element of the tensor is.
+/// Returns the storage index of each element of the tensor.
 std::vector<std::uint64_t> Defined(const pickle::Tensor& tensor) {
   std::vector<std::uint64_t> out;
   for (std::uint64_t i = 0; i < Elems(tensor.shape); ++i) {
@@ -38,7 +38,7 @@ std::vector<std::uint64_t> Defined(const pickle::Tensor& tensor) {
   return out;
 }
 
-/// The same by the parts; every element has to be in one of them.
+/// The same from the parts; every element must be in one of them.
 void ExpectAsDefined(const pickle::Tensor& tensor, std::uint64_t storage) {
   const auto parts = StoredParts(tensor, storage, 4096);
   ASSERT_TRUE(parts.has_value()) << parts.error().message << ToString(tensor.shape)

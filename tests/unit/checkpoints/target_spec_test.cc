@@ -102,7 +102,7 @@ TEST(TargetSpecTest, ExpertsMustDivide) {
   EXPECT_TRUE(Resolve("ep=4,dp=4", source).has_value());
 }
 
-/// Layers 0 to 5 of equal size but for the first, which is ten times as large.
+/// Layers 0 to 5 of equal size except the first, which is ten times as large.
 Model Pipeline(std::vector<std::vector<std::uint32_t>> stages) {
   Model model;
   for (std::uint32_t layer = 0; layer < 6; ++layer) {

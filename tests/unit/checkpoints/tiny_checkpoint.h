@@ -28,7 +28,7 @@ class PtFile {
  public:
   Arena arena;
 
-  /// \param dtype  of the storage's elements, whose bytes are those of `values`
+  /// \param dtype  type of the storage's elements; `values` supplies their bytes
   std::uint32_t Storage(std::vector<float> values, DType dtype = DType::kF32) {
     specs_.push_back({dtype, false, values.size() * sizeof(float) / ItemSize(dtype)});
     payloads_.push_back(std::move(values));
@@ -110,7 +110,7 @@ inline float TinyValue(std::size_t param, const std::string& state, std::uint64_
   return state == "fp32" ? base : state == "exp_avg" ? -base : base / 4;
 }
 
-/// A ZeRO-1/2 checkpoint of a few small parameters, with room for every deviation.
+/// A ZeRO-1/2 checkpoint of a few small parameters, with hooks to change every part.
 struct TinyZero {
   std::vector<TinyParam> params{{"emb.weight", {11, 6}, 0},
                                 {"l1.weight", {7, 6}, 0},

@@ -16,8 +16,8 @@
 
 namespace shardwright::checkpoints {
 
-/// A legacy checkpoint of Megatron of two tensor-parallel ranks, with room for deviations: one
-/// layer of width 4, 2 heads, 1 query group, a gated MLP, 5 words padded to 6, tied, float32.
+/// A legacy Megatron checkpoint of two tensor-parallel ranks. Tests can change its fields. It has
+/// one layer of width 4, 2 heads, 1 query group, a gated MLP, 5 words padded to 6, tied, float32.
 struct TinyMegatron {
   std::map<std::string, std::int64_t> args{{"tensor_model_parallel_size", 2},
                                            {"pipeline_model_parallel_size", 1},

@@ -76,7 +76,7 @@ TEST_F(Info, MegatronListsAreMatchedAtTheStart) {
   EXPECT_EQ(Rule("3.mlp.dense_4h_to_h.weight", {{4, 3}, {4, 3}}).whole, (Shape{4, 6}));
   EXPECT_EQ(Rule("3.mlp.dense_4h_to_h.weight_more", {{4, 3}, {4, 3}}).rule.dim, 1U);
   EXPECT_EQ(Rule("3.input_layernorm.weight", {{4}, {4}}).rule.split, Split::kReplicated);
-  // What nothing matches is cut along dimension 0, also what a pattern matches only further on.
+  // A name that no pattern matches from its start is cut along dimension 0.
   EXPECT_EQ(Rule("layers.3.mlp.dense_4h_to_h.weight", {{4, 3}, {4, 3}}).whole, (Shape{8, 3}));
   // With one rank there is no default.
   EXPECT_FALSE(RuleFor("3.mlp.dense_h_to_4h.weight", {{4, 3}})->has_value());
@@ -314,8 +314,8 @@ TEST_F(Affine, OfRealAutoTpWinsOverTheLists) {
   EXPECT_EQ((*info->RuleFor("embed.emb.weight", embedding))->rule.split, Split::kReplicated);
 }
 
-// AutoTP of 0.18 names only what it has cut in another way than along dimension 0; to cut all else
-// doubled embeddings and norms.
+// AutoTP of 0.18 lists only parameters that it cuts in another way than along dimension 0. Cutting
+// all others doubled embeddings and norms.
 TEST(AutoTp, OfReleasesThatNameOnlyCutsLeavesTheRestOpen) {
   const fs::path folder = OwnCheckpoints() / "0.18.9_autotp2_dp2_zero1" / "ckpt";
   const auto source = ScanSource({folder.string()});

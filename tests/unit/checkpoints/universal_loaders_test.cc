@@ -7,7 +7,7 @@
 #include "support/comm/comm.h"
 #include "tiny_checkpoint.h"
 
-// The form of state files: DeepSpeed's universal loaders do not all open the same.
+// The form of state files: DeepSpeed's universal loaders differ in the forms that they open.
 
 namespace shardwright::checkpoints {
 namespace {
@@ -86,7 +86,7 @@ TEST_P(UniversalLoaders, GetTheFormThatTheyOpen) {
       EXPECT_EQ(document.root->Find("param")->tensor->shape, (Shape{7, 6}));
     }
   }
-  // No loader of DeepSpeed opens this one.
+  // DeepSpeed's loaders never open this one.
   EXPECT_TRUE(Atom("frozen.weight/frozen").root->is_dict());
 }
 

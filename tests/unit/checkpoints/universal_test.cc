@@ -11,7 +11,7 @@
 #include "support/comm/comm.h"
 #include "tiny_checkpoint.h"
 
-// Atoms written by us and by DeepSpeed's converter, read again: everything that the source had.
+// Atoms written by this project and by DeepSpeed's converter must read as the complete source.
 
 namespace shardwright::checkpoints {
 namespace {
@@ -131,7 +131,7 @@ INSTANTIATE_TEST_SUITE_P(Shared, Atoms, testing::ValuesIn(SharedCheckpoints(Comm
 INSTANTIATE_TEST_SUITE_P(SharedOnly, Atoms,
                          testing::ValuesIn(SharedCheckpoints({"llama_tp1_zero2_w2"})), CaseName);
 
-/// What DeepSpeed's own converter has made.
+/// Checkpoints written by DeepSpeed's own converter.
 class UpstreamAtoms : public testing::TestWithParam<fs::path> {};
 
 TEST_P(UpstreamAtoms, HoldEveryTensorOfTheTrainer) {
@@ -202,7 +202,7 @@ TEST_P(BrokenAtoms, NameWhatIsMissing) {
 
 TEST_P(BrokenAtoms, NeedEveryModelFile) {
   fs::remove(folder_ / "mp_rank_00_model_states.pt");
-  EXPECT_TRUE(Read(scratch_ / "atoms").has_value());  // its twin for stage 3 is as good
+  EXPECT_TRUE(Read(scratch_ / "atoms").has_value());  // the copy for stage 3 suffices
   fs::remove(folder_ / "zero_pp_rank_0_mp_rank_00_model_states.pt");
   const Error error = ReadError();
   EXPECT_EQ(error.code, Errc::kNotFound);

@@ -23,7 +23,7 @@ std::vector<WeightCandidate> Of(std::initializer_list<Named> all) {
   return candidates;
 }
 
-/// The name that is chosen, or the message of the refusal.
+/// Returns the chosen name, or the error message.
 std::string Chosen(std::initializer_list<Named> all, bool by_optimizer = true) {
   const std::vector<WeightCandidate> candidates = Of(all);
   const Result<std::size_t> chosen = ChooseWeights(candidates, by_optimizer);

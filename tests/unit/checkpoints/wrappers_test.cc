@@ -40,9 +40,9 @@ TEST(Wrappers, NamesOfModelAndOptimizerAreMatched) {
   EXPECT_EQ(match({"module.a", "module.b"}, {"a", "b"}), "module.a module.b");
   EXPECT_EQ(match({"a.x", "b.x"}, {"model.a.x", "model.b.x"}), "a.x b.x");
   EXPECT_EQ(match({"q.lora_A.weight"}, {"q.lora_A.default.weight"}), "q.lora_A.weight");
-  // Not all names of a side begin with it: it may be a module of the model.
+  // Not all names of a scheme start with it, so it may be a module of the model.
   EXPECT_EQ(match({"module.a", "b"}, {"a"}), "-");
-  // Two adapters have the same names but for theirs.
+  // Two adapters have the same names except for their own.
   EXPECT_EQ(match({"q.lora_A.weight"}, {"q.lora_A.one.weight", "q.lora_A.two.weight"}), "- -");
 }
 

@@ -156,7 +156,7 @@ class Model {
   std::uint64_t at_ = 0;
 };
 
-/// A target's files with their bytes, made as the engine would but for element types.
+/// A target's files with their bytes, made as the engine would except for element types.
 class Rendered {
  public:
   Rendered(const Model& model, const plan::Target& target) {

@@ -28,7 +28,7 @@ class Catalogues : public os::Scratch {
     return {};
   }
 
-  /// Differences to the checkpoint that it was made of.
+  /// Returns the differences to the checkpoint from which the catalogue was made.
   static std::uint64_t Differences(const std::string& folder) {
     const auto comm = comm::MakeSerialComm();
     NullSink sink;

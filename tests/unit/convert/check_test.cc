@@ -95,7 +95,7 @@ TEST_F(Checked, AnElementIsTheTensors) {
   EXPECT_TRUE(Says(report, ": element 300001: ")) << testing::PrintToString(report.differences);
 }
 
-/// Reads as another does, but that one member has other bits.
+/// Reads as another source, except that one member has other bits.
 class Flipped final : public exec::ByteSource {
  public:
   Flipped(std::unique_ptr<exec::ByteSource> inner, std::uint32_t member)
@@ -115,7 +115,7 @@ class Flipped final : public exec::ByteSource {
   std::uint32_t member_;
 };
 
-/// Reads as another does, but that some members hold zeros.
+/// Reads as another source, except that some members are zeros.
 class Zeroed final : public exec::ByteSource {
  public:
   Zeroed(std::unique_ptr<exec::ByteSource> inner, std::set<std::uint32_t> members)
@@ -150,7 +150,7 @@ void ZeroStates(Input* input) {
   input->bytes = std::make_unique<Zeroed>(std::move(input->bytes), std::move(members));
 }
 
-/// Takes the optimizer state of one parameter away; its name.
+/// Removes the optimizer state of one parameter and returns its name.
 std::string TakeState(checkpoints::Checkpoint* checkpoint) {
   for (checkpoints::Param& param : checkpoint->params) {
     if (param.scalars.empty()) continue;
@@ -184,10 +184,10 @@ TEST_F(Checked, ZerosAreTheStateOfAParameterThatHasNone) {
   }
 }
 
-// What one of two formats does not record is noted; the elements are compared.
+// The check notes data that one of two formats does not record, and compares the elements.
 class CheckedAgainstDcp : public Checked {
  protected:
-  /// A source and what becomes of it in a DCP folder.
+  /// Opens a source and its conversion in a DCP folder.
   void Open(const std::string& name) {
     left_ = Opened(Own(name));
     ASSERT_NE(left_, nullptr);
@@ -240,7 +240,7 @@ TEST_F(CheckedAgainstDcp, TheElementsOfFrozenAndTiedTensorsAreCompared) {
   EXPECT_GE(changed, 2U);
 }
 
-/// One difference and no other, between a checkpoint and itself in another format or layout.
+/// Expects exactly one difference between a checkpoint and itself in another format or layout.
 class OneDifference : public Checked {
  protected:
   /// \param format  empty: the source itself
@@ -381,7 +381,7 @@ TEST_F(OneDifference, InWhatAParameterIsTiedTo) {
       ": tied to \"\" and \"another\"");
 }
 
-// Bytes that were damaged since the source was written are no difference between two models.
+// Bytes damaged since the source was written are not a difference between two models.
 TEST_F(Checked, DamageOfEitherSideIsToldAsDamage) {
   const std::string name = "global_step4/zero_pp_rank_0_mp_rank_00_optim_states.pt";
   fs::copy(Own("zero1_w2"), At("in"), fs::copy_options::recursive);

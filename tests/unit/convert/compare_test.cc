@@ -15,7 +15,7 @@
 namespace shardwright::convert {
 namespace {
 
-/// Reads as another does, but for some bytes.
+/// Reads as another source, except for some bytes.
 class ChangedBytes final : public exec::ByteSource {
  public:
   explicit ChangedBytes(std::unique_ptr<exec::ByteSource> inner) : inner_(std::move(inner)) {}
@@ -37,7 +37,7 @@ class ChangedBytes final : public exec::ByteSource {
   std::unique_ptr<exec::ByteSource> inner_;
 };
 
-/// A checkpoint whose bytes can be changed in memory: its checksums are not compared.
+/// A checkpoint with bytes that tests change in memory. Its checksums are not compared.
 class Changed : public os::Scratch {
  protected:
   void Open(const std::string& name) {
@@ -49,7 +49,7 @@ class Changed : public os::Scratch {
     input_->bytes = std::move(changed);
   }
 
-  /// Puts bytes in the place of an element of all fragments with that role. \returns of how many
+  /// Overwrites an element of all fragments with that role. \returns the number of fragments
   template <class T>
   int Put(const layout::LogicalTensor& tensor, layout::Role role, std::uint64_t element,
           const T& value) {

@@ -6,7 +6,7 @@
 #include "unit/checkpoints/fixtures.h"
 #include "unit/convert/opened.h"
 
-// DCP folders whose items PyTorch has compressed: the extension stream.zstd.
+// DCP folders with items that PyTorch has compressed: the extension stream.zstd.
 
 namespace shardwright::convert {
 namespace {
@@ -20,7 +20,7 @@ class CompressedItems : public os::Scratch {
     fs::copy(Sample() / "ckpt", At("ckpt"));
   }
 
-  /// Writes a source as a plain DCP folder of one rank. \returns what went wrong, or nothing
+  /// Writes a source as a plain DCP folder of one rank. \returns the error, or nothing
   std::string Convert(const std::string& source, const std::string& out) {
     const auto comm = comm::MakeSerialComm();
     NullSink sink;
@@ -87,7 +87,7 @@ TEST_F(CompressedItems, ThatAreDamagedAreNeverTakenForOthers) {
       ++refused;
       continue;
     }
-    // What is not carried, as the padding of a container, may be anything.
+    // Bytes that the output does not keep, e.g. the padding of a container, may be anything.
     const std::map<std::string, std::string> again = Files(Contents("again"));
     EXPECT_TRUE(std::equal(whole.begin(), whole.end(), again.begin(), again.end(),
                            [](const auto& a, const auto& b) { return a.second == b.second; }))

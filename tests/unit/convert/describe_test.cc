@@ -38,8 +38,8 @@ TEST(Described, EveryParameterHasARow) {
   EXPECT_EQ(json["tag"], "global_step4");
 }
 
-// What is explained is where the bytes really are: of the places that it names the tensor is made
-// again.
+// The explanation names the places of the bytes. The test reassembles the tensor from these
+// places.
 TEST(Described, BytesAreWhereTheyAreSaidToBe) {
   const auto input = Opened(Own("zero3_w2_sub_groups"));
   ASSERT_NE(input, nullptr);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a checkpoint tells of the bytes of its files: integrity.json of Megatron-Core.
+// Digests that a checkpoint records for its files: integrity.json of Megatron-Core.
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -20,7 +20,7 @@ std::string TextOf(const fs::path& path) {
   return {std::istreambuf_iterator<char>(in), std::istreambuf_iterator<char>()};
 }
 
-/// A checkpoint of Megatron-Core with the list that it writes where it is asked to.
+/// A Megatron-Core checkpoint with the list that it writes on request.
 class Digests : public os::Scratch {
  protected:
   void SetUp() override {
@@ -37,7 +37,7 @@ class Digests : public os::Scratch {
   }
   void WriteList() { std::ofstream(folder_ / "integrity.json") << list_.dump(2); }
 
-  /// Changes a byte that pads a container, of which no other checksum tells.
+  /// Changes a byte that pads a container, which no other checksum covers.
   std::string Damage() {
     for (const fs::directory_entry& entry : fs::directory_iterator(folder_)) {
       if (entry.path().extension() != ".distcp") continue;
@@ -96,7 +96,7 @@ TEST_F(Digests, AreVerifiedAndWrittenAgain) {
   }
   EXPECT_EQ(list["files"].size(), files);
   EXPECT_GE(files, 4U);
-  // So what was written is verified in its turn.
+  // The output is verified in the same way.
   const auto again = Open(At("out"));
   ASSERT_TRUE(again) << again.error().message;
   EXPECT_EQ((*again)->checkpoint.digests.size(), files - 2) << "the index is verified at once";

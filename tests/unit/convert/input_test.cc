@@ -40,8 +40,8 @@ class PatternFiles : public testing::Test {
   fs::path folder_;
 };
 
-// What the fingerprint stands for is what was used: a file that changes between two reads would
-// pass for the one before.
+// The fingerprint covers the bytes that were used. A file that changes between two reads would
+// otherwise pass for the earlier one.
 TEST_F(PatternFiles, AreReadOnce) {
   const std::string one = File("one.json", "a");
   const std::string two = File("two.json", "b");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Atoms that lie in the place of others: the manifest beside them tells.
+// Atoms in the places of other atoms: the reader detects them with the manifest in their folder.
 
 #include <gtest/gtest.h>
 
@@ -29,7 +29,7 @@ class Listed : public os::Scratch {
     ASSERT_TRUE(done.has_value()) << done.error().message;
   }
 
-  /// What reading the folder says: "read", or the error.
+  /// Reads the folder. Returns "read", or the error.
   std::string Said(const std::string& folder = "atoms") {
     const auto comm = comm::MakeSerialComm();
     NullSink sink;

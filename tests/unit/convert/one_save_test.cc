@@ -27,7 +27,7 @@ class Heard : public NullSink {
   std::string text;
 };
 
-/// Puts a batch size into the configuration, as every engine has one, and counters of the engine.
+/// Puts a batch size, which every engine has, and counters of the engine into the configuration.
 void SetCounters(PtFile& file, Node* root, std::int64_t steps, std::int64_t skipped,
                  const Node* zero = nullptr) {
   Node* config = file.Dict({{"train_batch_size", file.arena.Int(2)}});
@@ -52,7 +52,7 @@ void ScaleWeight(PtFile& file, Node* root, const std::string& name, const Shape&
 
 class OneSaveTest : public os::Scratch {
  protected:
-  /// Opens At("ckpt"). \returns what the check found
+  /// Opens At("ckpt"). \returns the result of the check
   Result<OneSave> Open(bool allow_mixed = false, bool payload = true) {
     const auto comm = comm::MakeSerialComm();
     InputOptions options;
@@ -155,7 +155,7 @@ TEST_F(OneSaveTest, AllowMixedReportsInstead) {
       << testing::PrintToString(at_three->not_carried);
 }
 
-// One unit in the last place is what a change at a small learning rate is in bfloat16.
+// A change at a small learning rate is one unit in the last place in bfloat16.
 TEST_F(OneSaveTest, WhereStepsDifferTheSmallestDifferenceCounts) {
   TinyZero tiny;
   tiny.change_model = [&](PtFile& file, Node* root) {
@@ -233,7 +233,7 @@ TEST_F(OneSaveTest, WithoutPayloadsDifferingStepsAreReported) {
   EXPECT_TRUE(sink_->Has("may come from two saves")) << sink_->text;
 }
 
-// Stage 3 keeps no weights next to the masters: nothing decides, and --strict does not guess.
+// Stage 3 keeps no weights next to the masters: the check cannot decide, also with --strict.
 TEST_F(OneSaveTest, AtStage3DifferingStepsAreADoubt) {
   TinyZero tiny;
   tiny.change_model = [](PtFile& file, Node* root) { SetCounters(file, root, 4, 0); };
@@ -259,7 +259,7 @@ TEST_F(OneSaveTest, AtStage3DifferingStepsAreADoubt) {
   EXPECT_TRUE(Convert("zero=3,dp=3").has_value());
 }
 
-// Damage is damage, not another save: what looks like one is compared with its checksum first.
+// Damage is not another save: the reader first verifies the checksum of a file that looks like one.
 TEST_F(OneSaveTest, DamageIsCalledDamage) {
   TinyZero tiny;
   tiny.change_model = [](PtFile& file, Node* root) { SetCounters(file, root, 4, 0); };
@@ -290,7 +290,7 @@ TEST_F(OneSaveTest, CheckpointsOfTrainersAreAccepted) {
     InputOptions options;
     options.source_paths = {(one.path() / "ckpt").string()};
     const auto input = OpenInput(*comm, options, sink);
-    if (!input && input.error().code == Errc::kUnsupported) continue;  // bound states
+    if (!input && input.error().code == Errc::kUnsupported) continue;  // rank-specific states
     ASSERT_TRUE(input.has_value()) << one.path() << ": " << input.error().message;
     EXPECT_FALSE(sink.Has(" save")) << one.path() << ": " << sink.text;
     EXPECT_TRUE((*input)->one_save.weights_apart.empty()) << one.path();

@@ -18,12 +18,12 @@ namespace shardwright::convert {
 
 namespace fs = std::filesystem;
 
-/// A checkpoint that the project carries.
+/// Returns the path of a checkpoint that the project carries.
 inline std::string Own(const std::string& name) {
   return (fs::path(SW_SOURCE_DIR) / "tests/data/deepspeed" / name / "ckpt").string();
 }
 
-/// Opens a source on one process. \returns null where that fails, which fails the test
+/// Opens a source on one process. \returns null on an error, which also fails the test
 inline std::unique_ptr<Input> Opened(const std::string& root, bool siblings = false) {
   const auto comm = comm::MakeSerialComm();
   NullSink sink;
@@ -47,7 +47,7 @@ inline Result<ConvertReport> Converted(Input& input, const std::string& target,
   return Convert(*comm, input, spec, *format, "test", options, sink);
 }
 
-/// Files below a folder and their bytes, but for the manifest.
+/// Files below a folder and their bytes, without the manifest.
 inline std::map<std::string, std::string> Files(std::map<std::string, std::string> contents) {
   std::erase_if(contents, [](const auto& entry) {
     return entry.second == "/" || entry.first.ends_with("shardwright.json");

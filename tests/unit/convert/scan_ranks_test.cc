@@ -71,7 +71,7 @@ TEST(ScanByRanks, EachFileIsOpenedOnceInTotal) {
     });
     for (const Status& one : done) EXPECT_TRUE(one) << folder;
     EXPECT_EQ(counted.Count(os::Op::kRead), reads) << folder;
-    // Each rank opens the folders that its files lie in, and rank 0 those that it lists.
+    // Each rank opens the folders of its files, and rank 0 those that it lists.
     EXPECT_LE(counted.Count(os::Op::kOpen), files + 30) << folder;
   }
 }
@@ -90,7 +90,7 @@ class ScanByRanksErrors : public os::Scratch {
     return paths;
   }
 
-  /// Every rank of every number of ranks reports this.
+  /// Expects this report from every rank, for every number of ranks.
   void ExpectError(Errc code, const std::string& message) const {
     for (const int ranks : {2, 3, 5}) {
       const auto done = comm::RunThreads(ranks, [&](comm::Comm& comm) -> Status {

@@ -199,7 +199,7 @@ TEST(Differences, OfSpellingAreNone) {
             (Lines{"step: None and nothing"}));
 }
 
-// Files of weights tell a group's hyper-parameters but have no options of a trainer.
+// Weight files record a group's hyper-parameters but have no options of a trainer.
 TEST(Differences, OfGroupsWithoutOptionsAreWhatBothCanSay) {
   pickle::Arena arena;
   checkpoints::Group typed;
@@ -214,8 +214,8 @@ TEST(Differences, OfGroupsWithoutOptionsAreWhatBothCanSay) {
       Lines{"betas: [0.9, 0.5] and [0.9, 1]"});
 }
 
-// As a hostile file may have them: a list that holds one list twice, which holds one list twice,
-// and so on. Walked without a memory, 400 of them are 2^400 elements.
+// As a hostile file may have them: a list that has one list twice, which has one list twice,
+// and so on. Without memoization, a walk over 400 of them visits 2^400 elements.
 TEST(Differences, OfListsThatHangInManyPlacesAreFoundAtOnce) {
   pickle::Arena arena;
   const auto nested = [&](std::int64_t leaf, bool in_dicts) {

@@ -28,7 +28,7 @@ inline std::uint32_t CrcOf(std::string_view text) {
   return Crc32(std::as_bytes(std::span(text.data(), text.size())));
 }
 
-/// Expects a failure of this code whose message holds `words`.
+/// Expects a failure with this code and a message that contains `words`.
 template <class T>
 void ExpectFails(const Result<T>& result, Errc code, std::string_view words) {
   ASSERT_FALSE(result.has_value()) << "expected: " << words;
@@ -57,8 +57,8 @@ class FileTest : public ::testing::Test {
   std::string folder_;
 };
 
-/// A member of a zip file under test. What is not set follows from the rest; every wrong value a
-/// reader must notice can be put in.
+/// A member of a zip file under test. Fields that are not set are derived from the others. Tests
+/// can set every wrong value that a reader must detect.
 struct ZipMember {
   std::string name;
   std::string content;

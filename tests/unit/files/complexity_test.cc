@@ -93,7 +93,7 @@ TEST(Complexity, SafetensorsIndex) {
   ExpectLinear(10'000, make, parse);
 }
 
-/// A pickle whose object is made by `n` times `part`.
+/// A pickle with an object made by `n` times `part`.
 template <class Part>
 auto Pickle(const std::string& open, Part part, const std::string& close) {
   return Listed("\x80\x02" + open, part, close + ".", "");

@@ -11,7 +11,7 @@ namespace {
 
 using pickle::Emitter;
 
-/// One `.metadata`, of which each test spoils a part.
+/// One `.metadata`, of which each test corrupts a part.
 struct Parts {
   std::string root = "torch.distributed.checkpoint.metadata.Metadata";
   std::function<void(Emitter&)> properties;
@@ -25,7 +25,7 @@ struct Parts {
   std::vector<std::pair<std::string, std::vector<std::string>>> paths = {{"w", {"w"}},
                                                                          {"n", {"n"}}};
   std::vector<std::string> more;        // objects after "n"
-  std::function<void(Emitter&)> extra;  // attributes that nobody knows, before the others
+  std::function<void(Emitter&)> extra;  // unknown attributes, before the others
   std::size_t extras = 0;
 };
 

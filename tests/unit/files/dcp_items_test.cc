@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Items of a data file: what they are, and what of a damaged file is refused.
+// Items of a data file: their types, and the errors for a damaged file.
 
 #include "files/dcp/items.h"
 
@@ -15,7 +15,7 @@ namespace {
 
 class Items : public FileTest {
  protected:
-  /// A `.pt` of a tensor of that many floats, perhaps with a name beside it.
+  /// Returns a `.pt` file of a tensor of that many floats, optionally followed by a name.
   std::string Saved(std::uint64_t elems, const char* name = nullptr) {
     pickle::Tensor tensor;
     tensor.shape = {elems};
@@ -26,7 +26,7 @@ class Items : public FileTest {
     return Assembled(*torch_pt::Layout::Make(root, storages));
   }
 
-  /// A `.pt` of values alone.
+  /// A `.pt` of values only.
   static std::string SavedValue(const pickle::Node* root) {
     return Assembled(*torch_pt::Layout::Make(root, {}));
   }
@@ -68,7 +68,7 @@ class Items : public FileTest {
     ExpectFails(Read(), code, words);
   }
 
-  /// A tensor, an object with a tensor in it, a tensor once more, an object without.
+  /// A tensor, an object with a tensor in it, another tensor, an object without.
   void AddFour() {
     const Shape three = {3};
     Add(Saved(3), &three);

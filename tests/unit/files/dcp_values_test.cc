@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Values of an index that are missing or are something else, and indexes of several ranks.
+// Values of an index that are missing or of a wrong type, and indexes of several ranks.
 
 #include <gtest/gtest.h>
 

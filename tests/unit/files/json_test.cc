@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// JSON and MessagePack from outside: what is refused before memory is taken for it.
+// JSON and MessagePack from outside: inputs that the parser rejects before it allocates memory.
 
 #include "support/json/json.h"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stretches of files that are read as if they were files, plain and compressed.
+// Byte ranges of files that are read as if they were files, plain and compressed.
 
 #include "files/part.h"
 
@@ -71,7 +71,7 @@ TEST_F(ReadAheads, ReadTheEndsOfLargeContainersAndWhatFollowsASmallRead) {
   expect(text.size() - 22, 22, 2);
   expect(text.size() - 100, 78, 2);
   expect(2000, 30, 3);
-  expect(2100, 16, 3);   // follows what was read
+  expect(2100, 16, 3);   // follows the bytes read before
   expect(1000, 900, 4);  // by itself
   expect(190, 20, 5);    // across the border of the head
   expect(3000, 30, 6);
@@ -147,7 +147,7 @@ class Streams : public Parts {
     for (std::size_t i = 0; i < plain.size(); ++i) plain[i] = static_cast<char>(i * i >> 7);
     return plain;
   }
-  /// All of a stretch in pieces; "error: ..." behind what came before it.
+  /// Reads a whole byte range in pieces of `piece` bytes. Returns "error: ..." if a read fails.
   static std::string All(const os::File& file, std::uint64_t first, std::uint64_t bytes,
                          std::size_t piece) {
     zstd::Stream stream;

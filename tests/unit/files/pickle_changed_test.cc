@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pickles that hold all that is read, of which a byte is another, is missing or is the last, or for
-// which there is no memory: they are refused, or read as something that can be written again.
+// Pickles that contain every readable type, with one byte changed, removed or last, or with too
+// little memory: the reader fails, or returns an object that can be written again.
 
 #include <gtest/gtest.h>
 
@@ -105,7 +105,7 @@ void ExpectRefusal(const Error& error, const std::string& where) {
   EXPECT_FALSE(error.message.empty()) << where;
 }
 
-/// Refused, or a graph that is the same once it was written and read.
+/// Expects an error, or a graph that is the same after it was written and read.
 void ExpectRefusedOrWritable(const std::string& bytes, const std::string& where) {
   const Result<Graph> graph = Load(bytes);
   if (!graph) return ExpectRefusal(graph.error(), where);
@@ -166,7 +166,7 @@ TEST(PickleChanged, EveryChangeIsRefusedOrReadAsSomethingElse) {
   }
 }
 
-// From none on, up to what is enough.
+// Increases the memory limit from none until it suffices.
 TEST(PickleChanged, EveryShortageOfMemoryIsALimit) {
   for (const std::string& value : Values()) {
     const std::string whole = Pickle(value, 5);

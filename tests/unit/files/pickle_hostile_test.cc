@@ -348,7 +348,7 @@ TEST(PickleHostile, ExponentialSharingIsCheap) {
 }
 
 TEST(PickleHostile, MemoryBombs) {
-  // 100 million cells from a few bytes each: stopped by the budget, not by the machine.
+  // 100 million cells from a few bytes each: the budget stops the reader, not the machine.
   const std::string big = Str(std::string(1 << 18, 'A')) + "q\0"s;
   std::string copies = big + "0](";
   for (int i = 0; i < 400; ++i)
@@ -356,7 +356,7 @@ TEST(PickleHostile, MemoryBombs) {
   ExpectFails(Load(Pickle(copies + "e")), Errc::kLimit, "bytes per byte of its pickle");
   std::string lists = "(" + std::string(450'000, ']') + "t";
   ExpectFails(Load(Pickle(lists)), Errc::kLimit, "bytes per byte");
-  // A far memo index must not make a table of that size.
+  // A large memo index must not make a table of that size.
   EXPECT_TRUE(Load(Pickle("Nr\xFF\xFF\xFF\xFFj\xFF\xFF\xFF\xFF"
                           "0"))
                   .has_value());

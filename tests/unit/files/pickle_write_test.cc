@@ -145,7 +145,7 @@ TEST_F(PickleWrite, KeysFollowFirstUse) {
   EXPECT_EQ(graph->root->items[0]->tensor->storage, graph->root->items[2]->tensor->storage);
 }
 
-// What was read is written so that it reads the same, and writing that again changes nothing.
+// The writer's output reads the same as its input, and writing that again changes nothing.
 TEST_F(PickleWrite, InertObjectsComeBackUnchanged) {
   const std::string state = "}" + Str("cur_scale") + "K\1s";
   const std::string bodies[] = {

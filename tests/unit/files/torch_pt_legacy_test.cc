@@ -81,7 +81,7 @@ TEST_F(LegacyStream, Truncated) {
   }
 }
 
-// Of a stream that is damaged anywhere all that is read is what it can be, and errors name the
+// From a stream that is damaged anywhere, the reader accepts only valid values, and errors name the
 // file.
 TEST_F(LegacyStream, EveryChangedByteIsRefusedOrHarmless) {
   const std::string whole = Bytes();

@@ -122,7 +122,7 @@ TEST_F(TorchPtWrite, EmptyStoragesHaveNoDescriptor) {
   EXPECT_EQ(file.substr(layout->payload_offset(0), 4), Le(0x04034B50, 4));
 }
 
-// Storages without a type count bytes, whatever is said of their type.
+// Storages without a type count bytes, for any declared type.
 TEST_F(TorchPtWrite, UntypedStoragesAreAsLongAsTheySay) {
   StorageSpec spec;
   spec.dtype = DType::kF64;
@@ -145,7 +145,7 @@ TEST_F(TorchPtWrite, NothingToStore) {
   EXPECT_TRUE(Parse(*metadata)->root->is_dict());
 }
 
-// Storages lie in the order of their first use whatever their index, as .format_version 1 promises.
+// Storages are stored in the order of their first use for any index, as .format_version 1 promises.
 TEST_F(TorchPtWrite, FileOrderIsUseOrder) {
   std::vector<const pickle::Node*> items;
   for (std::uint32_t storage : {2U, 0U}) {

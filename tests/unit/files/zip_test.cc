@@ -23,7 +23,7 @@ class Zip : public FileTest {
       EXPECT_TRUE(read.error().message.starts_with(path())) << read.error().message;
     }
   }
-  // One member that `change` makes wrong, between two good ones.
+  // One member that `change` corrupts, between two good ones.
   template <class Change>
   void ExpectMemberRefused(std::string_view words, Change change) {
     ZipFile file;
@@ -101,7 +101,7 @@ TEST_F(Zip, BytesBehindTheEnd) {
   ExpectRefused(file, "bytes after its end");
 }
 
-// An archive whose comment is an archive of its first member alone: two end records may be meant.
+// An archive with a comment that is an archive of its first member alone: it has two end records.
 TEST_F(Zip, LastEndRecordCounts) {
   const std::string whole = Build(Three());
   const std::size_t directory = whole.find(Le(0x02014B50, 4));
@@ -118,7 +118,7 @@ TEST_F(Zip, LastEndRecordCounts) {
   read = ReadBytes(commented(inner(0)));
   ASSERT_TRUE(read.has_value()) << read.error().message;
   EXPECT_EQ(read->members.size(), 1U);
-  // torch and Python take it all the same, and do not look at its comment.
+  // torch and Python accept it, and do not read its comment.
   for (const std::string& comment : {inner(0) + "x", inner(1), inner(1) + std::string(3000, 'x')}) {
     ExpectFails(ReadBytes(commented(comment)), Errc::kBadInput, "bytes after its end");
   }
@@ -146,7 +146,7 @@ TEST_F(Zip, WrongNumberOfEntries) {
   ExpectRefused(file, "more than its members");
   file.entries_delta = 1;
   ExpectRefused(file, "central directory");
-  // More entries than the directory has room for are refused before anything is allocated.
+  // The reader rejects more entries than fit the directory before it allocates anything.
   file.entries_delta = 60'000;
   ExpectRefused(file, "cannot hold");
 }
@@ -207,7 +207,7 @@ TEST_F(Zip, EncryptedMember) {
 TEST_F(Zip, CompressedMemberIsKnownButNotRead) {
   ZipFile file = Three();
   file.members[1].method = 8;
-  file.members[1].bytes_delta = 1'000'000'000;  // what it would become
+  file.members[1].bytes_delta = 1'000'000'000;  // size after decompression
   file.members[1].stored_bytes_delta = static_cast<std::uint32_t>(-1'000'000'000);
   file.members[1].flags = 0x0808;
   const Result<Container> read = Read(file);
@@ -321,7 +321,7 @@ TEST_F(Zip, ChecksumOfAMember) {
   Result<os::File> opened = os::File::OpenRead(path());
   ExpectFails(ReadMember(*opened, read->members[1], 10), Errc::kBadInput, "wrong CRC-32");
   ExpectFails(ReadMember(*opened, read->members[1], 1), Errc::kLimit, "2 bytes, at most 1");
-  // A stored 0 says that none was computed.
+  // A stored 0 means that no CRC was computed.
   file.members[1].crc_flip = 0;
   file.members[1].no_crc = true;
   read = Read(file);

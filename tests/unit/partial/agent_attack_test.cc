@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Others at the port of an agent that has a key: without it, with another one, many at once, slow.
+// Clients at the port of an agent with a key: without it, with another one, many at once, slow.
 
 #include <dirent.h>
 #include <gtest/gtest.h>
@@ -46,7 +46,7 @@ TEST(FailedHandshakes, HostsBeyondANumberShareACount) {
   EXPECT_EQ(failed.Report("z", start + seconds(60)), 1U) << "there is room again";
 }
 
-/// Keeps what is said.
+/// Keeps all messages.
 class Heard final : public NullSink {
  public:
   void Warn(std::string message) override {
@@ -110,7 +110,7 @@ class AttackTest : public AgentTest {
   Result<std::string> Ask(const std::shared_ptr<const os::TlsKey>& key) {
     return AgentClient(server_->address(), key).AskText("status");
   }
-  /// All that others have opened is closed here too.
+  /// Expects that the agent also closes every connection that others have opened.
   void ExpectNothingLeft() {
     for (int i = 0; i < 1000 && OpenFiles() > files_; ++i) {
       std::this_thread::sleep_for(milliseconds(10));
@@ -137,7 +137,7 @@ TEST_F(AttackTest, TheKeyLetsInAndNothingElseDoes) {
   }
   EXPECT_GE(heard_.Count("no handshake"), 1U) << "the first is told of";
   EXPECT_LE(heard_.Count("no handshake"), 10U) << "and then one a minute";
-  // Copies and parts of blobs, as ever.
+  // Copies and parts of blobs, as usual.
   AgentOptions options = Options();
   options.save.store = At("other-store");
   Agent peer(options);
@@ -183,7 +183,7 @@ TEST_F(AttackTest, FailedHandshakesKeepNobodyOut) {
       }
     });
   }
-  // From the same host, and at the first try: there is no waiting and no second connection.
+  // From the same host, and at the first try, without waiting and without a second connection.
   for (int i = 0; i < 20 || failures < 100; ++i) {
     auto connection = os::Connection::Open(server_->address(), seconds(20));
     ASSERT_TRUE(connection) << connection.error().message;
@@ -206,7 +206,7 @@ TEST_F(AttackTest, WhoHasTheKeyWaitsForAPlaceAndGetsIt) {
   limits.grace = milliseconds(0);
   Serve(limits);
   AgentClient first(server_->address(), key_);
-  ASSERT_TRUE(first.AskText("status"));  // its connection lies idle from here on
+  ASSERT_TRUE(first.AskText("status"));  // its connection stays idle from here on
   AgentClient second(server_->address(), key_);
   EXPECT_TRUE(second.AskText("status"));
   EXPECT_TRUE(first.AskText("status")) << "on another connection";
@@ -239,11 +239,11 @@ TEST_F(AttackTest, WhoHasProvedItselfIsNotPushedOut) {
   Serve(limits);
   std::optional<AgentClient> client;
   client.emplace(server_->address(), key_);
-  ASSERT_TRUE(client->AskText("status"));  // its connection lies idle from here on
+  ASSERT_TRUE(client->AskText("status"));  // its connection stays idle from here on
   std::vector<os::Connection> silent;
   silent.reserve(20);
   for (int i = 0; i < 20; ++i) silent.push_back(Connect());
-  // All but the last few have been sent away.
+  // All but the last few were rejected.
   for (int i = 0; i < 12; ++i) {
     EXPECT_FALSE(silent[static_cast<std::size_t>(i)].ReceiveLine(16).value_or(std::nullopt));
   }

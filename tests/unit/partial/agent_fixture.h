@@ -20,7 +20,7 @@
 
 namespace shardwright::partial::test {
 
-/// What an agent of this name states of itself.
+/// Returns the hello that an agent of this name sends.
 inline Hello HelloOf(const std::string& name) { return {Hello::Role::kAgent, name, name + "-id"}; }
 
 /// A client of an agent, which itself is an agent of this name.
@@ -77,7 +77,7 @@ class AgentTest : public os::Scratch {
     return *last ? (*last)->sequence : 0;
   }
 
-  /// The newest usable checkpoint of the store.
+  /// Returns the newest usable checkpoint of the store.
   std::optional<Manifest> Stored() const {
     if (!std::filesystem::exists(At("store/store.json"))) return std::nullopt;
     const auto store = Store::Open(At("store"));
@@ -90,8 +90,8 @@ class AgentTest : public os::Scratch {
     return newest;
   }
 
-  /// As pec-restore leaves it: training goes on from an iteration that the store has.
-  /// \param older  modules that it goes on with in an older state; absent: nobody knows
+  /// Simulates pec-restore: training resumes from an iteration that the store has.
+  /// \param older  modules that resume with an older state; absent if this is unknown
   void Restore(std::uint64_t resume,
                std::optional<std::map<std::string, std::uint64_t>> older = {}) const {
     const auto store = Store::Open(At("store"));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What agents and their clients state of themselves at a port, and what is refused for it.
+// The hello messages of agents and their clients at a port, and the reasons for rejecting one.
 
 #include "partial/agent/agent_hello.h"
 
@@ -81,7 +81,7 @@ TEST_F(HelloTest, AHelloComesFirstAtAPort) {
 }
 
 TEST_F(HelloTest, AnAgentIsNotItsOwnPeer) {
-  // The same process behind something that leads back to it, and another one of the same name.
+  // The same process behind an address that leads back to it, and another one of the same name.
   Hello same_name = HelloOf("this");
   same_name.id = "another";
   for (const auto& [self, what] : {std::pair(HelloOf("this"), "this one itself"),
@@ -92,7 +92,7 @@ TEST_F(HelloTest, AnAgentIsNotItsOwnPeer) {
     EXPECT_EQ(answer.error().code, Errc::kMismatch);
     EXPECT_NE(answer.error().message.find(what), std::string::npos) << answer.error().message;
   }
-  // A server that would not look: the client does.
+  // A server that would skip the check: the client checks.
   Hello renamed = HelloOf("this");
   renamed.role = Hello::Role::kClient;
   AgentClient client(servers_[1]->address(), {}, {}, kAgentPatience, renamed);
@@ -147,13 +147,13 @@ TEST(Hello, IsItsText) {
 
 TEST_F(HelloTest, RefusesACopyUnderItsOwnNameOrAnothers) {
   Limiter limiter(0);
-  // At the socket file nothing but the request has the name.
+  // At the socket file only the request has the name.
   AgentClient self = ClientOf("this", servers_[0]->address());
   const auto own = self.Push(*other_->Newest(), limiter);
   ASSERT_FALSE(own);
   EXPECT_EQ(own.error().code, Errc::kMismatch);
   EXPECT_NE(own.error().message.find("this agent's own name"), std::string::npos);
-  // At a port it is the one that the sender has stated.
+  // At a port it is the name that the sender has stated.
   auto connection = os::Connection::Open(servers_[1]->address(), milliseconds(10'000));
   ASSERT_TRUE(connection && Greet(*connection, HelloOf("peer")));
   ASSERT_TRUE(connection->Send("push third 10 10 0\n"));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Experts in an agent's memory and the gradients that bring them forward.
+// Experts in an agent's memory, and the gradients that advance them to a later iteration.
 
 #include <gtest/gtest.h>
 
@@ -16,7 +16,7 @@
 namespace shardwright::partial {
 namespace {
 
-/// Hands over gradients of all experts, made up by parameter and iteration.
+/// Submits gradients of all experts, made up by parameter and iteration.
 class AgentReplayTest : public test::AgentTest {
  protected:
   AgentOptions Replaying() const {
@@ -26,7 +26,7 @@ class AgentReplayTest : public test::AgentTest {
     return options;
   }
 
-  /// Of the first checkpoint: what experts have.
+  /// Describes the experts of the first checkpoint.
   void SetUp() override {
     AgentTest::SetUp();
     const auto input = Open(1);
@@ -100,7 +100,7 @@ class AgentReplayTest : public test::AgentTest {
   Handing handing_;
 };
 
-/// With and without compression of what is logged.
+/// With and without compression of the gradient log.
 class AgentReplayExact : public AgentReplayTest, public ::testing::WithParamInterface<int> {};
 
 TEST_P(AgentReplayExact, ExpertsBecomeThoseOfTheNewestSnapshot) {
@@ -125,7 +125,7 @@ TEST_P(AgentReplayExact, ExpertsBecomeThoseOfTheNewestSnapshot) {
             (std::map<std::uint64_t, std::size_t>{{3, after->manifest.modules.size()}}));
   EXPECT_EQ(after->replayed.size(), older);
   EXPECT_EQ(after->own_bytes, before->own_bytes) << "a persist saves what snapshots have read";
-  // Who holds what was there before holds it still.
+  // A reader of the previous checkpoint still has its versions.
   EXPECT_EQ(Versions(*before)[1], older);
   // The same two steps, made here on whole components: a master is one tensor after the other, and
   // so are two moments of each.
@@ -266,8 +266,8 @@ TEST_F(AgentReplayTest, ARestoreThatComesMeanwhileLeavesThingsAsTheyAre) {
   for (const AgentEntry& entry : agent.Entries()) EXPECT_TRUE(entry.checkpoint->replayed.empty());
 }
 
-// Training goes on from X with an expert of 1: neither steps to X of the past that was given up,
-// nor any on top of them.
+// Training resumes from X with an expert of 1. The agent must not apply steps to X of the discarded
+// past, nor any steps after them.
 TEST_F(AgentReplayTest, WhatARestoreHasGoneOnWithOlderIsNotBroughtToIt) {
   Agent agent(Replaying());
   ASSERT_TRUE(Snapshot(agent, 1));
@@ -280,7 +280,7 @@ TEST_F(AgentReplayTest, WhatARestoreHasGoneOnWithOlderIsNotBroughtToIt) {
     if (VersionOf(*before, i) == 1) older[before->manifest.names[i]] = 1;
   }
   ASSERT_FALSE(older.empty());
-  HandOver(agent, 2);  // late, and of the past that is given up
+  HandOver(agent, 2);  // late, and part of the discarded past
   Restore(2, older);
   ASSERT_TRUE(agent.Replay());
   EXPECT_EQ(agent.Newest(), before);
@@ -301,7 +301,7 @@ TEST_F(AgentReplayTest, WhatWasBroughtToARestoresIterationIsNotGoneOnFrom) {
   ASSERT_TRUE(agent.Persist(sink_));
   const auto before = agent.Newest();
   ASSERT_FALSE(before->replayed.empty());
-  // The store has them of 1, and that is what training goes on with.
+  // The store has these experts of iteration 1, and training resumes with them.
   std::map<std::string, std::uint64_t> older;
   for (const auto& [name, from] : before->replayed) older[name] = from;
   Restore(2, older);
@@ -333,7 +333,7 @@ TEST_F(AgentReplayTest, RoomForAnotherSnapshotStaysFree) {
     ASSERT_TRUE(Snapshot(agent, 1));
     whole = agent.pool()->used_bytes();
   }
-  // For two checkpoints, with the texts of the log, and for no second version of what is held.
+  // Memory for two checkpoints and the texts of the log, but not for a second version of an expert.
   options.memory_bytes = 2 * whole;
   Agent agent(options);
   ASSERT_TRUE(Snapshot(agent, 1));

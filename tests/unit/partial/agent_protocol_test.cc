@@ -97,7 +97,7 @@ class ProtocolTest : public AgentTest {
     return answer && *answer ? **answer : "closed";
   }
 
-  /// Whether the agent still answers.
+  /// Returns true if the agent still answers.
   bool Alive() { return Say("status").starts_with("ok "); }
 
   BlobRef AnyBlob() const { return agent_->Newest()->blobs.begin()->second->ref(); }
@@ -133,7 +133,7 @@ TEST_F(ProtocolTest, GivesBlobsAndTheirParts) {
   EXPECT_EQ(*client.AskText("catalogue " + exec::Hex(catalogue)), agent_->Newest()->catalogue);
 }
 
-/// Says "offer" of a checkpoint. \returns the text of what the agent takes of it
+/// Sends "offer" for a checkpoint. \returns the text of the parts that the agent accepts
 std::string Offer(os::Connection* connection, const std::string& tag) {
   EXPECT_TRUE(connection->Send("offer " + tag + "\n"));
   const auto bytes = ReceiveAnswer(*connection);
@@ -152,7 +152,7 @@ TEST_F(ProtocolTest, TakesWhatATrainerHandsOver) {
   agent_->WaitForSnapshot();
   EXPECT_EQ(agent_->status().newest, std::optional<std::uint64_t>(3));
 
-  // Each stretch lies in its file, after the one before; together they are what is read of all.
+  // Each byte range is inside its file, after the one before; together they are all bytes read.
   std::map<std::string, std::uint64_t> ends;
   std::uint64_t bytes = 0;
   const std::filesystem::path folder = std::filesystem::path(series) / "global_step3";
@@ -281,7 +281,7 @@ TEST_F(ProtocolTest, RefusesWhatIsNoRequest) {
     EXPECT_TRUE(Say(line).starts_with("error ")) << line << ": " << Say(line);
   }
   EXPECT_TRUE(Say(std::string(os::kLineBytes + 100, 'x')).starts_with("error 8"));
-  // What changes the agent comes over the socket file only.
+  // Commands that change the agent are accepted over the socket file only.
   EXPECT_TRUE(Say("stop").starts_with("error 2"));
   EXPECT_TRUE(Say("snapshot global_step3").starts_with("error 2"));
   EXPECT_FALSE(stopped_);
@@ -305,7 +305,7 @@ TEST_F(ProtocolTest, SurvivesCutConnections) {
     EXPECT_TRUE(Alive()) << part;
   }
   {
-    // Asks for much, reads nothing and goes.
+    // Asks for much, reads nothing and disconnects.
     os::Connection connection = Connect();
     ASSERT_TRUE(connection.Send("get " + exec::Hex(AnyBlob().digest) + "\n"));
   }
@@ -355,7 +355,7 @@ TEST_F(ProtocolTest, CountsWhatComesAndNotWhatIsAnnounced) {
   const auto push = [&](std::size_t announced, std::size_t sent) {
     os::Connection connection = ConnectTo(*small_server_, "a");
     EXPECT_TRUE(connection.Send("push a " + std::to_string(announced) + " 1 0\n"));
-    (void)connection.Send(std::string(sent, ' '));  // it may be refused on its way
+    (void)connection.Send(std::string(sent, ' '));  // the agent may close the connection meanwhile
     return connection;
   };
   const auto wait_for = [&](const std::function<bool(std::uint64_t)>& enough) {
@@ -373,7 +373,7 @@ TEST_F(ProtocolTest, CountsWhatComesAndNotWhatIsAnnounced) {
   }
   const std::uint64_t own = 100'000;
   wait_for([&](std::uint64_t bytes) { return bytes < own; });
-  // What has come counts for all of them together.
+  // The limit counts the received bytes of all of them together.
   os::Connection first = push(700'000, 600'000);
   wait_for([](std::uint64_t bytes) { return bytes > 600'000; });
   os::Connection second = push(700'000, 600'000);
@@ -397,7 +397,7 @@ TEST_F(ProtocolTest, APeersReasonForRefusingAPushIsTold) {
   }
 }
 
-/// A checkpoint as a peer would send it, through a hostile hand.
+/// Sends a checkpoint as a peer would, with hostile changes.
 class PushTest : public ProtocolTest {
  protected:
   void SetUp() override {
@@ -414,7 +414,7 @@ class PushTest : public ProtocolTest {
     ProtocolTest::TearDown();
   }
 
-  /// Sends manifest and catalogue; then `change` may spoil every blob that is asked for.
+  /// Sends manifest and catalogue; then `change` may spoil every blob that the agent requests.
   std::string Push(const std::string& manifest, const std::string& catalogue,
                    const std::function<void(std::string*)>& change) {
     os::Connection connection = Connect(1, "peer");
@@ -456,7 +456,7 @@ TEST_F(PushTest, TakesACopyAndOnlyWhatIsNew) {
   EXPECT_GT(*sent, 0U);
   EXPECT_EQ(*client.Push(*checkpoint_, limiter), 0U);
   ASSERT_EQ(Copies(), 1U);
-  // The other node is lost: what it held is made durable, and can be restored.
+  // The other node is lost: its snapshot is made durable, and can be restored.
   EXPECT_EQ(*client.Ask("flush"), "3");
   EXPECT_EQ(Stored()->iteration, 3U);
 }
@@ -468,7 +468,7 @@ TEST_F(PushTest, RefusesACopyThatARestoreGivesUpOnItsWay) {
     if (restored) return;
     restored = true;
     Restore(1);
-    // The agent has looked since, for somebody else.
+    // The agent has since answered another client.
     EXPECT_TRUE(Say("list").starts_with("ok "));
   });
   EXPECT_TRUE(restored);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Agents with policy gradient-log: what they save, what they log, and that every durable checkpoint
-// is whole with it, whatever happens.
+// Agents with policy gradient-log: the states that they save, the gradients that they log, and that
+// every durable checkpoint is complete with its log after any sequence of events.
 
 #include <algorithm>
 #include <random>
@@ -26,7 +26,7 @@ class ReplayPolicy : public test::AgentTest {
     return options;
   }
 
-  /// As a trainer that goes on after an iteration: reads what the experts are.
+  /// Acts as a trainer that resumes after an iteration: reads the state of the experts.
   void Begin(Agent& agent, std::uint64_t iteration, bool restored, std::uint64_t every = 1) {
     const auto params = agent.ExpertParams();
     ASSERT_TRUE(params) << params.error().message;
@@ -55,7 +55,7 @@ class ReplayPolicy : public test::AgentTest {
     ASSERT_TRUE(done) << done.error().message;
   }
 
-  /// Proves that the log brings every expert of every checkpoint of the store to its iteration.
+  /// Verifies that the log advances every expert of every checkpoint of the store to its iteration.
   /// \returns the longest chain of the newest one
   std::uint64_t Prove(const Agent& agent) const {
     const auto store = Store::Open(agent.options().save.store);
@@ -141,7 +141,7 @@ TEST_F(ReplayPolicy, AGivenUpPastIsNotHeldBack) {
   EXPECT_EQ(agent.logs().status().held_bytes, 0U);
 }
 
-// Without gradients nothing brings an expert forward.
+// Without gradients no expert can advance.
 TEST_F(ReplayPolicy, WithoutGradientsEveryExpertIsSaved) {
   Agent agent(ReplayOptions());
   for (const std::uint64_t i : {1U, 2U, 3U}) {
@@ -153,7 +153,7 @@ TEST_F(ReplayPolicy, WithoutGradientsEveryExpertIsSaved) {
 
 class RandomReplay : public ReplayPolicy, public ::testing::WithParamInterface<unsigned> {};
 
-// Persists that fail, snapshots that are given up, agents that are killed, restores out of memory.
+// Persists that fail, discarded snapshots, killed agents, restores that run out of memory.
 TEST_P(RandomReplay, EveryDurableCheckpointIsWhole) {
   std::mt19937 random(GetParam());
   const std::uint64_t every = 1 + GetParam() % 2;
@@ -163,7 +163,7 @@ TEST_P(RandomReplay, EveryDurableCheckpointIsWhole) {
   ASSERT_TRUE(Snapshot(*agent, every));
   ASSERT_TRUE(agent->Persist(sink_));
   Begin(*agent, every, false, every);
-  bool logs = true;  // the trainer knows no better
+  bool logs = true;  // the trainer does not know better
   std::uint64_t dropped = 0;
   for (std::uint64_t i = every + 1; i <= kLast; ++i) {
     if (logs) Step(*agent, i);
@@ -186,15 +186,15 @@ TEST_P(RandomReplay, EveryDurableCheckpointIsWhole) {
         EXPECT_FALSE(agent->Persist(sink_));
         break;
       }
-      case 1:  // killed: what it has held back is gone, and so is what the trainer does next
+      case 1:  // killed: its buffered gradients are gone, and so are the trainer's next steps
         dropped += agent->logs().status().dropped_bytes;
         agent = std::make_unique<Agent>(options);
         logs = false;
         break;
-      case 2: {  // the trainer is killed, and goes on from what the agent has in memory
+      case 2: {  // the trainer is killed, and resumes from the agent's memory
         const auto newest = agent->status().newest;
         if (!newest || !logs || i == kLast) break;
-        ASSERT_TRUE(agent->logs().AppendHeld());  // as it is asked for its list
+        ASSERT_TRUE(agent->logs().AppendHeld());  // as when a client requests its list
         agent->logs().Leave(0);
         const bool stored = Stored()->iteration == *newest;
         Restore(*newest);

@@ -22,7 +22,7 @@ namespace {
 
 using test::AgentTest;
 
-/// Counts what is read.
+/// Counts the bytes read.
 class CountedBytes final : public exec::ByteSource {
  public:
   CountedBytes(std::unique_ptr<exec::ByteSource> source, std::atomic<std::uint64_t>* bytes)
@@ -57,7 +57,7 @@ class FlippedBytes final : public exec::ByteSource {
   const std::uint32_t member_;
 };
 
-/// Something happens before the first byte is read.
+/// Runs a function before the first byte is read.
 class BytesAfter final : public exec::ByteSource {
  public:
   BytesAfter(std::unique_ptr<exec::ByteSource> source, std::function<void()> event)
@@ -107,7 +107,7 @@ TEST_F(AgentTest, ComparesSumsAfterTheCopy) {
     bool copied = false;
     Agent agent(Options());  // the first snapshot takes all, so that no member is read in part
     const auto taken = agent.Snapshot(*input, 0, sink_, [&](std::uint64_t) { copied = true; });
-    if (taken) continue;  // nobody reads the beginning of this one
+    if (taken) continue;  // no read covers the beginning of this one
     ++damaged;
     EXPECT_TRUE(copied);
     EXPECT_EQ(taken.error().code, Errc::kBadInput);
@@ -180,7 +180,7 @@ TEST_F(AgentTest, TokensAreKnownOfVersionsThatNeverCameToStorage) {
   ASSERT_EQ(*Snapshot(agent, 2), 2U);
   ASSERT_EQ(*Snapshot(agent, 4), 4U);
   ASSERT_EQ(**agent.Persist(sink_), 4U);
-  // Experts whose newest version is the snapshot of iteration 2 have lost what came after that.
+  // Experts with the snapshot of iteration 2 as newest version have lost all tokens after it.
   const auto history = ReadHistory(*Store::Open(options.save.store), Stored()->sequence);
   ASSERT_TRUE(history && *history);
   EXPECT_EQ((*history)->iterations(), (std::vector<std::uint64_t>{1, 2, 4}));
@@ -258,7 +258,7 @@ TEST_F(AgentTest, ForgetsWhatRestoresHaveGivenUpThatItHasMissed) {
     ASSERT_TRUE(agent.Persist(sink_));
   }
   ASSERT_TRUE(Snapshot(agent, 3));
-  // Back to 1; another process saves 2 and 4 of the new past; and a restore of what is newest.
+  // Back to 1; another process saves 2 and 4 of the new past; then a restore of the newest state.
   Restore(1);
   Agent other(Options());
   for (const std::uint64_t i : {2U, 4U}) {
@@ -279,8 +279,8 @@ TEST_F(AgentTest, ARestoreWhileASnapshotIsSavedStopsIt) {
   ASSERT_TRUE(Snapshot(agent, 3));
   const auto input = OpenMemory(*agent.Newest(), {});
   ASSERT_TRUE(input) << input.error().message;
-  // The comparison is over when blobs are read. No restore gets past the lock; where locks are each
-  // node's own, its record shows before the manifest is written.
+  // The comparison is over when blobs are read. No restore passes the lock; with locks local to
+  // each node, its record is visible before the manifest is written.
   (*input)->bytes = std::make_unique<BytesAfter>(std::move((*input)->bytes), [this] {
     EXPECT_EQ(Store::Open(At("store"))->LockForWriting("pec-restore").error().code, Errc::kBusy);
     Restore(1);
@@ -367,16 +367,16 @@ TEST_F(AgentTest, KeepsNoCopyThatARestoreHasGivenUp) {
   EXPECT_NE(refused.error().message.find("made before recovery 1, which went back to iteration 1"),
             std::string::npos)
       << refused.error().message;
-  // What training makes afterwards belongs to the recovery, whatever its iteration.
+  // Iterations that training makes afterwards belong to the recovery, whatever their number.
   ASSERT_EQ(*Snapshot(own, 2), 2U);
   EXPECT_EQ(own.Newest()->recovery, 1U);
   ASSERT_TRUE(peer.Accept("own", *own.Newest()));
   ASSERT_TRUE(own.Persist(sink_));
-  // A restore of the newest state gives up nothing.
+  // A restore of the newest state discards nothing.
   Restore(2);
   ASSERT_TRUE(peer.CatchUp());
   EXPECT_EQ(peer.Entries().size(), 1U);
-  // A store without that recovery is another one, or an old look at this one.
+  // A store without that recovery is another one, or an old state of this one.
   AgentOptions elsewhere = Options();
   elsewhere.save.store = At("other-store");
   Agent far(elsewhere);
@@ -406,7 +406,7 @@ TEST_F(AgentTest, AStopOfThePersistLosesNothing) {
   ASSERT_TRUE(Snapshot(agent, 1));
   std::thread persist([&] { EXPECT_EQ(**agent.Persist(sink_), 1U); });
   while (agent.status().states[0] != BufferState::kPersisting) std::this_thread::yield();
-  // Training goes on meanwhile: the snapshots wait for nobody.
+  // Training continues meanwhile: the snapshots do not wait.
   for (const std::uint64_t i : {2U, 3U, 4U, 5U}) {
     EXPECT_TRUE(Snapshot(agent, i));
   }
@@ -418,7 +418,7 @@ TEST_F(AgentTest, AStopOfThePersistLosesNothing) {
 
 class RandomEvents : public AgentTest, public ::testing::WithParamInterface<unsigned> {};
 
-/// What must hold after every event.
+/// Checks the invariants that must hold after every event.
 void CheckInvariants(const Agent& agent, const std::optional<Manifest>& stored,
                      std::optional<std::uint64_t> durable) {
   const AgentStatus status = agent.status();
@@ -441,7 +441,7 @@ void CheckInvariants(const Agent& agent, const std::optional<Manifest>& stored,
         const BlobPtr blob = agent.Find(held->blob.digest);
         ASSERT_TRUE(blob);
         EXPECT_EQ(blob->ref().digest, held->blob.digest);
-        // What the store has of the same version is the same.
+        // The store's blob of the same version is the same.
         if (!stored) continue;
         for (const auto& other : stored->modules[i]) {
           if (other && other->version == held->version && other->blob.head == held->blob.head) {

@@ -74,7 +74,7 @@ TEST(AssignBlobs, ALargeModuleIsSharedByBlobs) {
   EXPECT_EQ(alone.rank_bytes, (std::vector<std::uint64_t>{1460}));
 }
 
-/// Least bottleneck of all cuts of these weights, by trying them.
+/// Least bottleneck of all cuts of these weights, by enumeration.
 std::uint64_t Best(const std::vector<std::uint64_t>& weights, std::uint32_t ranks) {
   std::uint64_t best = ~std::uint64_t{0};
   std::vector<std::uint32_t> rank(weights.size(), 0);
@@ -124,7 +124,7 @@ TEST(AssignBlobs, BlobsOfAModuleMayPart) {
   EXPECT_LE(writers.bottleneck, 200U);
 }
 
-// What is kept of an expert that was not selected is no expert's share.
+// A kept blob of an unselected expert is not written by the expert's rank.
 TEST(AssignBlobs, KeptBlobsAreSharedLikeOthers) {
   const ExpertMap map = *EvenExpertMap({2}, 2);
   const std::vector<ModuleBlobs> modules = {{{0, kNonExpert}, false, {100, 0, 0}},

@@ -78,7 +78,7 @@ TEST(Buffers, AnIterationBegunAgainTakesThePlaceOfTheFirst) {
   EXPECT_EQ(buffers.state(filled), kIdle);
   EXPECT_EQ(buffers.NewestComplete(), second);
   ASSERT_EQ(buffers.StartPersist(), second);
-  // What is persisting, or for recovery, stays until the later one is durable.
+  // A buffer that is persisting, or kept for recovery, stays until the later one is durable.
   const std::size_t third = Snapshot(&buffers, 10, 0);
   EXPECT_EQ(buffers.state(second), kPersisting);
   EXPECT_EQ(buffers.NewestComplete(), third);
@@ -96,7 +96,7 @@ TEST(Buffers, ASlowPersistIsSkippedOver) {
   const std::size_t second = Snapshot(&buffers, 20, 1);
   const std::size_t third = Snapshot(&buffers, 30, 2);
   EXPECT_EQ(buffers.skipped(), 0U);
-  const auto fourth = buffers.Begin(40);  // no idle one: the oldest filled one is given up
+  const auto fourth = buffers.Begin(40);  // no idle one: the oldest filled one is discarded
   ASSERT_TRUE(fourth);
   EXPECT_EQ(*fourth, second);
   EXPECT_EQ(buffers.skipped(), 1U);
@@ -114,7 +114,7 @@ TEST(Buffers, AFailedPersist) {
   const std::size_t first = Snapshot(&buffers, 10, 0);
   ASSERT_EQ(buffers.StartPersist(), first);
   ASSERT_TRUE(buffers.FailPersist());
-  EXPECT_EQ(buffers.state(first), kFilled);  // nothing newer: it is tried again
+  EXPECT_EQ(buffers.state(first), kFilled);  // nothing newer: persisting starts again
   ASSERT_EQ(buffers.StartPersist(), first);
   const std::size_t second = Snapshot(&buffers, 20, 1);
   ASSERT_TRUE(buffers.FailPersist());

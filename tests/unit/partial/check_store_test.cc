@@ -16,7 +16,7 @@
 namespace shardwright::partial {
 namespace {
 
-/// Does something when a pass begins.
+/// Runs a function when a pass begins.
 class PassSink final : public NullSink {
  public:
   explicit PassSink(std::function<void(const std::string&)> at) : at_(std::move(at)) {}
@@ -36,7 +36,7 @@ class CheckBeside : public test::AgentTest {
     ASSERT_TRUE(saved) << saved.error().message;
   }
 
-  /// Checks the store while `beside` is done at the beginning of a pass.
+  /// Checks the store and runs `beside` at the beginning of a pass.
   Result<StoreCheck> Check(const std::string& pass, const std::function<void()>& beside) {
     PassSink sink([&](const std::string& name) {
       if (name == pass) beside();
@@ -116,7 +116,7 @@ TEST_F(CheckBeside, AStoreThatGoesAwayIsNotWhole) {
 }
 
 TEST_F(CheckBeside, CollectionsInARow) {
-  // The checkpoint that is read goes each time, and a new one comes.
+  // The checkpoint being read is removed each time, and a new one appears.
   Save(1);
   for (std::uint64_t next = 2; next < kLast; ++next) {
     Save(next);
@@ -144,7 +144,7 @@ TEST_F(CheckBeside, RanksHaveOneList) {
     EXPECT_EQ(check.damaged, std::vector<std::string>());
     return {};
   });
-  // Whatever there was when the root listed, the ranks agree.
+  // For any list that the root has read, the ranks agree.
   for (const Status& one : ranks) {
     EXPECT_EQ(one.has_value(), ranks.front().has_value());
     if (!one) {

@@ -46,7 +46,7 @@ TEST(Complexity, Manifest) {
 }
 
 TEST(Complexity, ManifestsWithAnyKeys) {
-  // As a peer may push them: refused, but not before all keys are read.
+  // As a peer may push them: the reader fails, but not before it has read all keys.
   const auto make = UnknownKeys();
   const auto parse = [](const std::string& text) { EXPECT_FALSE(ParseManifest(text, "x")); };
   ExpectLinear(10'000, make, parse);

@@ -49,7 +49,7 @@ TEST(AutoConfig, EveryPartEndsSoonAfterAStop) {
   EXPECT_TRUE(BottleneckByK(model, 4, 2));
 
   AutoInput input = Input();
-  input.fault_rate = 1;  // no K to persist is enough, so that all are tried
+  input.fault_rate = 1;  // no K to persist is enough, so the planner tries all
   input.persist_bytes_per_s = 1e9;
   const StopCheck at_once = [] { return true; };
   EXPECT_EQ(ChooseConfig(input, at_once).error().code, Errc::kStopped);
@@ -203,7 +203,7 @@ TEST(AutoConfig, EqualExpertsNeedOnePlanPerK) {
   EXPECT_EQ(plans, 16);
   EXPECT_EQ(table->bytes, PlannedBottlenecks(model, 4));
 
-  // Ranks that differ in what they save need every checkpoint.
+  // Ranks that save different modules need every checkpoint.
   const auto needs_all = [&](const SavedModel& other) {
     plans = 0;
     table = BottleneckByK(other, 4, 1, count);
@@ -239,7 +239,7 @@ TEST(DynamicK, ExpectedCostsAreTheExamples) {
             "dynamic K of 16 experts, the largest layer has 8");
 }
 
-// How many faults each level lasts, until K = N.
+// Returns the number of faults that each level lasts, until K = N.
 std::vector<int> FaultsPerLevel(DynamicK state) {
   std::vector<int> faults;
   RaiseAhead(&state, Cost);

@@ -55,7 +55,7 @@ class Marks {
   std::uint64_t* words_;
 };
 
-/// A clock that goes on when somebody waits. What happens at a time does as it passes.
+/// A clock that advances when a thread waits. Events run when their time passes.
 class LimiterTest : public ::testing::Test {
  protected:
   static Time At(double seconds) {
@@ -85,7 +85,7 @@ class LimiterTest : public ::testing::Test {
   std::multimap<Time, std::function<void()>> events_;
 };
 
-constexpr double kLooks = 0.0021;  // who waits looks each millisecond
+constexpr double kLooks = 0.0021;  // a waiting job looks each millisecond
 
 TEST_F(LimiterTest, KeepsToTheRateWhereNobodyTellsOfIdleRanks) {
   Limiter limiter(100, {}, Clock());
@@ -96,7 +96,7 @@ TEST_F(LimiterTest, KeepsToTheRateWhereNobodyTellsOfIdleRanks) {
   job.Spend(150);
   EXPECT_NEAR(Seconds(), 2, 1e-6);
   Go(At(10));
-  Limiter::Job(limiter).Spend(100);  // who waits for bytes has no other rate
+  Limiter::Job(limiter).Spend(100);  // a job that waits for bytes has no other rate
   EXPECT_NEAR(Seconds(), 11, 1e-6);
   Limiter unlimited(0, {}, Clock());
   Limiter::Job(unlimited, 5).Spend(std::uint64_t{1} << 40);
@@ -151,8 +151,8 @@ TEST_F(LimiterTest, WhatIsDueIsSentAllTheSame) {
   limiter.Begin(20);
   limiter.Begin(20);  // once more: the next one comes no sooner
   {
-    // Nobody knows how long it takes: half of the time has to be enough, but for a piece each ten
-    // seconds that keeps connections alive.
+    // The duration is unknown: half of the time must be enough, except for a piece each ten seconds
+    // that keeps connections alive.
     Limiter::Job job(limiter, 2000);
     job.Spend(1000);
     EXPECT_NEAR(Seconds(), 15, kLooks);
@@ -230,7 +230,7 @@ TEST_F(LimiterTest, WhoWaitsIsNotHeldBackByTheRate) {
   Limiter limiter(10, {}, Clock());
   Limiter::Job job(limiter, 1'000'000);
   std::optional<Limiter::Hurry> hurry;
-  When(3, [&] { hurry.emplace(limiter); });  // told to stop: the bytes before are at their pace
+  When(3, [&] { hurry.emplace(limiter); });  // a stop request: the bytes before it keep the rate
   job.Spend(100'000);
   EXPECT_NEAR(Seconds(), 3, 0.2);
   job.Spend(900'000);
@@ -281,7 +281,7 @@ TEST_F(LimiterTest, FollowsASchedule) {
   EXPECT_FALSE(limiter.idle().known()) << "no iteration has ended yet";
   limiter.Begin(1);
   Go(At(330));
-  limiter.Begin(11);  // iterations take what the schedule says
+  limiter.Begin(11);  // iterations take the times of the schedule
   Limiter::Job job(limiter, 100);
   job.Spend(1);
   EXPECT_NEAR(Seconds(), 330, kLooks);

@@ -72,7 +72,7 @@ TEST(Ledger, NoIterationIsChargedTwice) {
   EXPECT_EQ(ledger.layer_lost[0], 5U + 50 + 10 + 20);
 }
 
-// A copy in memory is used first and is gone at the next fault: what it held is lost only then.
+// A copy in memory is used first and is gone at the next fault: its tokens are lost only then.
 TEST(Ledger, AnOlderVersionThanAtTheFaultBefore) {
   const TokenHistory history = History(1, 40);
   LossLedger ledger = LossLedger::Make({1});
@@ -81,7 +81,7 @@ TEST(Ledger, AnOlderVersionThanAtTheFaultBefore) {
   EXPECT_EQ(ledger.charged[0][0], (std::vector<IterationRange>{{4, 20}}));
 }
 
-// Iterations above the resume point are run again: what was charged of them counts anew.
+// Iterations above the resume point run again: their charged tokens count again.
 TEST(Ledger, AnOlderResumePoint) {
   const TokenHistory history = History(1, 40);
   LossLedger ledger = LossLedger::Make({1});

@@ -83,7 +83,7 @@ TEST(Manifest, IsOneJsonObject) {
   EXPECT_EQ(json["modules"][1]["master"].back(), "zstd");
 }
 
-/// Every value of a manifest replaced by one of another kind: refused, and no crash.
+/// Replaces every value of a manifest by one of another kind: the parser fails, and does not crash.
 TEST(Manifest, RefusesWhatIsNoManifest) {
   const auto json = nlohmann::ordered_json::parse(ToText(Sample()));
   std::size_t refused = 0;
@@ -95,7 +95,7 @@ TEST(Manifest, RefusesWhatIsNoManifest) {
       auto broken = json;
       broken[nlohmann::ordered_json::json_pointer(path)] = wrong;
       const auto found = ParseManifest(broken.dump(), "m");
-      // Names may be any text; counters that are not counted are null.
+      // Names may be any text; unused counters are null.
       if (found) continue;
       ++refused;
       EXPECT_TRUE(found.error().message.starts_with("m: ")) << found.error().message;
@@ -231,8 +231,8 @@ TEST(Texts, ReadWhatTheyWrote) {
   ExpectSame(back->state.persist, recovery.state.persist);
 }
 
-/// Any bit of any text: refused, or the field of the digest has another name and all else is as it
-/// was.
+/// Flips any bit of any text: the parser fails, or only the name of the digest's field has changed
+/// and all else is the same.
 TEST(Texts, NoBitOfThemChangesWhatTheySay) {
   RecoveryRecord recovery;
   recovery.state = Sample().state;

@@ -21,7 +21,7 @@ Model TwoLayers() {
   model.Add("blocks.0.qkv.bias", {4});
   model.Add("blocks.0.moe.deepspeed_moe.gate.wg.weight", {2, 4});
   model.Add("blocks.0.ln", {4}, -1);
-  // Layers are numbered as in files: with gaps, and not in the order of reading.
+  // Layers have the numbers of the files: with gaps, and not in the order of reading.
   for (const std::uint32_t layer : {7U, 2U}) {
     for (const std::uint32_t expert : {1U, 0U}) {
       model.AddExpert(layer, expert, "0.weight", {3, 4}, 1);

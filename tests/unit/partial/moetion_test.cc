@@ -134,7 +134,7 @@ TEST(Replicas, BytesOfACopy) {
   EXPECT_EQ(bytes(2, 1, {{1}}, {}), (Counts{6, 66, 6, 66}));
   // All on one node: nothing survives it.
   EXPECT_EQ(bytes(4, 0, {{1}}, {}), (Counts{7, 7 + 70, 7, 7 + 70}));
-  // One group: nobody else has the experts.
+  // One group: no other group has the experts.
   const ExpertMap alone = *EvenExpertMap({4}, 4);
   const ModelBytes four{{{4, 0, 0}}, {std::vector<ComponentBytes>(4, {20, 40, 80})}};
   EXPECT_EQ(*CopyBytes(*StageMajorGrid(4, 2, 1), alone, four, {{2}}, {}, 1),

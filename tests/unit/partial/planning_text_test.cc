@@ -233,7 +233,7 @@ TEST(SimulationText, GradientsHaveATableOfTheirOwn) {
       "\nSTATE, LOG  bytes of an iteration"))
       << text;
   EXPECT_TRUE(Has(text, "\n* computed only, gradients as large as weights: no command does it"));
-  // What no command does is never the best.
+  // A row that no command can run is never the best.
   simulation.rows[2].loss.plt = simulation.rows[1].loss.plt = 0;
   simulation.rows[1].overhead_s = 7;
   EXPECT_EQ(BestRow(simulation.rows, 0.01), 1U);

@@ -92,7 +92,7 @@ TEST(Recovery, ASoftwareFaultGoesBackToTheNewestSnapshot) {
   EXPECT_EQ(VersionOf(*plan, Expert(1)), 30U);
   EXPECT_EQ(VersionOf(*plan, Expert(0)), 20U);
   EXPECT_TRUE(plan->abandoned.empty());
-  // With node 1 lost, its shards of iteration 30 are gone: 20, and what is newer is abandoned.
+  // With node 1 lost, its shards of iteration 30 are gone: 20, and newer ones are abandoned.
   input.failed = {1};
   plan = PlanRecovery(input, {});
   ASSERT_TRUE(plan);
@@ -147,7 +147,7 @@ TEST(Recovery, AnExpertWithoutAnyCopy) {
   EXPECT_EQ(PlanRecovery(input, options).error().code, Errc::kUsage);
 }
 
-// Two nodes train copies of one expert: both must go on with the same version.
+// Two nodes train copies of one expert: both must resume with the same version.
 TEST(Recovery, CopiesOfAnExpertGetOneVersion) {
   RecoveryInput input;
   input.nodes = 2;

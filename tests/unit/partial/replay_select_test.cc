@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Policy replay: which experts a checkpoint has in full, beside a log of the others' gradients.
+// Policy gradient-log: which experts a checkpoint has in full, next to a log of other gradients.
 
 #include "partial/select/catch_up.h"
 
@@ -77,7 +77,7 @@ TEST(ReplaySelection, NoChainIsLonger) {
     taken.push_back(run.Take(point).full[0].size());
     EXPECT_LE(run.LongestChain(t), 2U) << t;
   }
-  // From a full copy at 0: expert 0, 1, then 2 and 3, whose chains would be 3 gradients.
+  // From a full copy at 0: expert 0, 1, then 2 and 3, since their chains would be 3 gradients.
   EXPECT_EQ(taken, (std::vector<std::size_t>{1, 1, 2, 1, 1, 2, 1, 1, 2}));
 }
 
@@ -86,7 +86,7 @@ TEST(ReplaySelection, AGapNeedsStates) {
   run.Take({2, 2});
   run.Take({4, 2});
   ReplayPoint point{6, 2};
-  point.logged_since = 3;  // what was saved before is not gone on with: all but expert 1
+  point.logged_since = 3;  // versions saved before it are unusable: all but expert 1
   EXPECT_EQ(run.Take(point).full, (Selection{{0, 2, 3}}));
   point.iteration = 8;
   point.logged_since.reset();
@@ -111,7 +111,7 @@ TEST(ReplaySelection, ABudgetOfAnIterationIsSpentToItsEnd) {
   }
 }
 
-// What is only in memory may come to storage as long as nothing newer has.
+// A version that is only in memory may reach storage as long as no newer one has.
 TEST(ReplaySelection, ChainsBeginInStorage) {
   LevelState snapshot = MakeLevelState({4}, 1);
   LevelState persist = snapshot;
@@ -140,8 +140,8 @@ TEST(ReplaySelection, Refusals) {
             "policy gradient-log: iteration 3, 3 after the checkpoint before, K = 0");
 }
 
-// Whatever is given: each expert has its state or gradients of the interval, chains are bounded,
-// and the budget holds but for what must be taken.
+// For any input, each expert has its state or gradients of the interval, chains are bounded,
+// and the budget holds except for mandatory states.
 TEST(ReplaySelection, AnyRunIsComplete) {
   std::mt19937 random(11);
   const auto in = [&](std::uint64_t first, std::uint64_t last) {

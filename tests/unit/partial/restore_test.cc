@@ -17,7 +17,7 @@
 namespace shardwright::partial {
 namespace {
 
-/// Stores of a few checkpoints that something has happened to.
+/// Stores of a few checkpoints with changes to their files.
 class RestoreTest : public test::AgentTest {
  protected:
   void SetUp() override {
@@ -29,7 +29,7 @@ class RestoreTest : public test::AgentTest {
     AgentTest::TearDown();
   }
 
-  /// Saves an iteration; all experts unless `change` says otherwise.
+  /// Saves an iteration, with all experts unless `change` selects others.
   void Save(std::uint64_t iteration, const std::function<void(SaveRequest*)>& change = {}) {
     SaveRequest request;
     request.store = At("store");
@@ -40,7 +40,7 @@ class RestoreTest : public test::AgentTest {
     ASSERT_TRUE(saved) << saved.error().message;
   }
 
-  /// A look at what a restore would take.
+  /// Returns the report of a dry run: the versions that a restore would use.
   Result<RestoreReport> Look(bool allow_older, const std::string& restart_missing = {}) {
     RestoreOptions options;
     options.store = At("store");
@@ -64,7 +64,7 @@ class RestoreTest : public test::AgentTest {
     return Store::Open(At("store"))->BlobPath(held->blob);
   }
 
-  /// One bit of a file is another one; its size stays.
+  /// Flips one bit of a file; its size stays.
   static void Damage(const std::string& path) {
     std::fstream file(path, std::ios::binary | std::ios::in | std::ios::out);
     const auto byte = static_cast<char>(file.get() ^ 1);

@@ -67,7 +67,7 @@ TEST(Sequential, KAboveNSavesEverythingOnce) {
   }
 }
 
-// When K changes the cursors go on, so that the oldest expert still comes next.
+// When K changes the cursors continue, so that the oldest expert still comes next.
 TEST(Sequential, CursorsContinueWhenKChanges) {
   const ExpertMap map = Even(1, 8, 2);
   LevelState state = MakeLevelState(map.experts(), 1);

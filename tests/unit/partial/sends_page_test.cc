@@ -21,7 +21,7 @@ TEST(SendsPage, ShowsSendsAboveIdleRanks) {
                 "unix:/a<b");
   ASSERT_TRUE(page) << page.error().message;
   EXPECT_EQ(Count(*page, "unix:/a&lt;b"), 1U);
-  // One bar for each slice and kind; what was sent at about one time is one bar or two.
+  // One bar for each slice and kind; bytes sent at about one time are one bar or two.
   EXPECT_EQ(Count(*page, "class=\"bar b0\""), 2U);
   for (const char* style : {"bar b1", "bar b2", "bar b3", "bar b-row"}) {
     EXPECT_EQ(Count(*page, std::string("class=\"") + style + "\""), 1U) << style;

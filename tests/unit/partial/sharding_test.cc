@@ -53,7 +53,7 @@ TEST(CutExperts, UnevenAsEq9Says) {
   EXPECT_EQ(count, (List{2, 1, 1}));
 }
 
-// Both halves of eq 9 as printed say the same as K*M mod D_dp.
+// Both halves of eq 9 as printed equal K*M mod D_dp.
 TEST(CutExperts, Eq9InTwoForms) {
   for (std::uint64_t ep = 1; ep <= 6; ++ep) {
     for (std::uint64_t groups = 1; groups <= 4; ++groups) {

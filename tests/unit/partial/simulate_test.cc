@@ -120,7 +120,7 @@ TEST(Simulate, ReplayLosesNothingAndPaysForItsLog) {
   EXPECT_EQ(Simulate(input, {Policy::kReplay, 2, 2, {}}).error().code, Errc::kUsage);
 }
 
-// What the mean of a restart is reckoned with is what restarts of a run are.
+// The mean of simulated restarts equals the closed form.
 TEST(Simulate, ReplaysAreThoseOfTheClosedForm) {
   double sum = 0;
   for (std::uint64_t phase = 0; phase < 12; ++phase) {
@@ -134,8 +134,8 @@ TEST(Simulate, ReplaysAreThoseOfTheClosedForm) {
   const auto work = SteadyReplay(8, 2, 12, 24 * 20);
   ASSERT_TRUE(work);
   const ReplayRates rates{0, 1000, 100};
-  // A fault comes at the end of an iteration: half of one is missing from the log, on average. And
-  // it takes no agent, which log what they had held back: a quarter of 5.5 iterations.
+  // A fault comes at the end of an iteration: half of one is missing from the log, on average. The
+  // agents survive and log their buffered gradients: a quarter of 5.5 iterations.
   const double half = 0.5 * 0.75 * 24 * 20 / 1000;
   const double held = 5.5 * 0.25 * 24 * 20 / 1000;
   EXPECT_NEAR(sum / 12, ReplaySeconds(*work, 8, rates) - half + held, 1e-9);
@@ -188,7 +188,7 @@ TEST(Simulate, RulesForGradients) {
   EXPECT_EQ(row.log_bytes, 3 * 4 * 8U);
   EXPECT_EQ(row.persist_bytes, 5 * 100 + 2 * 40U);
   EXPECT_EQ(row.window, 12U);
-  input.gradient_budget = 9;  // 4 bytes beside the gradients: two states in place of them
+  input.gradient_budget = 9;  // 4 bytes in addition to the gradients: two states in place of them
   row = Row(input, least);
   EXPECT_EQ(row.persist_bytes, 5 * 100 + 40 + 4 * 20U);
   EXPECT_EQ(Simulate(input, {Policy::kSequential, 1, 1, {}, {}, GradientRule::kLeast}).error().code,
@@ -260,7 +260,7 @@ TEST(Simulate, FaultsComeFromTheSeed) {
   EXPECT_TRUE(MakeFaults(0, 1, 10, 4, 1, 0)->empty());
 }
 
-/// The trace of the project's own trainer, and one more where it is at hand.
+/// The trace of the project's own trainer, and one more if the shared folder has it.
 std::vector<std::filesystem::path> RealTraces() {
   const std::filesystem::path source = SW_SOURCE_DIR;
   std::vector<std::filesystem::path> out = {source /
@@ -273,8 +273,8 @@ std::vector<std::filesystem::path> RealTraces() {
   return out;
 }
 
-// Tokens of a layer that a fault of a run loses, counted again from what was saved and what was
-// gone.
+// Tokens of a layer that a fault of a run loses, counted again from the saved versions and the
+// lost ones.
 std::uint64_t LostBy(const SimulationInput& input, const SimulatedRun& run, std::size_t layer,
                      std::size_t fault) {
   const auto among = [](const Selection& selection, std::size_t m, std::uint32_t e) {
@@ -282,7 +282,7 @@ std::uint64_t LostBy(const SimulationInput& input, const SimulatedRun& run, std:
   };
   std::uint64_t lost = 0;
   for (std::uint32_t e = 0; e < input.tokens[0][layer].size(); ++e) {
-    // Replay: what training holds of the expert, and what memory and storage hold.
+    // Follows the run: the iterations in the expert's states of training, memory and storage.
     std::set<std::uint64_t> live;
     std::set<std::uint64_t> memory;
     std::set<std::uint64_t> storage;

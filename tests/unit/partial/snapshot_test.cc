@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a snapshot takes of a checkpoint folder, and what it says that it will read.
+// The parts of a checkpoint folder that a snapshot copies, and its announced reads.
 
 #include <gtest/gtest.h>
 
@@ -24,7 +24,7 @@ struct ReadOf {
   std::uint64_t bytes;
 };
 
-/// Notes what is read.
+/// Records the byte ranges read.
 class NotedBytes final : public exec::ByteSource {
  public:
   NotedBytes(std::unique_ptr<exec::ByteSource> source, std::vector<ReadOf>* reads)
@@ -72,7 +72,7 @@ TEST_F(SnapshotTest, SaysWhatItReads) {
           << file << " " << first << " " << read.bytes;
       bytes += read.bytes;
     }
-    // Each byte once, in as few stretches as there are.
+    // Each byte once, in as few ranges as possible.
     std::uint64_t told_bytes = 0;
     for (std::size_t i = 0; i < told.size(); ++i) {
       told_bytes += told[i].bytes;

@@ -15,7 +15,7 @@ namespace {
 
 class StoreBegin : public os::Scratch {
  protected:
-  /// What is said of At("store"): "none", "some", or an error's code.
+  /// Returns the outcome of HasNoCheckpoint for At("store"): "none", "some", or an error's code.
   std::string Said() const {
     const auto none = Store::HasNoCheckpoint(At("store"));
     if (none) return *none ? "none" : "some";

@@ -17,7 +17,7 @@
 
 namespace shardwright::partial {
 
-/// A source without files, as a catalogue has it.
+/// A source without files, as in a catalogue.
 inline checkpoints::SourceSet Nothing() {
   checkpoints::SourceSet set;
   set.format = "deepspeed";

@@ -39,7 +39,7 @@ TEST_F(StoreTest, LeavesOtherFoldersAlone) {
   EXPECT_EQ(Contents("store").size(), 1U);
 }
 
-// After a loss of power a head has its folders, and a store that was told of has its name.
+// After a power failure a head has its folders, and a store that was reported has its name.
 TEST_F(StoreTest, TheFoldersAreDurableBeforeTheHeadAndTheNameAtTheEnd) {
   {
     const os::ScopedFault fault({.target = "rename", .first = 1, .error = EIO});
@@ -163,7 +163,7 @@ TEST_F(StoreTest, OfOneIterationTheLastSaveCounts) {
   Put(store, 3, 20, "c");
   EXPECT_EQ(*store.List(),
             (std::vector<StoredCheckpoint>{{1, 10, false}, {2, 20, true}, {3, 20, false}}));
-  // Given up too, it does not let the first one come back.
+  // If it is abandoned too, it does not make the first one valid again.
   RecoveryRecord recovery;
   recovery.sequence = 1;
   recovery.manifest = 1;
@@ -215,7 +215,7 @@ TEST_F(StoreTest, TheNewestStateOfDynamicKIsTheRuns) {
   EXPECT_EQ(NewestIteration(*store.List()), 30U);
   EXPECT_EQ(IntervalBefore(*store.List(), 30), 10U);
   EXPECT_EQ(IntervalBefore(*store.List(), 10), 0U);
-  // A manifest that cannot be read does not hide what a recovery says.
+  // An unreadable manifest does not hide the value that a recovery records.
   std::ofstream(store.ManifestPath({4, 30, false})) << "{";
   EXPECT_EQ(total(), 0.125);
 }

@@ -111,7 +111,7 @@ TEST_F(WriteBlobsTest, NamesContentByItsTreeDigest) {
   }
 }
 
-// After a loss of power a blob that a manifest names is there, whole.
+// After a power failure a blob that a manifest names is there, whole.
 TEST_F(WriteBlobsTest, BlobsAreDurableBeforeTheirNamesAndTheseAtTheEnd) {
   const Store store = Make();
   {
@@ -197,7 +197,7 @@ TEST_F(WriteBlobsTest, RepairsReplaceWhateverHasTheName) {
     for (const BlobResult& blob : *first) {
       std::ofstream(store.BlobPath(blob.ref)) << std::string(blob.ref.bytes, 'x');
     }
-    // The form is that of the blob, not that of the options.
+    // The form is the blob's, not the options'.
     const auto again =
         Write(store, {{0, {}, {(*first)[0].ref}}, {1, {}, {(*first)[1].ref}}}, !zstd);
     ASSERT_TRUE(again) << again.error().message;
@@ -218,7 +218,7 @@ TEST_F(WriteBlobsTest, RepairsWriteNothingElse) {
   ASSERT_TRUE(first);
   std::filesystem::remove(store.BlobPath((*first)[0].ref));
   const BlobRef lost = (*first)[0].ref;
-  // A change behind the first unit: all is read, nothing is written.
+  // A change behind the first unit: the copy reads all and writes nothing.
   bytes_->members[0].back() = static_cast<char>(bytes_->members[0].back() ^ 1);
   map_.members[0].crc32 = Crc32(os::AsBytes(bytes_->members[0]));
   auto again = Write(store, {{0, {}, {lost}}});
@@ -226,7 +226,7 @@ TEST_F(WriteBlobsTest, RepairsWriteNothingElse) {
   EXPECT_FALSE((*again)[0].restored);
   EXPECT_EQ((*again)[0].written_bytes, 0U);
   EXPECT_EQ(bytes_->reads, bytes_->members[0].size());
-  // A change of the first unit: the rest is not read.
+  // A change of the first unit: the copy does not read the rest.
   bytes_->members[0].front() = static_cast<char>(bytes_->members[0].front() ^ 1);
   again = Write(store, {{0, {}, {lost}}});
   ASSERT_TRUE(again);

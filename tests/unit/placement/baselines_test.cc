@@ -88,7 +88,7 @@ TEST(VanillaTest, UnevenRunsAreTold) {
   EXPECT_EQ(plan->warnings.size(), 1U);
 }
 
-// Counts of the loads are (2, 4, 6) on six nodes of two slots.
+// Replica counts are (2, 4, 6) on six nodes of two slots.
 TEST(SpreadTest, ReplicasAreDealtRoundRobin) {
   EXPECT_EQ(SlotsOf("spread", LoadsOf(3, {10, 20, 30}), UniformCluster(6, 1, 2)),
             (Slots{0, 2, 0, 2, 1, 2, 1, 2, 1, 2, 1, 2}));
@@ -178,7 +178,7 @@ TEST(FlexMoeTest, ColdReplicasMakeRoom) {
   EXPECT_EQ(std::count(slots.begin(), slots.end(), 1), 2);
 }
 
-// Replicas of one expert on two nodes come together when the all-reduce is what costs.
+// Gathers replicas of one expert from two nodes on one when the all-reduce dominates the cost.
 TEST(FlexMoeTest, ReplicasAreGatheredOnANode) {
   const TokenCounts loads = LoadsOf(2, {10, 10});
   const Cluster cluster = UniformCluster(2, 2, 1);

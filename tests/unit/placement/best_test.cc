@@ -30,7 +30,7 @@ std::size_t MoveCount(const Placement& current, const Placement& next, const Clu
   return PlanMigration(current, next, cluster)->transfers.size();
 }
 
-// TokenCounts that fall off like those of real routers, hottest experts anywhere.
+// Token counts that fall off like those of real routers, hottest experts anywhere.
 TokenCounts Skewed(Random* random, std::uint32_t layers, std::uint32_t experts) {
   std::vector<std::uint64_t> tokens(std::size_t{layers} * experts);
   for (auto& t : tokens) {
@@ -225,7 +225,7 @@ TEST(BestTest, SlowDevicesGetFewerTokens) {
     }
     ASSERT_LE(Peak(plan, loads, cluster, 0), least * (1 + 1e-9)) << round;
   }
-  // Many experts: the loads are even, and so the tokens are not.
+  // Many experts: devices are evenly loaded, and so the token counts are not.
   const TokenCounts loads = Skewed(&random, 4, 48);
   cluster = UniformCluster(2, 4, 10);
   for (const std::uint32_t d : {1U, 6U}) cluster.devices[d].speed = 0.5;
@@ -279,7 +279,7 @@ TEST(BestTest, GroupsStayOnTheirNode) {
       << refused.error().message;
 }
 
-// What it costs to survive is told: recovery and balance pull in different directions.
+// The plan reports the cost of surviving: recovery and balance pull in different directions.
 TEST(BestTest, ObjectivesTradeRecoveryForBalance) {
   Random random(37);
   const TokenCounts loads = Skewed(&random, 4, 16);

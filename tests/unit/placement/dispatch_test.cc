@@ -34,8 +34,8 @@ TEST(DispatchTest, RemaindersGoToTheFirstReplicas) {
             (Sends{{0, 1, 0, 4}, {0, 1, 2, 7}}));
 }
 
-// Rooms 3 and 3, surplus 3 and 3: exact filling keeps capacities with few messages; in proportion
-// both sources round their second token up on the same rank.
+// Free capacity 3 and 3, surplus 3 and 3: exact filling keeps capacities with few messages; in
+// proportion both sources round their second token up on the same rank.
 TEST(DispatchTest, TheTwoSplitsDiffer) {
   const Replicas replicas{1, 1, 0, 0};
   const Tokens tokens{0, 0, 3, 3};
@@ -75,7 +75,7 @@ TEST(DispatchTest, NearHoldersFirst) {
             (Sends{{0, 0, 0, 5}, {0, 1, 0, 5}, {0, 2, 2, 5}, {0, 3, 2, 5}, {1, 0, 1, 7}}));
 }
 
-// Seven tokens of rank 1 for expert 1 on three far ranks: the remainder starts at (1 + 1) mod 3.
+// Seven tokens of rank 1 for expert 1 on three remote ranks: the remainder starts at (1 + 1) mod 3.
 TEST(DispatchTest, RemaindersTurn) {
   const std::vector<std::uint32_t> node{0, 0, 1, 1, 1};
   const Tokens tokens{0, 0, 0, 0, 0, 0, 7, 0, 0, 0};

@@ -49,7 +49,7 @@ TEST(HecateTest, HotExpertsThatFitAreEverywhere) {
 }
 
 // One foreign expert per device: four slots, of which the hottest gets 4 * 40 / 70 = 2. It goes to
-// the other node first, then to its own, which has more room by then.
+// the other node first, then to its own, which has more free slots by then.
 TEST(HecateTest, SlotsAreSharedByLoad) {
   const LiveDevices devices(UniformCluster(2, 2, 2));
   EXPECT_EQ(Materialize(Owners{0, 1, 2, 3}, Tokens{40, 30, 20, 10}, devices, 2, Each(devices, 1)),

@@ -31,7 +31,7 @@ Placement Placed(const TokenCounts& loads, const Cluster& cluster,
   return placement;
 }
 
-/// A verified plan without any of the algorithms: what the writers need.
+/// A verified plan without any of the algorithms, as the writers need it.
 VerifiedPlan Verified(const TokenCounts& loads, const Cluster& cluster,
                       const Placement& placement) {
   VerifiedPlan plan;
@@ -192,7 +192,7 @@ TEST(IoPlanTest, ForeignTextsAreWhatTheirReadersExpect) {
             "{\"layer_id\":1,\"device_count\":2,\"device_list\":[{\"device_id\":0,"
             "\"device_expert\":[0,1]},{\"device_id\":1,\"device_expert\":[2,1]}]}\n]}\n");
   EXPECT_TRUE(notes.empty());
-  // SGLang numbers all layers: those without experts are in plain order, and that is told.
+  // SGLang numbers all layers: those without experts are in plain order, and a note reports it.
   EXPECT_EQ(text(PlanFormat::kSglang),
             "{\"physical_to_logical_map\":[[0,1,2,0],\n[0,1,2,0],\n[0,1,2,0],\n[0,2,1,2],\n"
             "[0,1,2,0],\n[0,1,2,1]]}\n");

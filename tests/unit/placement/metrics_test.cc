@@ -21,7 +21,7 @@ Placement Placed(const TokenCounts& loads, const Cluster& cluster,
   return placement;
 }
 
-// The densest set of experts by looking at all sets: their tokens over the devices they live on.
+// Finds the densest set of experts by enumerating all sets: tokens per device that has them.
 double LeastMaxLoadByLooking(const std::vector<std::uint64_t>& tokens,
                              const std::vector<std::vector<std::uint32_t>>& holders,
                              const std::vector<std::uint32_t>& weights) {
@@ -81,7 +81,7 @@ TEST(MetricsTest, DeadDevicesAndLostExpertsAreLeftOut) {
   const LayerMetrics m = Measure(placement, loads, cluster, 0);
   EXPECT_EQ(m.tokens_lost, 60U);
   EXPECT_DOUBLE_EQ(m.imbalance, 1);
-  EXPECT_DOUBLE_EQ(m.lp_bound, 1);  // tokens of the lost expert burden nobody
+  EXPECT_DOUBLE_EQ(m.lp_bound, 1);  // tokens of the lost expert do not count for any device
   EXPECT_EQ(m.replicas, 2U);
 }
 

@@ -35,8 +35,8 @@ Migration Moves(const Placement& current, const Placement& next, const Cluster& 
   return migration ? *std::move(migration) : Migration();
 }
 
-// A node sends and receives at most one expert of others in a round, a device one of its node, and
-// nobody sends what has not arrived.
+// In a round a node sends and receives at most one expert of other nodes, a device one of its node.
+// A device sends an expert only after it has arrived.
 void ExpectRoundsKept(const Migration& migration, const Placement& current,
                       const Cluster& cluster) {
   std::set<std::tuple<bool, bool, std::uint32_t, std::uint32_t>> used;
@@ -112,7 +112,7 @@ TEST(ColorEdgesTest, AsManyColorsAsTheLargestDegree) {
   }
 }
 
-// The same plan under other node names is found again, unless nobody is to look.
+// Finds the same plan under other node names again, unless the search is off.
 TEST(RelabelTest, FindsTheSamePlan) {
   const Cluster cluster = UniformCluster(2, 1, 5);
   const Placement now = PlacedAs({0, 1, 2, 3, 4, 5, 6, 7, 8, 9}, 10, cluster);
@@ -222,7 +222,7 @@ TEST(MigrationTest, RacksAreTheLastResort) {
   const Migration migration = Moves(now, next, cluster);
   EXPECT_EQ(migration.inter_node_bytes, 20U);
   EXPECT_EQ(migration.inter_rack_bytes, 0U);
-  // Of two owners that send nothing yet, the one in the rack sends, though the other comes first.
+  // Of two owners that have not sent yet, the one in the rack sends, though the other comes first.
   const Migration one = Moves(now, PlacedAs({0, -1, 0, 0}, 1, cluster), cluster);
   ASSERT_EQ(one.transfers.size(), 1U);
   EXPECT_EQ(one.transfers[0].from, 2U);
@@ -254,7 +254,7 @@ TEST(MigrationTest, OtherShapesAreRefused) {
   EXPECT_EQ(refused.error().code, Errc::kMismatch);
 }
 
-// What is planned leads there; without any one transfer, or with another sender, it does not.
+// The planned transfers lead there; without any one transfer, or with another sender, they do not.
 TEST(MigrationTest, WhatLeadsThereIsProvedAndNothingElse) {
   Random random(5);
   const std::vector<std::uint32_t> layer_id{7};
@@ -301,8 +301,8 @@ TEST(MigrationTest, WhatLeadsThereIsProvedAndNothingElse) {
   EXPECT_GT(moved, 1000U);
 }
 
-// The transfer list as the record that the copy engine executes: what it would move is what the
-// migration says.
+// Turns the transfer list into the record that the copy engine executes. It moves exactly the
+// transfers of the migration.
 TEST(MigrationMapsTest, TheCopyProgramMovesWhatTheMigrationSays) {
   Cluster cluster = UniformCluster(3, 2, 2);
   cluster.expert_bytes = 64;

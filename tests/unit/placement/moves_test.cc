@@ -10,7 +10,7 @@ namespace {
 
 LayerChoice Choice(std::uint64_t moves, double imbalance) { return {moves, imbalance, {}}; }
 
-/// One layer whose balance needs moves, one that is as good as it gets, one with a step off the
+/// One layer that needs moves for balance, one that is optimal already, one with a step off the
 /// hull.
 Choices ThreeLayers() {
   return {{Choice(0, 2.0), Choice(1, 1.5), Choice(3, 1.1)},
@@ -42,7 +42,7 @@ TEST(MovesTest, ABudgetGoesWhereItHelpsMost) {
   EXPECT_EQ(*WithinMoves(choices, 2), (Chosen{0, 0, 0}));
   EXPECT_EQ(*WithinMoves(choices, 3), (Chosen{1, 0, 0}));
   EXPECT_EQ(*WithinMoves(choices, 5), (Chosen{2, 0, 0}));
-  EXPECT_EQ(*WithinMoves(choices, 10), (Chosen{2, 0, 1}));  // what is left buys a little
+  EXPECT_EQ(*WithinMoves(choices, 10), (Chosen{2, 0, 1}));  // the remaining moves gain a little
   EXPECT_EQ(*WithinMoves(choices, 15), (Chosen{2, 0, 2}));
   const auto refused = WithinMoves(choices, 1);
   ASSERT_FALSE(refused);

@@ -13,8 +13,8 @@ namespace {
 
 using Json = nlohmann::json;
 
-/// Layer 3 of three experts on two nodes of one GPU with two slots; experts 0 and 2 lie on node 0,
-/// 1 and 2 on node 1.
+/// Layer 3 of three experts on two nodes of one GPU with two slots; node 0 has experts 0 and 2,
+/// node 1 has 1 and 2.
 PlanInput Input() {
   PlanInput input;
   input.recordings.emplace_back();

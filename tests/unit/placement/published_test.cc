@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tables of the reference that need its routing trace: tested where that is at hand. What must hold
-// for any trace is tested with the project's own in trace_test.cc.
+// Tables of the reference that need its routing trace, which the tests use if it is present.
+// trace_test.cc tests the properties of any trace with the project's own.
 
 #include <gtest/gtest.h>
 
@@ -69,8 +69,8 @@ TEST_P(PublishedMigrationTest, OneMappingForAllLayersKeepsRecovery) {
   EXPECT_LT(With(NodeMap::kPerLayer).survived, 129U);
 }
 
-// No more than the published numbers, in the same order: how free slots are filled is not told to
-// the last tie, and ours leaves more where it is.
+// No more than the published numbers, in the same order: the paper does not specify how ties are
+// broken when free slots are filled, and ours leaves more experts in place.
 TEST_P(PublishedMigrationTest, Transfers) {
   EXPECT_LE(With(NodeMap::kJoint).transfers, 317U);
   EXPECT_LE(With(NodeMap::kPerLayer).transfers, 251U);
@@ -158,8 +158,8 @@ TEST_P(PublishedBalanceTest, OursIsAtLeastAsEven) {
   }
 }
 
-// Node imbalance of the twelve-layer extract: what the plan of maximum rank overlap costs, and what
-// spread and packed placements of 60 slots on 10 nodes have.
+// Node imbalance of the twelve-layer extract: the cost of the plan of maximum rank overlap, and the
+// imbalance of spread and packed placements of 60 slots on 10 nodes.
 class PublishedPriceTest : public PublishedMigrationTest {
  protected:
   double NodeImbalance(std::string_view strategy, std::size_t experts) const {

@@ -24,7 +24,7 @@ std::vector<UnitSet> Of(const Sets& sets, std::uint32_t units) {
   return result;
 }
 
-// Survived failure sets by size, by looking at all of them.
+// Counts survived failure sets by size, by enumerating all of them.
 std::vector<std::uint64_t> BruteForce(const Sets& sets, std::uint32_t units) {
   std::vector<std::uint64_t> survived(units + 1U, 0);
   for (std::uint32_t failed = 0; failed < (1U << units); ++failed) {
@@ -114,7 +114,7 @@ TEST(RecoveryTest, EveryMethodCountsWhatBruteForceCounts) {
   EXPECT_GT(used[static_cast<std::size_t>(RecoveryMethod::kComponents)], 0);
 }
 
-// Runs of consecutive units are found even when somebody renamed the units.
+// Finds runs of consecutive units even if the units were renamed.
 TEST(RecoveryTest, RunsAreFoundInAnyOrder) {
   Random random(11);
   for (int round = 0; round < 2000; ++round) {

@@ -64,7 +64,7 @@ TEST(ReplayTest, StateIsLostOrSurvives) {
   options.plan.copies_min = 1;
   std::vector<NodeEvent> all = events;
   all.insert(all.begin(), {500, false, "node2"});
-  // The first moment is the first event: four nodes become three, nothing lies on them yet.
+  // The first moment is the first event: four nodes become three, still without experts.
   const SimulationResult spread = Played("spread", trace, Named(4, 1), all, options);
   ASSERT_EQ(spread.steps.size(), 3U);
   EXPECT_EQ(spread.steps[0].state, State::kStarted);
@@ -124,7 +124,7 @@ TEST(ReplayTest, StalledTimeIsCounted) {
   EXPECT_EQ(narrow.restores, 2U);
 }
 
-// A stall keeps what live nodes hold: when the room is back nothing has to be read again.
+// Live nodes keep their experts in a stall: once slots suffice again, no expert has to be read.
 TEST(ReplayTest, SurvivorsOfAStallAreKept) {
   const token_counts::TokenTrace trace = TraceOf(3, {{5, 5, 5}});
   SimulationOptions options = Options2();
@@ -186,7 +186,7 @@ TEST(ReplayTest, MachinesTakeFreePlaces) {
   EXPECT_NE(unknown.error().message.find("i-1"), std::string::npos) << unknown.error().message;
 }
 
-// Long runs: what a replay says is counted again from the placements that it went through.
+// Long runs: counts the results of a replay again from its recorded placements.
 struct Recorded {
   const Strategy* strategy = nullptr;
   std::vector<Placement> placements;
@@ -215,7 +215,7 @@ Held HeldIn(const Placement& placement, const Cluster& cluster) {
   return held;
 }
 
-/// Nodes that come and go: all at first, then one at a time, as a seed says.
+/// Nodes that come and go: all at first, then one at a time, chosen by a seed.
 std::vector<NodeEvent> MadeEvents(std::uint64_t seed) {
   std::mt19937_64 dice(seed);
   constexpr std::uint64_t kNodes = 14;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Planning that is stopped anywhere ends with kStopped, and never with a plan that is not whole.
+// Stopped planning ends with kStopped at every point, and never returns an incomplete plan.
 
 #include <gtest/gtest.h>
 
@@ -12,7 +12,7 @@
 namespace shardwright::placement {
 namespace {
 
-/// Asks to stop from the n-th question on, and counts them.
+/// Requests a stop from the n-th query on, and counts the queries.
 class Limit {
  public:
   explicit Limit(std::uint64_t questions) : left_(static_cast<std::int64_t>(questions)) {}

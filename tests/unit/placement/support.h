@@ -17,7 +17,7 @@ inline std::filesystem::path OwnTrace() {
   return std::filesystem::path(SW_SOURCE_DIR) / "tests/data/deepspeed/routing_12x32/tokens.jsonl";
 }
 
-/// The folder of published inputs, which the project does not carry; none where it is not at hand.
+/// Returns the folder of published inputs, which the project does not carry; empty if not present.
 inline std::vector<std::filesystem::path> SharedFolders() {
   const char* given = std::getenv("SHARDWRIGHT_SHARED");
   const std::filesystem::path shared = given != nullptr

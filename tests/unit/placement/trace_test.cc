@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What must hold for any loads, on those of a run of the project's own trainer.
+// Properties of any token counts, tested on those of a run of the project's own trainer.
 
 #include <gtest/gtest.h>
 
@@ -51,7 +51,7 @@ class TraceTest : public ::testing::Test {
     return LoadsOf(static_cast<std::uint32_t>(count), tokens);
   }
 
-  /// 16 devices of 2 nodes; mean over the trace, planned with the loads of `age` records before.
+  /// 16 devices of 2 nodes; mean over the trace, planned with the counts of `age` records before.
   double Imbalance(std::string_view strategy, std::uint32_t slots, std::size_t age = 0,
                    const Options& options = {}) const {
     const Cluster cluster = UniformCluster(2, 8, slots);

@@ -191,7 +191,7 @@ TEST(IoLoadsTest, ALogThatRepeatsIterationsCountsTheLaterLines) {
   EXPECT_EQ(trace.warnings[0],
             "x:8: iteration 6 again, as after a restart of the training: the earlier lines of "
             "iterations from 6 on are ignored");
-  // What the training did after the place it went back to is gone, also where it has not come so
+  // Iterations after the restart point are discarded, also where the training has not come so
   // far again.
   const TokenTrace behind = Parsed(first_run + Line(4, 104) + Line(5, 105));
   EXPECT_EQ(CountsIn(behind), (Pairs{{1, 1}, {2, 2}, {3, 3}, {4, 104}, {5, 105}}));
@@ -251,7 +251,7 @@ TEST(IoLoadsTest, RestartsAndATornLineInRowsOfCounts) {
   EXPECT_EQ(CountsIn(Parsed(text)), (Pairs{{1, 2}, {2, 4}, {3, 60}}));
   ASSERT_EQ(Parsed(text).warnings.size(), 1U);
   EXPECT_NE(Parsed(text).warnings[0].find("x:18: iteration 3 again"), std::string::npos);
-  // Of an iteration that is not whole nothing counts.
+  // An incomplete iteration does not count.
   for (const char* torn : {"5", "5,0,0", "5,0,0,0,1\n5,0,0,1,1\n5,1,", "5,0,0,0,x"}) {
     const TokenTrace trace = Parsed(first_run + torn);
     EXPECT_EQ(CountsIn(trace), (Pairs{{1, 2}, {2, 4}, {3, 6}, {4, 8}})) << torn;
@@ -353,7 +353,7 @@ TEST_F(LoadLog, ATornLastLineIsIgnored) {
   EXPECT_NE(trace->warnings.at(0).find("line at byte " + std::to_string(bytes - 23)),
             std::string::npos)
       << trace->warnings[0];
-  // In the middle it is damage: what follows it may be anything.
+  // In the middle it is damage: the text after it may be anything.
   std::ofstream(path_, std::ios::app) << "\n";
   Write({{601, 601}});
   const auto torn = ReadLoads(path_, 590);
@@ -404,7 +404,7 @@ TEST_F(LoadLog, OtherFormatsAreReadWholeAndCut) {
   EXPECT_EQ(Iterations(2), (std::vector<std::uint64_t>{2, 3}));
 }
 
-/// What is known of a trace: every layer of a record has all tokens of its steps.
+/// Checks the known properties of a trace: every layer of a record has all tokens of its steps.
 void ExpectTrace(const std::string& path, std::size_t layers, std::uint32_t experts,
                  std::size_t records, std::uint64_t last, std::uint64_t tokens) {
   const auto trace = ReadLoads(path);
@@ -424,7 +424,7 @@ void ExpectTrace(const std::string& path, std::size_t layers, std::uint32_t expe
 TEST(IoLoadsTest, TheTraceOfARealRunIsRead) {
   const std::string own = std::string(SW_SOURCE_DIR) + "/tests/data/deepspeed/";
   ExpectTrace(own + "routing_12x32/tokens.jsonl", 12, 32, 30, 150, 640);
-  // Its file lies beside the checkpoints of its run.
+  // Its file is in the folder of its run's checkpoints.
   ExpectTrace(own + "moe4_ep2_series/tokens.jsonl", 1, 4, 6, 6, 192);
   const char* given = std::getenv("SHARDWRIGHT_SHARED");
   const std::string folder = given != nullptr ? given : std::string(SW_SOURCE_DIR) + "/../shared";

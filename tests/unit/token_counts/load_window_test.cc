@@ -31,7 +31,7 @@ TokenTrace ThreeRecords() {
       "{\"iteration\":4,\"tokens\":[[4,40],[50,0]]}\n");
 }
 
-/// Tokens of one cell, however they are scaled.
+/// Tokens of one cell, for any scaling.
 double TokensOf(const TokenCounts& loads, std::size_t cell) {
   return static_cast<double>(loads.tokens[cell]) * loads.unit;
 }

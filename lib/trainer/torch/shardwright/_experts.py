@@ -351,7 +351,7 @@ class _Materialise(torch.autograd.Function):
     def backward(ctx: Any, tokens: torch.Tensor, *flat: torch.Tensor) -> Any:
         layer: ReplicatedExperts = ctx.layer
         width = len(layer._example)
-        # Cloned, because the sums are in place and autograd may share gradients.
+        # Cloned, because the addition is in place and autograd may share gradients.
         summed = {expert: [one.clone(memory_format=torch.contiguous_format) for one in flat[i * width:(i + 1) * width]]
                   for i, expert in enumerate(ctx.experts)}
         layer._sparse.reduce_scatter(summed, layer.owner, ctx.holders)

@@ -15,7 +15,7 @@
 namespace shardwright {
 namespace {
 
-/// Asks to stop from the first question on.
+/// Requests a stop from the first query on.
 class StoppingSink final : public NullSink {
  public:
   bool stop_requested() const override { return true; }

@@ -14,7 +14,7 @@
 #include "engine/tensor/convert.h"
 #include "support/comm/threads.h"
 
-// Collectives of the host clone on ranks that are threads.
+// Collectives of the host backend on ranks that are threads.
 
 namespace shardwright::device {
 namespace {
@@ -94,7 +94,7 @@ TEST(CollectiveTest, AllGatherOfUnevenPartsAlsoInPlace) {
 
 TEST(CollectiveTest, BroadcastFromEveryRoot) {
   OnAll([](Ranks& r) -> Status {
-    // Of a call all groups have as many: the least size of a group is 1.
+    // All groups have equally many in a call: the least size of a group is 1.
     for (int root = 0; root < r.comm.size(); ++root) {
       const int in_group = root % r.all->size();
       auto data = BytesOf(r.comm.rank(), 777);

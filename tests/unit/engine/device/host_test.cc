@@ -16,7 +16,7 @@
 #include "engine/tensor/convert.h"
 #include "support/comm/comm.h"
 
-// Memory and streams of the host clone.
+// Memory and streams of the host backend.
 
 namespace shardwright::device {
 namespace {
@@ -33,7 +33,7 @@ class HostTest : public testing::Test {
   }
 };
 
-/// The exit code of a process that does this.
+/// Returns the exit code of a process that runs this.
 int InChild(const std::function<int()>& act) {
   const pid_t child = ::fork();
   if (child == 0) ::_exit(act());
@@ -145,11 +145,11 @@ TEST_F(HostTest, HandlesThatAreWrongAreRefused) {
   EXPECT_EQ(code_of(Kind::kCuda, 8192, ::dup(fd)), Errc::kBadInput);
   EXPECT_EQ(code_of(Kind::kHost, 4096, ::dup(fd)), Errc::kBadInput);
   EXPECT_EQ(code_of(Kind::kHost, 8192, -1), Errc::kIo);
-  // Whose size another process could still change: a later read would end this one.
+  // Another process could still change this file's size: a later read would then end this one.
   const int open = ::memfd_create("test", MFD_ALLOW_SEALING);
   ASSERT_EQ(::ftruncate(open, 8192), 0);
   EXPECT_EQ(code_of(Kind::kHost, 8192, open), Errc::kBadInput);
-  // Of huge pages there may be none left at a later read.
+  // No huge pages may be left at a later read.
   constexpr std::uint64_t kHugePage = std::uint64_t{2} << 20;
   const int huge = ::memfd_create("test", MFD_ALLOW_SEALING | MFD_HUGETLB);
   if (huge >= 0) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks of which each sees one file give each other stretches of them: sent, or in shared memory.
+// Ranks that each see one file exchange byte ranges: by messages, or in shared memory.
 
 #include "engine/exec/exchange.h"
 
@@ -19,7 +19,7 @@ constexpr int kRanks = 3;
 constexpr std::uint64_t kElems = 4096;
 constexpr std::uint64_t kBytes = kElems * 4;
 
-/// Parameter: whether memory is shared.
+/// Parameter: true if memory is shared.
 class Exchanges : public testing::TestWithParam<bool> {
  protected:
   Exchanges() {
@@ -31,7 +31,7 @@ class Exchanges : public testing::TestWithParam<bool> {
     std::iota(owners_.begin(), owners_.end(), 0);
   }
 
-  /// Runs `work` on each rank; what it answers for each.
+  /// Runs `work` on each rank. Returns the results by rank.
   template <class Work>
   std::vector<Status> Go(Work work) {
     return comm::RunThreads(kRanks, [&](comm::Comm& comm) -> Status {
@@ -59,7 +59,7 @@ class Exchanges : public testing::TestWithParam<bool> {
 INSTANTIATE_TEST_SUITE_P(, Exchanges, testing::Bool(),
                          [](const auto& one) { return one.param ? "shared" : "sent"; });
 
-// A round overwrites what the one before has brought; ranks ask alike, for nothing, and for parts.
+// A round overwrites the bytes of the one before. Ranks ask for the same, for nothing or for parts.
 TEST_P(Exchanges, GiveWhatWasAskedFor) {
   const std::vector<Status> done =
       Go([&](comm::Comm& comm, Exchange& exchange, MemoryBytes& local) -> Status {
@@ -85,7 +85,7 @@ TEST_P(Exchanges, GiveWhatWasAskedFor) {
   for (const Status& one : done) EXPECT_TRUE(one) << one.error().message;
 }
 
-// Whose file a member is in does not matter then.
+// The file that contains a member does not matter then.
 TEST_P(Exchanges, ReadWhatTheyWereGiven) {
   const std::vector<Status> done = comm::RunThreads(kRanks, [&](comm::Comm& comm) -> Status {
     MemoryBytes local(files_);

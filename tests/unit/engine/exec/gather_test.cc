@@ -14,7 +14,7 @@ using plan::AsFloats;
 using plan::Floats;
 using plan::MapMaker;
 
-/// A plan, its source's bytes, and both ways to bring a unit together.
+/// A plan, its source's bytes, and both ways to assemble a unit.
 struct Gathering {
   MapMaker source;
   plan::Target target;

@@ -18,7 +18,7 @@ std::span<const std::byte> BytesOf(const std::string& text) {
 }
 
 TEST(Digests, AreXxh3OfOneHundredAndTwentyEightBits) {
-  // BytesOf nothing, as the algorithm's own documentation has it.
+  // BytesOf an empty input, as in the algorithm's own documentation.
   EXPECT_EQ(Hex(DigestOf({})), "99aa06d3014798d86001c324468d497f");
   EXPECT_NE(DigestOf(BytesOf("a")), DigestOf(BytesOf("b")));
 }
@@ -98,7 +98,7 @@ TEST_F(Verified, DamageIsFoundWhereverItIs) {
   }
 }
 
-// What a plan leaves out is longer than what is read at once.
+// The gaps of a plan are longer than one read.
 TEST(Gaps, OfSeveralUnitsAreReadFromOneEndToTheOther) {
   constexpr std::uint64_t kAll = plan::kUnitBytes;  // 4 MiB
   plan::MapMaker source, wanted;

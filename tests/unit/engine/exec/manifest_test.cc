@@ -65,10 +65,10 @@ TEST(Manifests, AreJsonWhateverNamesFilesHave) {
   EXPECT_NE(nlohmann::json::parse(*text)["files"][0]["path"], "");
 }
 
-// What --force may remove.
+// Tests of the folders that --force may remove.
 class Replaceable : public os::Scratch {
  protected:
-  /// What CheckReplaceable says of the folder "out", and which code it has.
+  /// Returns the error of CheckReplaceable for the folder "out", and expects its code.
   std::string Said(const std::vector<std::string>& sources = {}) const {
     const Status status = CheckReplaceable(At("out") + "/", sources);
     if (status) return "yes";
@@ -147,7 +147,7 @@ TEST(FileDigests, TellUnitsAndFrameApart) {
   EXPECT_NE(whole, FileDigest(swapped, frame));
   EXPECT_NE(whole, FileDigest(units, Of("other")));
   EXPECT_NE(whole, FileDigest(std::span(units).first(1), frame));
-  // As docs/formats/manifest.md says: the digest of all digests.
+  // As docs/formats/manifest.md specifies: the digest of all digests.
   std::string all;
   for (const Digest& one : {units[0], units[1], frame}) all.append(one.begin(), one.end());
   EXPECT_EQ(whole, Of(all));

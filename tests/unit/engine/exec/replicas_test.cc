@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Replicas that must repeat their owner: where they differ is named, padding is nobody's.
+// Replicas that must repeat their owner. Errors name the place of a difference, except in padding.
 
 #include "engine/exec/replicas.h"
 
@@ -15,7 +15,7 @@ using plan::AsFloats;
 using plan::Floats;
 using plan::MapMaker;
 
-/// A tensor of two columns, which each holder stores padded to three, over several blocks.
+/// A tensor of two columns, which each shard stores padded to three, over several blocks.
 class Replicas : public testing::Test {
  protected:
   static constexpr std::uint64_t kRows = 250'000;  // 3 MB of fp32: three blocks of 1 MiB

@@ -20,7 +20,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-/// Asks to stop after so many looks.
+/// Requests a stop after so many queries.
 class Stopping final : public NullSink {
  public:
   explicit Stopping(int looks) : looks_(looks) {}
@@ -74,7 +74,7 @@ class Runs : public os::Scratch {
     return exec::Run(*comm, plan, bytes, options_, sink != nullptr ? *sink : none);
   }
 
-  /// On several ranks, which must all end alike. \returns the first one's outcome
+  /// Runs on several ranks, which must all return the same status. \returns the first one's outcome
   Status RunOn(int ranks, int looks = 1 << 30) {
     const auto answers = comm::RunThreads(ranks, [&](comm::Comm& comm) -> Status {
       SW_TRY_ASSIGN(const plan::Plan plan, plan::Plan::Make(source_, target_));
@@ -101,7 +101,7 @@ class Runs : public os::Scratch {
     options_.resume = true;
   }
 
-  /// What a stopped run has left behind.
+  /// Returns the path of the stage that a stopped run has left behind.
   std::string StagePath() const {
     for (const auto& entry : fs::directory_iterator(At("in"))) {
       if (entry.path().filename().string().starts_with("out.partial-"))
@@ -267,8 +267,8 @@ TEST_F(Runs, WriteUnitsAgainThatAPowerFailureHasDamaged) {
   ExpectTensor();
 }
 
-// After a failed write-back the kernel shows the pages as they were written, though they never
-// reached the device. Nothing that was written before can be trusted.
+// After a failed write-back the kernel shows the pages as they were written, although they never
+// reached the device. No bytes written before can be trusted.
 TEST_F(Runs, WriteEverythingAgainAfterAFailedSync) {
   MakeTensor();
   options_.threads = 1;
@@ -397,7 +397,7 @@ TEST_F(Runs, AreRefusedWhereARankDoesNotSeeTheStage) {
   }
 }
 
-/// Members of files that are looked at again.
+/// Members of files that the run checks again.
 class Changing final : public ByteSource {
  public:
   Changing(std::vector<std::string> members, Result<bool> answer)
@@ -458,7 +458,7 @@ TEST_F(Runs, ReadBackWhatTheyWrote) {
     ASSERT_EQ(notes.texts.size(), 1U) << "all that this file system has is memory";
     EXPECT_EQ(notes.texts[0].rfind("readback: 2 of 2 files were read from memory", 0), 0U);
   }
-  // Reads of files are those of what was written, and of the lock: the source is in memory.
+  // Only the output and the lock are read from files: the source is in memory.
   const auto failing = [&](int reads) {
     const os::ScopedFault fault(*os::ParseFault("read:" + std::to_string(reads) + "+:eio"));
     return Run();

@@ -17,7 +17,7 @@
 #include "engine/exec/file_pool.h"
 #include "unit/support/os/scratch.h"
 
-// Where bytes come from, and how it is noticed that they are no longer the ones that were found.
+// Reads the bytes of sources, and detects that they changed after the scan.
 
 namespace shardwright::exec {
 namespace {
@@ -190,7 +190,7 @@ TEST_F(Sources, MayGrowWhereTheyAreLogs) {
   EXPECT_EQ(bytes.Recheck(0).value(), true);
   const SourcePath whole = {path, log.identity, false};
   EXPECT_FALSE(OpenUnchanged(whole).has_value());
-  // A log that was written anew is another one, also where it is longer.
+  // A rewritten log is a different one, also if it is longer.
   fs::rename(Write("new", "another log\n"), path);
   EXPECT_FALSE(bytes.Recheck(0).has_value());
 }

@@ -45,7 +45,7 @@ class StoppingSink final : public NullSink {
   const bool& stop_;
 };
 
-/// Notes which units it was given, in rounds.
+/// Records the units it received, in rounds.
 class Noting final : public UnitSink {
  public:
   bool sums() const override { return takes_sums; }

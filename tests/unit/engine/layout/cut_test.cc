@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Cuts against their definition: an element of a box lies at the same distance from the box's
-// corner on both sides, axis by axis.
+// Cuts against their definition: an element of a box has the same distance from the box's corner
+// in the tensor and in the shard, axis by axis.
 
 #include "engine/layout/cut.h"
 
@@ -65,7 +65,7 @@ Elements ByDefinition(const Cut& cut) {
   return found;
 }
 
-/// All ranges of a few positions, on both sides, give what lies in them.
+/// All ranges of a few positions, in tensor and shard, return exactly the elements inside.
 void ExpectRanges(const Cut& cut, const Elements& all, Random& random) {
   EXPECT_EQ(cut.covered_elems(), all.size());
   EXPECT_EQ(ByRuns(cut, true, 0, Elems(cut.view())), all);
@@ -103,7 +103,7 @@ Cut RandomCut(const Shape& view, Random& random, bool whole = false) {
     shard[dim] = box.at_shard[dim] + box.sizes[axes[dim]] + (whole ? 0 : Pick(random, 0, 2));
   }
   if (rank > 0 && view[0] > 1 && Pick(random, 0, 1) == 1) {
-    // The lower half of the first axis goes behind all else in the shard.
+    // The lower half of the first axis comes last in the shard.
     const auto at =
         static_cast<std::size_t>(std::find(axes.begin(), axes.end(), 0u) - axes.begin());
     const std::uint64_t half = box.sizes[0] / 2;
@@ -140,7 +140,7 @@ TEST(Cut, BoxesMayTouchAndMustNotOverlap) {
   // The second begins where the first ends, along the columns, in rows that both have.
   EXPECT_TRUE(Cut::Make({2, 4}, {2, 4}, {{{0, 2}, {0, 2}, {2, 2}}, {{1, 0}, {1, 0}, {1, 2}}}));
   EXPECT_FALSE(Cut::Make({2, 4}, {2, 5}, {{{0, 2}, {0, 3}, {2, 2}}, {{1, 0}, {1, 0}, {1, 3}}}));
-  // The first and the last overlap, whatever lies between them in the list.
+  // The first and the last overlap, although other boxes are between them in the list.
   const auto cut = Cut::Make({8}, {5}, {{{0}, {0}, {2}}, {{4}, {2}, {2}}, {{1}, {4}, {1}}});
   ASSERT_FALSE(cut.has_value());
   EXPECT_EQ(cut.error().code, Errc::kBadInput);

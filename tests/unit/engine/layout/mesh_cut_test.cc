@@ -41,7 +41,7 @@ TEST(MeshCut, PartsAreRoundedUpAndTheLastMayBeEmpty) {
   EXPECT_EQ(Pieces({0, 3}, {2}, {Shard(0)}), (Texts{"[0, 3]@[0, 0]", "[0, 3]@[0, 0]"}));
 }
 
-// The figures are those that PyTorch 2.15 gives.
+// The figures are PyTorch 2.15's.
 TEST(MeshCut, SplitsOfOneDimensionAreAppliedFromLeftToRight) {
   EXPECT_EQ(Pieces({7, 5}, {2, 3}, {Shard(0), Shard(0)}),
             (Texts{"[2, 5]@[0, 0]", "[2, 5]@[2, 0]", "[0, 5]@[4, 0]", "[1, 5]@[4, 0]",
@@ -72,7 +72,7 @@ TEST(MeshCut, AnOrderMayBeGiven) {
   EXPECT_EQ(*piece, (Piece{{21}, {10}}));
 }
 
-// Whatever the mesh, the first copies of all pieces cover the tensor exactly once.
+// For any mesh, the first copies of all pieces cover the tensor exactly once.
 TEST(MeshCut, PiecesCoverATensorOnce) {
   const std::vector<std::pair<Sizes, Splits>> meshes = {
       {{3}, {Shard(0)}},

@@ -147,7 +147,7 @@ TEST(Rule, ViewReshapesTheTensor) {
   EXPECT_EQ(WholeShape(rule, {{4, 2}, {4, 2}}).error().code, Errc::kBadInput);
 }
 
-// Experts whose weights are one matrix, [experts * out, in], cut along what each of them puts out.
+// Experts with weights in one matrix, [experts * out, in], cut along the output of each expert.
 TEST(Rule, ShardsOfFusedExpertsAreMatrices) {
   SplitRule rule = Rule(Split::kSub, 1);
   rule.view = {3, 24, 24};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the proof of a map refuses, each by the words that say it, and what it lets pass.
+// Tests which maps the verification rejects, each by the words of its message, and accepts.
 
 #include "engine/layout/shard_map.h"
 
@@ -23,7 +23,7 @@ CutPtr Rows(const Shape& shape, std::uint64_t ranks, std::uint64_t rank) {
   return Ptr(MakeCut(rule, shape, ranks, rank));
 }
 
-/// Tensor "w" of 4 x 3, its two halves of rows on two holders, each with a file of its own.
+/// Tensor "w" of 4 x 3, its two halves of rows on two shards, each with a file of its own.
 ShardMap Halves() {
   ShardMap map;
   map.files = {"a", "b"};
@@ -36,7 +36,7 @@ ShardMap Halves() {
   return map;
 }
 
-/// Two tensors of 4 elements in one array of one holder.
+/// Two tensors of 4 elements in one array of one shard.
 ShardMap Neighbours() {
   ShardMap map;
   map.files = {"a"};

@@ -3,7 +3,7 @@
 
 #include "small_maps.h"
 
-// Files that are repeated as they are: by whole members, and verified by what lies within them.
+// Files copied unchanged: as whole members, and verified by the tensors inside them.
 
 namespace shardwright::plan {
 namespace {
@@ -111,7 +111,7 @@ TEST(Repeats, AMemberOfSeveralUnitsGoesOnWhereTheLastEnded) {
 TEST(Repeats, MembersThatOverlapByTheFirstOnly) {
   Repeated file;
   file.Inside(20, 30);  // 1
-  file.Inside(40, 30);  // 2: an edited catalogue may say so
+  file.Inside(40, 30);  // 2: an edited catalogue may contain this
   EXPECT_EQ(ReadsOf(file.Filled()),
             (std::vector<Stretch>{{0, 0, 20, true}, {1, 0, 30, true}, {0, 50, 50, true}}));
 }

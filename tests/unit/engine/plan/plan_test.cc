@@ -266,7 +266,7 @@ TEST(Plans, VerifyTheBytesOfReplicas) {
   EXPECT_EQ(plan->totals().verify_bytes, 8U);
 }
 
-// Two tensors share bytes, as views of one storage do: the shorter one lies inside the other.
+// Two tensors share bytes, as views of one storage do: the shorter one is inside the other.
 TEST(Plans, VerifyWhatFollowsTheLongerOfTwoThatShareBytes) {
   MapMaker source, wanted;
   source.Whole("a", "fp32", DType::kF32, {6});
@@ -288,7 +288,7 @@ TEST(Plans, KeepElementsOfTwoTypesApart) {
   MapMaker source, wanted;
   source.Whole("a", "fp32", DType::kF32, {2});
   source.Whole("b", "fp32", DType::kBF16, {2});
-  // One member, one behind the other.
+  // One member, without gaps.
   source.map.members[0].bytes = 12;
   source.map.arrays[1].regions[0] = {0, 8, 2};
   const std::uint32_t to = wanted.Array(DType::kF32, 4);
@@ -372,7 +372,7 @@ TEST(Plans, OfTargetsThatContradictThemselvesAreRefused) {
   source.Whole("w", "fp32", DType::kF32, {4});
   wanted.Whole("w", "fp32", DType::kF32, {4});
   Target target = wanted.AsTarget();
-  target.map.tensors[0].fragments.clear();  // nobody holds it
+  target.map.tensors[0].fragments.clear();  // no shard stores it
   const auto plan = Plan::Make(source.map, target);
   ASSERT_FALSE(plan.has_value());
   EXPECT_NE(plan.error().message.find("4 elements expected, its shards hold 0"), std::string::npos)
@@ -402,7 +402,7 @@ TEST(Plans, OfMembersThatHoldMoreThanTheyAreAreRefused) {
   MapMaker source, wanted;
   source.Whole("a", "fp32", DType::kF32, {4});
   source.Whole("b", "fp32", DType::kF32, {4});
-  source.map.arrays[1].regions[0].member = 0;  // both tensors lie in the same bytes
+  source.map.arrays[1].regions[0].member = 0;  // both tensors use the same bytes
   wanted.Whole("a", "fp32", DType::kF32, {4});
   wanted.Whole("b", "fp32", DType::kF32, {4});
   const Target target = wanted.AsTarget();

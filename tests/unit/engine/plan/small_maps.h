@@ -13,7 +13,7 @@
 #include "engine/plan/plan.h"
 #include "engine/tensor/convert.h"
 
-// Shard maps of a few elements, made by hand, and the plainest way to run a plan on them.
+// Shard maps of a few elements, made by hand, and the simplest way to run a plan on them.
 
 namespace shardwright::plan {
 
@@ -46,7 +46,7 @@ struct MapMaker {
     return tensor;
   }
 
-  /// The slices that `ranks` ranks hold along a dimension, each in an array of its own.
+  /// The slices of `ranks` ranks along a dimension, each in an array of its own.
   layout::LogicalTensor& Slices(const std::string& name, const std::string& state, DType dtype,
                                 const Shape& shape, std::uint32_t dim, std::uint64_t ranks,
                                 bool padded = false) {
@@ -106,7 +106,7 @@ inline std::vector<float> AsFloats(const std::string& bytes) {
 }
 
 /// Member bytes in which element i of the first tensor of a map is the number i, and padding -1.
-/// \pre its dtype is float32, its fragments lie in arrays of their own
+/// \pre its dtype is float32, and each fragment has an array of its own
 inline Bytes Numbered(const layout::ShardMap& map) {
   Bytes out(map.members.size());
   for (const layout::Fragment& fragment : map.tensors.at(0).fragments) {
@@ -121,7 +121,7 @@ inline Bytes Numbered(const layout::ShardMap& map) {
   return out;
 }
 
-/// What a unit's program makes of the source's bytes.
+/// Runs a unit's program on the source's bytes. Returns the unit.
 inline std::string RunProgram(const Program& program, const Bytes& members, std::uint64_t bytes) {
   std::string unit(bytes, '\0');
   std::vector<double> sums(bytes);  // more than there are elements

@@ -3,7 +3,7 @@
 
 #include "small_maps.h"
 
-// How a plan's work is cut into units, which ranks and checksums count on.
+// Tests the partition of a plan's work into units, on which ranks and checksums rely.
 
 namespace shardwright::plan {
 namespace {

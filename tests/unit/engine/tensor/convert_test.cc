@@ -30,7 +30,7 @@ struct Half {
   int bias;
   std::uint16_t infinity;
 
-  /// What the bits mean. \pre not a NaN
+  /// Returns the value of the bits. \pre not a NaN
   double Value(std::uint16_t bits) const {
     const int mantissa = bits & ((1 << mantissa_bits) - 1);
     const int exponent = (bits & 0x7FFF) >> mantissa_bits;
@@ -73,7 +73,7 @@ TEST_P(Halves, AreTheSameAfterThereAndBack) {
   }
 }
 
-// Between two neighbours lies a tie, which goes to the even one; anything else to the nearer one.
+// Halfway between two adjacent values is a tie, which rounds to even; others round to the nearer.
 TEST_P(Halves, AreRoundedToTheNearest) {
   const Half half = GetParam();
   for (std::uint16_t bits = 0; bits + 1 < half.infinity; ++bits) {
@@ -118,7 +118,7 @@ TEST(Converted, DoublesReachHalvesByFloats) {
 }
 
 TEST(Converted, OneHalfToTheOther) {
-  // 65504 is more than bfloat16 can tell from 65536, which is more than float16 can hold.
+  // bfloat16 cannot distinguish 65504 from 65536, which is more than float16 can represent.
   EXPECT_EQ((One<std::uint16_t, std::uint16_t>(DType::kF16, 0x7BFF, DType::kBF16)), 0x4780);
   EXPECT_EQ((One<std::uint16_t, std::uint16_t>(DType::kBF16, 0x4780, DType::kF16)), 0x7C00);
   EXPECT_EQ((One<std::uint16_t, std::uint16_t>(DType::kF16, 0x3C01, DType::kBF16)), 0x3F80);

@@ -11,7 +11,7 @@
 namespace shardwright {
 namespace {
 
-// Names and sizes as torch has them.
+// Names and sizes equal torch's.
 const std::vector<std::pair<DType, std::pair<std::string, std::uint64_t>>> kAll = {
     {DType::kF64, {"float64", 8}},
     {DType::kF32, {"float32", 4}},

@@ -6,7 +6,7 @@
 
 #include "engine/tensor/convert.h"
 
-// The mean of partial values, as a conversion takes it: summed as doubles, rounded once.
+// The mean of partial values in a conversion: added as doubles, rounded once.
 
 namespace shardwright {
 namespace {
@@ -32,12 +32,12 @@ TEST(Mean, OfOneIsThatOne) {
 }
 
 TEST(Mean, LosesNothingOnTheWay) {
-  // Summed as floats the ones would vanish beside the large one.
+  // Added as floats, the ones would vanish next to the large one.
   EXPECT_EQ(MeanOf<float>(DType::kF32, {{16777216}, {1}, {1}}), (std::vector<float>{5592406}));
 }
 
 TEST(Mean, OfHalvesIsRoundedToTheNearest) {
-  // 1 and 1 + 2^-7 are neighbours in bfloat16; the tie goes to the even one.
+  // 1 and 1 + 2^-7 are adjacent in bfloat16; the tie rounds to even.
   EXPECT_EQ(MeanOf<std::uint16_t>(DType::kBF16, {{0x3F80}, {0x3F81}}),
             (std::vector<std::uint16_t>{0x3F80}));
   EXPECT_EQ(MeanOf<std::uint16_t>(DType::kBF16, {{0x3F81}, {0x3F82}}),

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What processes of a trainer hand over, and what becomes of it in the log of a store.
+// Gradients that processes of a trainer submit, and their records in the log of a store.
 
 #include "partial/agent/gradient_logs.h"
 
@@ -136,7 +136,7 @@ TEST_F(GradientLogsTest, APersistWaitsForProcessesThatAreBehind) {
   logs.Enter(0, 1);
   logs.Enter(1, 1);
   ASSERT_TRUE(logs.Append(Handed(0, 6, 0), 2, PlaceOf(2), StepsAt(2)));
-  EXPECT_EQ(logs.Persist(1).value_or("?"), "");  // nobody has to hand that over
+  EXPECT_EQ(logs.Persist(1).value_or("?"), "");  // no process has to submit that
   std::thread late([&] {
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
     EXPECT_TRUE(logs.Append(Handed(6, 4, 1), 2, PlaceOf(2), StepsAt(2)));
@@ -194,7 +194,7 @@ TEST_F(GradientLogsTest, WhatCannotBeAppendedStaysHeldBack) {
   EXPECT_EQ(Chain("m", kParams, 1, 2), "2:0+10=2.0000 ");
 }
 
-// A snapshot that failed: the checkpoint does not have what was held back for it.
+// A snapshot that failed: the checkpoint lacks the gradients buffered for it.
 TEST_F(GradientLogsTest, WhatComesAfterAPersistIsNotHeldBackForItsCheckpoint) {
   GradientLogs logs(store_, 10'000);
   logs.Hold(1, {"m"});
@@ -224,7 +224,7 @@ TEST_F(GradientLogsTest, WhatIsHeldBackIsAppendedAsItWasUsed) {
   EXPECT_EQ(logs.status().held_bytes, 0U);
 }
 
-// 40 bytes of "m": what is above the room is logged.
+// 40 bytes of "m": gradients above the buffer size are logged.
 TEST_F(GradientLogsTest, NoMoreIsHeldBackThanThereIsRoomFor) {
   GradientLogs logs(store_, 79 + 2 * GradientLogs::kHeldRecordBytes);
   logs.Hold(1, {"m"});
@@ -299,7 +299,7 @@ TEST_F(GradientLogsTest, WhatDoesNotFitIsRefused) {
   EXPECT_NE(why(good, "\"count\":10", "\"count\":11"), "");
   EXPECT_NE(why(good, "\"offset\":0", "\"offset\":28"), "");
   EXPECT_NE(why(good, "\"tensor\":1", "\"tensor\":2"), "");
-  // Sizes whose product no memory has, and pieces that no machine has room for the names of.
+  // Sizes with a product beyond any memory, and pieces with names beyond any memory.
   EXPECT_EQ(why(good, R"("places":2,"place_bytes":64)",
                 R"("places":16777216,"place_bytes":1099511627777)"),
             "here: 16777216 places of 1099511627777 bytes");

@@ -156,7 +156,7 @@ TEST_F(LogCollect, DamageInWhatItReadsIsTold) {
   EXPECT_EQ(Failure(folder_, 4), second +
                                      ", byte 64: record 1 is damaged: its head does not have its "
                                      "checksum");
-  // What lies behind the first record that is needed is not looked at.
+  // The reader does not read records after the first one that is needed.
   EXPECT_EQ(Failure(folder_, 0), "");
   flip(70);
   fs::resize_file(second, fs::file_size(second) - 64);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Damage of every kind: it is named, or it is a tail that nothing follows. What is accepted is a
-// beginning of what was written, and never anything else.
+// Damage of every kind: the error names it, or it is a tail without records after it. The accepted
+// part is a prefix of the written records, and never anything else.
 
 #include <algorithm>
 #include <fstream>
@@ -24,7 +24,7 @@ Bytes SmallSegment(const std::string& folder, bool marked) {
   return os::ReadWholeFile(folder + "/0-1.swg", 1 << 20).value();
 }
 
-/// Where records begin, and the end.
+/// Returns the offsets of the records, and the end.
 std::vector<std::size_t> Records(const Bytes& segment) {
   const std::string magic = "SWGRADR1";
   std::vector<std::size_t> at;
@@ -36,7 +36,7 @@ std::vector<std::size_t> Records(const Bytes& segment) {
   return at;
 }
 
-/// Iterations that are accepted, 1 to n; fails for anything else.
+/// Returns n if iterations 1 to n are accepted; fails for anything else.
 std::size_t Accepted(const GradientLog& log) {
   const auto modules = log.Modules();
   if (modules.empty()) return 0;
@@ -74,7 +74,7 @@ TEST(LogDamage, AFlippedByteIsNeverAccepted) {
         bad[i] ^= mask;
         Put(path, bad);
         const auto log = GradientLog::Open(folder, kModel);
-        // What no mark follows was promised to nobody, whatever follows it.
+        // Records without a mark after them were not promised to be durable, even if others follow.
         if (i < records[0] || (marked && i < last)) {
           ASSERT_FALSE(log) << "byte " << i;
           EXPECT_EQ(log.error().code, Errc::kBadInput) << log.error().message;
@@ -103,7 +103,7 @@ TEST(LogDamage, AFileThatEndsEarlyIsATornTail) {
     ASSERT_TRUE(log) << size << ": " << log.error().message;
     const auto whole = std::ranges::count_if(records, [&](std::size_t at) { return at <= size; });
     EXPECT_EQ(Accepted(*log), static_cast<std::size_t>(std::max<std::ptrdiff_t>(whole, 1) - 1));
-    // A writer cuts it off and goes on.
+    // A writer cuts it off and continues.
     auto writer = LogWriter::Open(folder, Options());
     ASSERT_TRUE(writer) << size << ": " << writer.error().message;
     const std::uint64_t next = Accepted(*log) + 1;
@@ -263,7 +263,7 @@ TEST(LogDamage, AWriterGoesOnWhateverCallFailed) {
       ASSERT_TRUE(writer) << call << " " << action << ": " << writer.error().message;
       const auto log = GradientLog::Open(folder, kModel);
       ASSERT_TRUE(log) << call << " " << action << ": " << log.error().message;
-      // What was persisted is there; what a failed call has written may be there.
+      // Persisted records are there; records that a failed call has written may be there.
       const std::size_t found = Accepted(*log);
       EXPECT_GE(found, durable) << call << " " << action;
       ASSERT_TRUE(Append(&*writer, "m", found + 1));

@@ -18,7 +18,7 @@
 
 namespace shardwright::partial {
 
-/// A folder that lives as long as it. Tests of damage make one for each of many cases.
+/// A folder that is removed with the object. Tests of damage make one for each of many cases.
 class Scratch {
  public:
   Scratch() {

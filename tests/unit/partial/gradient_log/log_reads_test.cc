@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranges of gradients, stored plain and compressed, are what was written, and what has changed
-// since the log was proved is refused.
+// Ranges of gradients, stored plain and compressed, equal the written ones. A read fails if the log
+// has changed since it was verified.
 
 #include <fstream>
 #include <random>
@@ -85,7 +85,7 @@ TEST_P(Reads, RefuseWhatHasChanged) {
   ASSERT_FALSE(all);
   EXPECT_EQ(all.error().code, Errc::kBadInput);
   EXPECT_NE(all.error().message.find("have changed since the log was proved"), std::string::npos);
-  // What lies before it is read as before.
+  // The bytes before it are read as before.
   EXPECT_TRUE(reads.Read(piece, 0, std::span(out).first(1000)));
 }
 

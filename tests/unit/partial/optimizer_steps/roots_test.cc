@@ -77,7 +77,7 @@ TEST(RootTable, IsWhatStepsTakeRootsFrom) {
       EXPECT_EQ(BitsOf(ReciprocalRoot(value, nullptr)), BitsOf(1.0F / std::sqrt(value)));
     }
   }
-  // What the table does not hold for is rounded correctly.
+  // Numbers outside the range of the table are rounded correctly.
   for (const std::uint32_t bits :
        {1U, 0x007FFFFFU, kLast + 1, kLast + 3, 0x7F7FFFFFU, 0x7F800000U}) {
     const float value = FromBits(bits);

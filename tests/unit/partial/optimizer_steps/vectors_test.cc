@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Steps that torch has made, on every set of instructions that the processor has: vectors.jsonl,
+// Steps computed by torch, repeated on every instruction set that the processor has: vectors.jsonl,
 // made by tests/interop/replay/make_vectors.py.
 
 #include <bit>
@@ -77,7 +77,7 @@ TEST(Vectors, ApplyMakesTheStepsOfTorch) {
       const std::vector<std::uint16_t> gradient = Halves(made.at("gradient"));
       ASSERT_EQ(gradient.size(), 6U);
       ASSERT_EQ(StatesOf(step).size() + 1, held.size());
-      // Two ranges: what is beyond a cut is not looked at.
+      // Two ranges: elements beyond a cut are not read.
       for (const auto& [first, count] : {std::pair{std::size_t{0}, std::size_t{4}}, {4, 2}}) {
         Elements range;
         range.param = std::span(held[0]).subspan(first, count);

@@ -12,7 +12,7 @@
 namespace shardwright::cli {
 namespace {
 
-/// Clears what launchers set, and restores it.
+/// Clears the variables that launchers set, and restores them.
 class LauncherEnvironment : public ::testing::Test {
  protected:
   LauncherEnvironment() {
@@ -83,7 +83,7 @@ TEST(ParseSlurmTasks, ReadsTheFirstCount) {
 TEST(PeakMemoryBytes, GrowsWithWhatIsTouched) {
   const std::uint64_t before = PeakMemoryBytes();
   std::vector<char> block(64 << 20);
-  // Touched where the compiler cannot see that nobody reads it.
+  // Writes every page in a way that the compiler cannot remove.
   for (std::size_t i = 0; i < block.size(); i += 4096) *const_cast<volatile char*>(&block[i]) = 'x';
   EXPECT_GE(PeakMemoryBytes(), before);
   EXPECT_GE(PeakMemoryBytes(), block.size());

@@ -72,7 +72,7 @@ TEST_F(RunSinkTest, FinishesTwice) {
   EXPECT_EQ(sink.Finish().passes.size(), 1U);
 }
 
-/// Whether a run leaves after a stop.
+/// Returns true if a run ends after a stop.
 bool Leaves(const std::function<void(RunSink&, const std::atomic<bool>& left)>& work) {
   Console console{{"test", -1, false, 0}};
   const SignalGuard signals;

@@ -10,7 +10,7 @@
 namespace shardwright::comm {
 namespace {
 
-/// What every rank gets when rank r brings brought[r]; fails the test unless all get the same.
+/// Returns the status all ranks get when rank r brings brought[r]. Fails the test if they differ.
 Status AgreeOn(const std::vector<Status>& brought) {
   const auto answers = RunThreads(static_cast<int>(brought.size()), [&](Comm& comm) {
     return comm.Agree(brought[static_cast<std::size_t>(comm.rank())]);

@@ -12,10 +12,10 @@
 
 namespace shardwright::comm {
 
-// Checks that hold for every Comm: run by all ranks of threads, of MPI, or alone. They answer with
-// the first thing that is wrong.
+// Checks that hold for every Comm: run by all ranks of threads, of MPI, or alone. They return
+// the first error.
 
-/// Bytes that a rank can tell from any other rank's.
+/// Returns bytes that differ for every pair of ranks.
 inline Bytes Pattern(std::size_t bytes, int from, int to) {
   Bytes out(bytes);
   const auto seed = static_cast<std::uint64_t>(from) * 1000 + static_cast<std::uint64_t>(to) + 1;
@@ -107,7 +107,7 @@ inline Status CheckCollectives(Comm& comm) {
   return Expect(agreed.error().rank == (comm.size() == 1 ? -1 : comm.size() - 1), "agreed rank");
 }
 
-/// One rank takes less than it is sent: all ranks must hear of it, and can go on afterwards.
+/// One rank accepts less than it is sent: all ranks must get the error, and can then continue.
 inline Status CheckReceiveCap(Comm& comm) {
   const int tight = comm.size() - 1;
   const Bytes piece = Pattern(100, comm.rank(), 0);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A fault at every call of a run that makes an output: what is on disk afterwards, and whether the
-// next run gets by.
+// A fault at every call of a run that makes an output: tests the contents of the disk afterwards,
+// and that the next run succeeds.
 
 #include <sys/wait.h>
 
@@ -74,8 +74,8 @@ class CommitFaultTest : public Scratch, public ::testing::WithParamInterface<Cas
     return rules;
   }
 
-  /// After a fault: the old output whole or the new one whole, and beside it only what a next run
-  /// knows. In the gap of the fallback the old output has another name, nothing else.
+  /// After a fault: the old output whole or the new one whole, and otherwise only files that a next
+  /// run recognizes. In the gap of the fallback the old output has another name, nothing else.
   void ExpectWhole(const std::string& where, bool may_be_aside) {
     const Files found = OutputNow();
     const Files old = GetParam().replace ? Whole("old") : Files{};
@@ -104,7 +104,7 @@ class CommitFaultTest : public Scratch, public ::testing::WithParamInterface<Cas
 };
 
 TEST_P(CommitFaultTest, AnErrorAtEveryCallLeavesOldOrNewWhole) {
-  // "any" are the calls that change something; the others look.
+  // "any" selects the calls that change something; the others only read.
   for (const std::string target : {"any", "open", "stat", "list"}) {
     const std::string action = target == "list" ? "enospc" : "eio";
     bool fired = true;
@@ -140,7 +140,7 @@ TEST_P(CommitFaultTest, AnErrorAtEveryCallLeavesOldOrNewWhole) {
   }
 }
 
-// What the next run finds of one that was killed before, during and after the exchange of names.
+// The next run recovers from one killed before, during and after the exchange of names.
 TEST_P(CommitFaultTest, AnErrorAtEveryCallOfARecoveryLosesNothing) {
   const std::vector<Files> left = {
       {{"out.partial-r1/a", "half"}, {"out.partial-r1/.journal/0", ""}},
@@ -158,7 +158,7 @@ TEST_P(CommitFaultTest, AnErrorAtEveryCallOfARecoveryLosesNothing) {
             std::to_string(which) + ", " + target + " " + std::to_string(call) + ": ";
         Reset();
         for (const auto& [name, text] : left[which]) Put(name, text);
-        // An output beside one that was moved aside: a run was killed before it removed the old
+        // An output next to one that was moved aside: a run was killed before it removed the old
         // one.
         if (aside && GetParam().exchange) std::filesystem::remove_all(At("out"));
         {

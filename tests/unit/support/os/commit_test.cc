@@ -45,7 +45,7 @@ TEST_F(CommitTest, MakesTheOutputAndLeavesNothingElse) {
   ASSERT_TRUE(status) << status.error().message;
   EXPECT_TRUE(stage->committed());
   EXPECT_TRUE(stage->notes().empty());
-  EXPECT_TRUE(stage->Abandon(false));  // too late to take anything away
+  EXPECT_TRUE(stage->Abandon(false));  // too late to remove anything
   EXPECT_EQ(Contents(), Output("new"));
 }
 
@@ -406,7 +406,7 @@ TEST_F(CommitTest, AFileIsNotWrittenOverSomethingElse) {
   EXPECT_EQ(Contents().count("plan.partial"), 0U);
 }
 
-// Another process makes the file between the look at its name and the rename.
+// Another process makes the file between the check of its name and the rename.
 TEST_F(CommitTest, AFileThatCameUpMeanwhileIsNotReplaced) {
   const pid_t child = ::fork();
   if (child == 0) {

@@ -187,7 +187,7 @@ TEST_F(DirTest, EveryLookThatFailsIsToldWithItsPath) {
   EXPECT_EQ(ExpectDir(At("no")).error().message, At("no") + ": no such folder");
   EXPECT_EQ(RemoveFile(At("no")).error().sys, ENOENT);
   const ScopedFault fault(
-      *ParseFault("sync:1:einval"));  // a file system whose folders need no sync
+      *ParseFault("sync:1:einval"));  // a file system that does not need to sync folders
   EXPECT_TRUE(SyncDir(d));
 }
 
@@ -270,7 +270,7 @@ TEST_F(DirTest, HardLinkSharesAndNeverReplaces) {
   EXPECT_EQ(here.HardLink(At("a"), a, "c").error().code, Errc::kBusy);
   EXPECT_EQ(Get("c"), "other");
   EXPECT_EQ(here.HardLink(At("absent"), a, "e").error().code, Errc::kNotFound);
-  // Another file has the path since it was opened.
+  // Another file has replaced the path since it was opened.
   EXPECT_EQ(here.HardLink(At("c"), a, "e").error().code, Errc::kNotFound);
   EXPECT_FALSE(*here.Exists("e"));
 }
@@ -359,7 +359,7 @@ TEST_F(DirTest, AsksForSpaceAndAccess) {
   EXPECT_FALSE(*IsWritable(root_));
 }
 
-// What only root may use is not free.
+// Space that only root may use is not free.
 TEST_F(DirTest, FreeSpaceIsThatOfEveryUser) {
   for (const std::string& path : std::vector<std::string>{root_, ".", "/", "/var/tmp"}) {
     struct statvfs info {};

@@ -166,7 +166,7 @@ TEST_F(DirectoryTest, EveryOperationReportsAFailingCall) {
   ASSERT_EQ(::mkdir(At("clean").c_str(), 0755), 0);
   ASSERT_TRUE(UseDirectory(At("clean")));
   EXPECT_TRUE(Contents("clean").empty());
-  // Some operations have another way where the file system does not know the first one.
+  // Some operations have a fallback if the file system does not support the first call.
   for (const std::string error : {"eio", "einval"}) {
     int failed = 0;
     bool fired = true;

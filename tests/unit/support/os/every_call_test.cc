@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every call on the file system fails in turn, of commits with all sorts of leftovers, of locks
-// that others have had, and of what handles of directories do. Nothing is lost, and what fails says
-// so.
+// Every call on the file system fails in turn: in commits with all sorts of leftovers, in locks
+// that others have had, and in operations of directory handles. Nothing is lost, and a failing
+// operation returns an error.
 
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -32,9 +32,9 @@ class EveryCall : public Scratch {
     return ::access("/dev/shm", W_OK | X_OK) == 0 ? "/dev/shm" : Scratch::Parent();
   }
 
-  /// Has `act` done again and again, after `prepare`, while the Nth call of each kind fails with
+  /// Calls `act` again and again, after `prepare`, while the Nth call of each kind fails with
   /// each of the errors, until no call is left to fail.
-  /// \param look  is told what came of it
+  /// \param look  receives each outcome
   void FailInTurn(const std::function<void()>& prepare, const std::function<Status()>& act,
                   const std::function<void(const Status&, const std::string&)>& look) {
     constexpr std::uint64_t kMost = 2'000;

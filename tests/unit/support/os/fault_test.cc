@@ -132,7 +132,7 @@ TEST_F(FaultTest, KillActsBeforeTheCallAndTornAfterHalfOfIt) {
 }
 
 // Not a case of its own: the environment is read once per process, so Child starts this program
-// again with this test alone. It is disabled so that no other run takes it for a case.
+// again with this test only. It is disabled so that no other run executes it as a case.
 TEST(FaultProgram, DISABLED_ChildMakesTwoDirectories) {
   const char* where = std::getenv("SW_TEST_WHERE");
   ASSERT_NE(where, nullptr);

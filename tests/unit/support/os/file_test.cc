@@ -149,7 +149,7 @@ TEST_F(FileTest, EveryFailingCallBecomesAnErrorWithErrno) {
     EXPECT_EQ(status.error().message.rfind(At("a") + ": ", 0), 0U) << status.error().message;
   };
   expect("write:1:enospc", ENOSPC, [&] { return file->WriteAt(0, AsBytes("x")); });
-  const auto allocates = [&] {  // not in memory, where it would take time and help nobody
+  const auto allocates = [&] {  // not in memory, where it would only take time
     const ScopedFault fault(Rule("allocate:2:enospc"));
     return file->Allocate(9) && fault.Count(Op::kAllocate) > 0;
   };

@@ -169,7 +169,7 @@ TEST_F(JournalTest, TakesNoMoreThanIsReadAgain) {
     auto journal = Journal::Open(Here(), "j", Print(1), kMost);
     ASSERT_TRUE(journal && journal->Append(AsBytes("first")));
     EXPECT_EQ(journal->Append(AsBytes("larger")).error().code, Errc::kLimit);
-    ASSERT_TRUE(journal->Append(AsBytes("whole")));  // what was refused is not a failed write
+    ASSERT_TRUE(journal->Append(AsBytes("whole")));  // a rejected record is not a failed write
     EXPECT_EQ(journal->Append({}).error().code, Errc::kLimit);
   }
   EXPECT_EQ(Texts(Journal::Open(Here(), "j", Print(1), kMost)->found()),
@@ -194,7 +194,7 @@ TEST_F(JournalTest, EveryFailedCallIsToldAndTheNextOpenGoesOn) {
           const ScopedFault fault(*ParseFault(target + ":" + std::to_string(call) + ":eio"));
           const auto journal = Journal::Open(here, "j", Print(1));
           fired = fault.fired();
-          // Room that cannot be reserved, in memory or for a shorter file, is none that is missing.
+          // Open fails if and only if the fault fired, also if space cannot be reserved.
           EXPECT_EQ(static_cast<bool>(journal), !fired) << target << call;
           if (!journal) {
             EXPECT_EQ(journal.error().sys, EIO) << target << call;

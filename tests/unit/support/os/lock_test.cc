@@ -191,8 +191,8 @@ TEST_F(LockTest, EveryFaultFailsOrSucceedsCleanly) {
   EXPECT_EQ(Lock::Take(At("absent/out.lock"), "run").error().code, Errc::kIo);
 }
 
-// The tests below cannot have file systems whose locks do not hold between machines. They put a
-// file that nobody has locked in the place of the lock of a running process.
+// The tests below cannot have file systems with locks that fail between machines. They replace the
+// lock of a running process by an unlocked file.
 
 constexpr const char* kElsewhere = "process 7 on elsewhere (run r1)\nboot b7 start 5\n";
 

@@ -31,7 +31,7 @@ class Scratch : public ::testing::Test {
   }
   void TearDown() override { std::filesystem::remove_all(root_); }
 
-  /// Where the directory is made.
+  /// Returns the folder in which the directory is made.
   virtual std::filesystem::path Parent() const { return std::filesystem::temp_directory_path(); }
 
   std::string At(const std::string& name) const { return root_ + "/" + name; }

@@ -25,7 +25,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-/// For what happens at once, however slow the machine is.
+/// Timeout for events that happen at once, however slow the machine is.
 constexpr milliseconds kLongEnough{60000};
 
 TEST(Address, ReadsBothKinds) {
@@ -109,7 +109,7 @@ TEST_P(SocketTest, TellsOfCutsSilenceAndLongLines) {
     const auto line = server.ReceiveLine(10);
     ASSERT_FALSE(line);
     EXPECT_EQ(line.error().code, Errc::kIo);
-    // Nobody reads: the buffers fill up, and then it takes nothing any more.
+    // The peer never reads: the buffers fill up, and then the send times out.
     const std::vector<std::byte> much(64 << 20);
     EXPECT_EQ(client.Send(much).error().code, Errc::kIo);
   }
@@ -130,7 +130,7 @@ TEST_P(SocketTest, TricklingIsSilence) {
   std::thread trickle([&client = client, &over] {
     while (!over && client.Send("x")) std::this_thread::sleep_for(milliseconds(20));
   });
-  // Something comes all the time, but not what is asked for.
+  // Bytes arrive all the time, but not the requested number.
   std::vector<std::byte> much(1 << 20);
   EXPECT_EQ(server.Receive(much).error().code, Errc::kIo);
   over = true;
@@ -208,7 +208,7 @@ TEST_F(SocketFile, CarriesADescriptorAndNothingInItsPlace) {
     ::close(*got);
   }
   {
-    // Bytes that came too early, which the line before has read with it.
+    // Bytes that arrived too early, which the read of the previous line has buffered.
     auto [client, server] = pair();
     ASSERT_TRUE(client.Send("line\nX"));
     EXPECT_EQ(**server.ReceiveLine(16), "line");
@@ -306,7 +306,7 @@ TEST(Tcp, AConnectionThatWasResetFailsBothWays) {
     auto server = std::move(**listener->Accept(kLongEnough, kLongEnough));
     ASSERT_TRUE(server.Send("unread"));
     while (!client.Readable()) std::this_thread::yield();
-    client = Connection();  // with bytes unread, so that the other side is told of a reset
+    client = Connection();  // with bytes unread, so that the peer gets a reset
     std::array<std::byte, 4> bytes;
     const Errc code =
         line ? server.HasLine(16, kLongEnough).error().code : server.Receive(bytes).error().code;
@@ -411,7 +411,7 @@ TEST_F(SocketFile, IsTakenByOneOfManyAtOnce) {
         if (!listener) {
           EXPECT_EQ(listener.error().code, Errc::kBusy) << listener.error().message;
         }
-        // All have tried before the one that has it lets go.
+        // All have tried before the owner releases it.
         while (got + busy < 8) std::this_thread::yield();
       });
     }
@@ -456,7 +456,7 @@ TEST_F(SocketFile, OfAnotherUserIsLeftAlone) {
   EXPECT_TRUE(Listener::Open(address)) << "one's own is replaced";
 }
 
-/// Starts a process of another user, which ends with what `act` returns.
+/// Starts a process of another user. Its exit code is the result of `act`.
 template <class Act>
 pid_t StartAs(uid_t user, Act act) {
   const pid_t child = ::fork();
@@ -474,7 +474,7 @@ TEST_F(SocketFile, IsForItsOwnerAndRoot) {
   if (::geteuid() != 0) GTEST_SKIP() << "only root can be another user";
   constexpr uid_t kOne = 65534;
   constexpr uid_t kOther = 65533;
-  // As if a folder and a file's mode kept nobody out.
+  // As if a folder and a file's mode excluded no user.
   std::filesystem::permissions(At(""), std::filesystem::perms::all);
   const Address address = *ParseAddress("unix:" + At("s"));
   const auto ask = [&](std::optional<std::uint32_t> trusted) {
@@ -505,7 +505,7 @@ TEST_F(SocketFile, IsForItsOwnerAndRoot) {
     ::chmod(At("s").c_str(), 0666);
     if (!listener || ::write(ready[1], "x", 1) != 1) return 1;
     if (listener->Accept(kLongEnough, kLongEnough)) return 2;
-    for (int i = 0; i < 2; ++i) {  // root is let in, and goes again where it did not ask for this
+    for (int i = 0; i < 2; ++i) {  // root is accepted, but disconnects unless it trusts kOne
       if (!listener->Accept(kLongEnough, kLongEnough)) return 3;
     }
     return 0;

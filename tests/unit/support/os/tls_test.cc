@@ -55,7 +55,7 @@ class TlsTest : public Scratch {
     EXPECT_TRUE(channel);
     return connection.Secure(*std::move(channel), within, stop);
   }
-  /// What the two sides of a handshake come to.
+  /// Returns the results of both peers of a handshake.
   static std::pair<Status, Status> Shake(Connection& server, const Key& server_key,
                                          Connection& client, const Key& client_key) {
     auto other = std::async(std::launch::async, [&] { return Secure(client, client_key, false); });
@@ -198,7 +198,7 @@ TEST_F(TlsTest, AHandshakeEndsInTime) {
   Connection server = Accept(listener);
   EXPECT_EQ(Secure(server, key, true, milliseconds(50)).error().code, Errc::kIo);
   EXPECT_EQ(Secure(silent, key, false, milliseconds(50)).error().code, Errc::kIo);
-  // One that trickles a little of one all the time.
+  // A peer that sends a handshake byte by byte.
   Connection slow = Open(listener);
   server = Accept(listener);
   std::atomic<bool> over = false;
@@ -210,7 +210,7 @@ TEST_F(TlsTest, AHandshakeEndsInTime) {
   EXPECT_EQ(Secure(server, key, true, milliseconds(300)).error().code, Errc::kIo);
   over = true;
   trickle.join();
-  // And one that is asked to end.
+  // A stop request ends a waiting handshake.
   Connection waits = Open(listener);
   server = Accept(listener);
   std::atomic<bool> stop = false;
@@ -219,7 +219,7 @@ TEST_F(TlsTest, AHandshakeEndsInTime) {
   });
   stop = true;
   EXPECT_EQ(end.get().error().code, Errc::kStopped);
-  // The other side has gone.
+  // The peer has gone.
   Connection gone = Open(listener);
   server = Accept(listener);
   gone = Connection();
@@ -245,8 +245,8 @@ TEST_F(TlsTest, TricklingAndNotReadingEndToo) {
   EXPECT_EQ(server.Send(more).error().code, Errc::kIo);
 }
 
-/// Stands between a client and a server, keeps what the client sends, and flips one bit of what one
-/// of them does.
+/// Stands between a client and a server, keeps the client's bytes, and flips one bit of a message
+/// of one of them.
 class Between {
  public:
   /// \param flip  a bit of the stream; beyond its end: none
@@ -313,14 +313,14 @@ class Between {
 
 class Attacked : public TlsTest {
  protected:
-  /// What has come of a session.
+  /// Outcome of a session.
   struct Outcome {
     bool heard = false;     ///< the server has had its line
     bool answered = false;  ///< and the client its answer
     std::string said;       ///< by the client, on the wire
     std::size_t answer_bytes = 0;
   };
-  /// A client asks "hello" and is answered "ok", but for the bit that is flipped.
+  /// A client sends "hello" and gets the answer "ok", except for the flipped bit.
   Outcome Session(const Key& key, std::size_t flip = ~std::size_t{0}, bool of_server = false) {
     constexpr milliseconds kWait(1000);
     const Listener listener = Listen();
@@ -358,7 +358,7 @@ TEST_F(Attacked, NoBitCanBeFlipped) {
   int flips = 0;
   for (const bool of_server : {false, true}) {
     const std::size_t bits = 8 * (of_server ? whole.answer_bytes : whole.said.size());
-    // The lengths of records, and those within a first message, may make a side wait for more.
+    // The lengths of records, and those within a first message, may make a peer wait for more.
     for (std::size_t bit = 0; bit < bits; bit += 41) {
       const Outcome one = Session(key, bit, of_server);
       EXPECT_FALSE(one.heard && one.answered) << "bit " << bit << (of_server ? " of answers" : "");

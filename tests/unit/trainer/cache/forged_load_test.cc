@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Descriptions that a process other than a resident load sends to a trainer that attaches.
+// Cache descriptions that a process other than ucp-load sends to a trainer that attaches.
 
 #include <gtest/gtest.h>
 

@@ -10,7 +10,7 @@
 #include "trainer/cache/map_json.h"
 #include "unit/convert/opened.h"
 
-// Maps go to another process and back.
+// Sends maps to another process and back.
 
 namespace shardwright::cache {
 namespace {

@@ -24,7 +24,7 @@
 #include "trainer/load/load_result_json.h"
 #include "unit/convert/opened.h"
 
-// Real checkpoints in memory: what trainers take out of it is what they take out of the files.
+// Real checkpoints in memory: trainers read the same bytes from it as from the files.
 
 namespace shardwright::cache {
 namespace {
@@ -32,7 +32,7 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-/// Asks to stop once it is told to.
+/// Requests a stop once `stop` is set.
 class StopSink final : public NullSink {
  public:
   bool stop_requested() const override { return stop.load(); }
@@ -48,7 +48,7 @@ struct Asked {
   std::optional<std::chrono::seconds> deadline = {};
 };
 
-/// A load on ranks that are threads, until it goes out of scope.
+/// Serves a load on ranks that are threads, until it goes out of scope.
 class Resident {
  public:
   Resident(const std::string& path, Asked asked) : asked_(std::move(asked)) {
@@ -96,7 +96,7 @@ struct Filled {  // NOLINT(bugprone-exception-escape): JSON's moves do not throw
   json told;
 };
 
-/// What a rank of `ranks` holds of each tensor: a range of those of the optimizer, all others.
+/// Returns the shard of each tensor on a rank of `ranks`: a range of optimizer tensors, all others.
 Result<std::vector<trainer::TrainerShard>> HeldOf(const layout::ShardMap& map, std::uint64_t rank,
                                                   std::uint64_t ranks) {
   json list = json::array();
@@ -141,7 +141,7 @@ Result<Filled> Fill(comm::Comm& comm, const layout::ShardMap& like, bool in_memo
   return out;
 }
 
-/// All ranks of a trainer, from the load or from the files.
+/// Reads all ranks of a trainer, from the load or from the files.
 std::vector<Filled> Train(int ranks, const std::string& source, const os::Address* address) {
   const auto like = convert::Opened(source);
   std::vector<Filled> out(static_cast<std::size_t>(ranks));
@@ -167,7 +167,7 @@ std::vector<Filled> Train(int ranks, const std::string& source, const os::Addres
 }
 
 /// Bytes of the source's payloads that hold elements of tensors: each once.
-/// \param weights  whether those of compute weights count, which some layouts do not store
+/// \param weights  true if compute weights count, which some layouts do not store
 std::uint64_t PayloadBytes(const std::string& source, bool weights = true) {
   const auto input = convert::Opened(source);
   const layout::ShardMap& map = input->checkpoint.map;

@@ -9,7 +9,7 @@
 #include "trainer/cache/partition.h"
 #include "unit/convert/opened.h"
 
-// Which process holds what of a target.
+// Tests the partition of a target among processes.
 
 namespace shardwright::cache {
 namespace {

@@ -11,7 +11,7 @@
 #include "support/comm/comm.h"
 #include "trainer/cache/staging.h"
 
-// Units go through pinned memory to where they stay.
+// Units go through pinned memory to their final place.
 
 namespace shardwright::cache {
 namespace {

@@ -5,7 +5,7 @@
 
 #include <nlohmann/json.hpp>
 
-// What a trainer says that it holds, and what is refused of it.
+// Shard descriptions that a trainer passes in, and the errors for wrong ones.
 
 namespace shardwright::trainer {
 namespace {
@@ -37,7 +37,7 @@ TEST(HeldTest, IsWholeARangeOrAPieceOfAMesh) {
   EXPECT_EQ(Parsed({{"first", 24}, {"count", 0}})->cut->shard_elems(), 0U);
   const json rows = {
       {"mesh", {2, 2}}, {"coordinate", {1, 0}}, {"splits", {{"strided", 0, 2}, {"shard", 0}}}};
-  // Tensor parallelism has cut six rows in three and three before the two ranks share each out.
+  // Tensor parallelism cuts six rows into three and three before the two ranks split each part.
   const Result<TrainerShard> piece = Parsed(rows);
   ASSERT_TRUE(piece.has_value()) << piece.error().message;
   EXPECT_EQ(piece->cut->boxes().at(0).at_view, (std::vector<std::uint64_t>{2, 0}));

@@ -17,7 +17,7 @@
 #include "trainer/load/match.h"
 #include "unit/support/os/scratch.h"
 
-// Tensors of ranks are filled from checkpoints of other layouts.
+// Fills tensors of ranks from checkpoints of other layouts.
 
 namespace shardwright::trainer {
 namespace {
@@ -35,7 +35,7 @@ LoadOptions From(const std::string& root) {
   return options;
 }
 
-/// What a rank holds, with the memory for it.
+/// The shards of a rank, with the memory for them.
 struct Rank {
   std::vector<TrainerShard> held;
   std::vector<std::vector<std::byte>> bytes;
@@ -124,7 +124,7 @@ TEST_F(LostOptimizer, AnOptimizerIsNot) {
   EXPECT_NE(refused.error().message.find("without the optimizer"), std::string::npos);
 }
 
-/// Rank `rank` of `ranks` holds a range of each tensor of the optimizer, and all of the model's.
+/// Rank `rank` of `ranks` has a range of each tensor of the optimizer, and all of the model's.
 Rank Sharded(const std::vector<json>& tensors, int rank, int ranks) {
   Rank out;
   for (json tensor : tensors) {

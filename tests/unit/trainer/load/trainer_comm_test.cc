@@ -10,14 +10,14 @@
 
 #include "support/comm/threads.h"
 
-// Ranks that talk through a C function, here over the threads' own Comm.
+// Ranks that communicate through a C function, here over the threads' own Comm.
 
 namespace shardwright::trainer {
 namespace {
 
 using comm::Bytes;
 
-/// A thread is a rank; a C function knows no other place for what is its own.
+/// State of a rank, which is a thread. A C function has no other place for its state.
 struct Mine {
   comm::Comm* comm = nullptr;
   Bytes received;

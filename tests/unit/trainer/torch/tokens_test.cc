@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tokens through dispatch tables, packed and unpacked by the bodies of
-// engine/device/kernels/tokens.h, on all ranks of random plans, against a reference that knows
+// engine/device/kernels/tokens.h, on all ranks of random plans, against a reference that uses
 // neither buffers nor rows.
 
 #include "engine/device/kernels/tokens.h"
@@ -34,7 +34,7 @@ double Whole(Random* random, std::size_t most) {
 /// An index out of a table of rows.
 std::size_t Index(std::int64_t row) { return static_cast<std::size_t>(row); }
 
-/// What a random run has: plan, tokens and gate decisions of all ranks.
+/// Inputs of a random run: plan, tokens and gate decisions of all ranks.
 struct Trial {
   std::uint32_t experts = 0, ranks = 0;
   std::size_t hidden = 0, choices = 0;
@@ -111,7 +111,7 @@ device::TokenRows<T> Work(const Numbers& place, const T* weights, std::size_t ch
           static_cast<std::int64_t>(hidden)};
 }
 
-/// In two parts: what a part does must not depend on where it ends.
+/// Runs `body` in two parts: the result of a part must not depend on where it ends.
 template <class Body>
 void InParts(std::size_t tokens, std::size_t hidden, const Body& body) {
   const auto end = static_cast<std::int64_t>(hidden);
@@ -176,7 +176,7 @@ void Play(const Trial& run, int rule) {
     InParts(count, run.hidden, [&](auto token, auto first, auto last) {
       device::PackPart(work, rows.data(), arrived.data(), token, first, last);
     });
-    // Grouped by expert: so many rows of each as the table says.
+    // Grouped by expert, with as many rows of each as the table has.
     std::vector<std::uint64_t> of_expert(run.experts, 0);
     const std::vector<std::uint64_t> received = table.ReceivedBy(to);
     for (std::size_t i = 0; i < received.size(); ++i) of_expert[i % run.experts] += received[i];
@@ -217,7 +217,7 @@ void Play(const Trial& run, int rule) {
           want += run.weights[r][token * run.choices + k] *
                   (run.tokens[r][token * run.hidden + h] * FactorOf(Index(e)));
         }
-        ASSERT_EQ(out[token * run.hidden + h], want);  // same order of sums: same bits
+        ASSERT_EQ(out[token * run.hidden + h], want);  // same order of additions: same bits
       }
     }
   }
@@ -256,7 +256,7 @@ TEST(TokensTest, PackThenUnpackWithOneChoiceIsTheIdentityBitForBit) {
   }
 }
 
-// <rows, Pack(tokens, w)> = <Unpack(rows, w), tokens> = sum of w * Dots: what derivatives rest on.
+// <rows, Pack(tokens, w)> = <Unpack(rows, w), tokens> = sum of w * Dots: the basis of derivatives.
 TEST(TokensTest, PackAndUnpackAreTransposesAndDotsIsTheirDerivative) {
   Random random(9);
   for (int i = 0; i < 1000; ++i) {
@@ -266,7 +266,7 @@ TEST(TokensTest, PackAndUnpackAreTransposesAndDotsIsTheirDerivative) {
     Numbers place(tokens * choices);
     std::iota(place.begin(), place.end(), 0);
     std::shuffle(place.begin(), place.end(), random);
-    const auto numbers = [&](std::size_t n) {  // whole numbers: sums are exact in any order
+    const auto numbers = [&](std::size_t n) {  // whole numbers: additions are exact in any order
       std::vector<double> out(n);
       for (double& x : out) x = Whole(&random, 100);
       return out;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Collectives of the cuda clone over NCCL, on real devices and on doubles.
+// Collectives of the cuda backend over NCCL, on real devices and on doubles.
 
 #include <gtest/gtest.h>
 
@@ -77,7 +77,7 @@ TEST_P(CudaCollectiveOf, BroadcastsOfEachRoot) {
   });
 }
 
-// What rank a sends to rank b.
+// Returns the number of bytes that rank a sends to rank b.
 std::uint64_t Sent(int a, int b) {
   return (a + b) % 3 == 0 ? 0 : 1000 + static_cast<std::uint64_t>(a * 10 + b);
 }

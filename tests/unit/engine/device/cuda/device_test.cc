@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory, streams, copies, runs and conversion of the cuda clone, on real devices and on doubles.
+// Memory, streams, copies, runs and conversion of the cuda backend, on real devices and on doubles.
 
 #include <gtest/gtest.h>
 
@@ -59,14 +59,14 @@ TEST(CudaDevice, TooMuchMemoryIsALimitThatSaysHowMuchIsFree) {
     }
     const auto all = rank.device.Allocate(Place::kShared, UINT64_MAX);
     EXPECT_FALSE(all);
-    // And goes on.
+    // The device keeps working.
     SW_TRY_ASSIGN(const auto stream, rank.device.MakeStream());
     SW_TRY_ASSIGN(const auto buffer, rank.device.Allocate(Place::kDevice, 100));
     const auto bytes = Pattern(100, 1);
     SW_TRY(Write(rank.device, *stream, buffer->data(), bytes));
     SW_TRY_ASSIGN(const auto found, Read(rank.device, *stream, buffer->data(), 100));
     SW_TRY(Same(bytes, found, "after a refusal"));
-    // A launch is not taken for the call that was refused before it.
+    // A launch does not report the error of the call before it.
     EXPECT_FALSE(rank.device.Allocate(Place::kDevice, std::uint64_t{1} << 50));
     SW_TRY(stream->Convert(DType::kF32, buffer->data(), DType::kBF16, buffer->data() + 64, 16));
     return stream->Synchronize();
@@ -107,8 +107,8 @@ TEST(CudaDevice, CopiesBetweenAllPlaces) {
   });
 }
 
-// Ordinary memory may change once the copy has been waited for, and a pinned ring may be filled
-// again after its event: what loads do.
+// Ordinary memory may change once the copy has been waited for. A pinned ring may be filled again
+// after its event, as a load does.
 TEST(CudaDevice, ARingIsFilledAgainAfterItsEvent) {
   OnRanks(1, [](Rank& rank) -> Status {
     constexpr std::uint64_t kPart = 10000;
@@ -159,7 +159,7 @@ TEST(CudaDevice, AStreamWaitsForAnEventOfAnother) {
   });
 }
 
-// A stream that is destroyed has ended what was queued.
+// Destroying a stream ends its queued work.
 TEST(CudaDevice, AStreamEndsItsWork) {
   OnRanks(1, [](Rank& rank) -> Status {
     SW_TRY_ASSIGN(const auto from, rank.device.Allocate(Place::kPinned, 5000));
@@ -242,7 +242,7 @@ TEST(CudaDevice, ConvertsAsTheHostDoes) {
   });
 }
 
-// Sides that are not aligned to more than an element, and numbers that no group divides.
+// Operands aligned to one element only, and element counts that no group size divides.
 TEST(CudaDevice, ConvertsFromAndToAnyElement) {
   OnRanks(1, [](Rank& rank) -> Status {
     SW_TRY_ASSIGN(const auto stream, rank.device.MakeStream());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The doubles see a wrong program: without that the tests on them would prove nothing. And what
-// the cuda clone does with devices and ranks that never answer.
+// The doubles detect a wrong program. Without that the tests on them would prove nothing. Also
+// tests how the cuda backend handles devices and ranks that never answer.
 
 #include <gtest/gtest.h>
 
@@ -65,7 +65,7 @@ TEST(CudaDouble, AStreamThatDoesNotWaitForAnotherReadsWhatWasThere) {
 
 TEST(CudaDouble, WhatIsPutBehindACommunicatorTooEarlyRunsBeforeIt) {
   cuda_double::Reset();
-  // NCCL as it is, without the waits of the cuda clone.
+  // Plain NCCL, without the waits of the cuda backend.
   comm::RunThreads(2, [](comm::Comm& comm) -> Status {
     cuda_double::SetProcess(comm.rank());
     EXPECT_EQ(cudaSetDevice(comm.rank()), cudaSuccess);
@@ -92,7 +92,7 @@ TEST(CudaDouble, WhatIsPutBehindACommunicatorTooEarlyRunsBeforeIt) {
     std::memset(host, comm.rank() + 1, kSome);
     EXPECT_EQ(cudaMemcpyAsync(data, host, kSome, cudaMemcpyDefault, stream), cudaSuccess);
     EXPECT_EQ(ncclBroadcast(data, data, kSome, ncclInt8, 0, nccl, stream), ncclInProgress);
-    // Nobody has asked whether it is on the stream.
+    // No call has polled the communicator yet.
     EXPECT_EQ(cudaMemcpyAsync(host, data, kSome, cudaMemcpyDefault, stream), cudaSuccess);
     while (cudaStreamQuery(stream) == cudaErrorNotReady) continue;
     EXPECT_EQ(static_cast<char*>(host)[0], comm.rank() + 1);
@@ -162,12 +162,12 @@ TEST(CudaDeadline, AStreamThatNeverEndsIsGivenUp) {
   EXPECT_NE(outcomes[0].error().message.find("within 300 ms"), std::string::npos);
   EXPECT_LT(std::chrono::steady_clock::now() - begun, std::chrono::minutes(5));
   EXPECT_EQ(Violations(), std::vector<std::string>());
-  // The device may still be writing there: the memory is left to the end of the process.
+  // The device may still write there: the memory is kept until the process ends.
   EXPECT_EQ(Count().memory, 2U);
   cuda_double::Reset();
 }
 
-// What the ranks of a group do: one round, and then what `then` does on rank 1.
+// Runs one round on the ranks of a group, then `then` on rank 1.
 Status Round(Rank& rank, const std::function<Status(Collective&, Stream&)>& then) {
   SW_TRY_ASSIGN(const auto data, rank.device.Allocate(Place::kDevice, kSome));
   SW_TRY_ASSIGN(const auto stream, rank.device.MakeStream());
@@ -215,14 +215,14 @@ TEST(CudaDeadline, ARankThatAbortsIsToldOfOrWaitedForUntilTheDeadline) {
             return Fail(Errc::kIo, "rank 1 has had enough");
           });
         },
-        // None is near where the others are told.
+        // If the other ranks get an error, no deadline is near.
         Deadline(told ? std::chrono::minutes(5) : std::chrono::milliseconds(500)));
     ExpectAllGaveUp(outcomes, told ? "a rank is gone" : "within 500 ms");
   }
 }
 
 TEST(CudaDeadline, ARankThatDoesNotComeIsNotWaitedForLonger) {
-  // One rank fails to enter the communicator, and nobody is told.
+  // One rank fails to enter the communicator, and the other rank gets no error.
   cuda_double::Reset({.told = false});
   {
     const auto outcomes = RunRanks(

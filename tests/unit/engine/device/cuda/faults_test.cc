@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What becomes of the cuda clone when something fails, at every call; and that the doubles see
-// wrong programs at all.
+// Fails every call of the cuda backend in turn and tests its errors. Also tests that the doubles
+// detect wrong programs.
 
 #include <gtest/gtest.h>
 
@@ -33,7 +33,7 @@ constexpr std::uint64_t kBytes = 6000;
 
 std::uint64_t Number(const Rank& rank) { return static_cast<std::uint64_t>(rank.number()); }
 
-// What a load does, on every rank, with every call of the seam. Wrong bytes are kMismatch.
+// Does the work of a load on every rank, with every device call. Wrong bytes are kMismatch.
 Status Load(Rank& rank, const std::function<void()>& at_end) {
   const auto ranks = static_cast<std::uint64_t>(rank.ranks());
   std::unique_ptr<Buffer> pinned;
@@ -94,7 +94,7 @@ Status Load(Rank& rank, const std::function<void()>& at_end) {
     std::rotate(expected.begin(), expected.begin() + 50, expected.begin() + 100);
     expected.resize(100);
     SW_TRY(Same(expected, runs, "runs"));
-    // Sums, in place of one that has been read.
+    // Writes reduced values over a buffer that has been read.
     SW_TRY(together->ReduceScatter(*stream, raw->data(), all->data(), 10, DType::kF32));
     std::vector<std::byte> ordinary(40);
     SW_TRY(stream->Copy(ordinary.data(), raw->data(), 40));
@@ -108,7 +108,7 @@ Status Load(Rank& rank, const std::function<void()>& at_end) {
   return {};
 }
 
-// What a load does for others: rank 0 has memory that the other maps.
+// Shares memory as a load does: rank 0 allocates memory that the other rank maps.
 Status Lend(Rank& rank, const std::function<void()>& at_end) {
   std::unique_ptr<Buffer> own;
   std::unique_ptr<Buffer> mapped;
@@ -140,7 +140,7 @@ Status Lend(Rank& rank, const std::function<void()>& at_end) {
   return {};
 }
 
-// Calls whose failure nobody can be told of: destructors, and what they ask.
+// Calls with failures that no caller sees: destructors and the queries that they make.
 const std::set<std::string> kUnheard = {
     "cudaFree",          "cudaFreeHost",          "cudaEventDestroy",
     "cudaStreamDestroy", "cudaIpcCloseMemHandle", "cudaSetDevice",
@@ -235,7 +235,7 @@ TEST(CudaFaults, EveryCallFailsOnce) {
   std::cout << failed << " failures of " << functions.size() << " functions:";
   for (const auto& [name, count] : functions) std::cout << ' ' << name << ' ' << count;
   std::cout << '\n';
-  // All that the cuda clone calls and that may fail.
+  // All functions that the cuda backend calls and that may fail.
   for (const char* const name : {"LaunchConvert",
                                  "LaunchRuns",
                                  "cudaEventCreateWithFlags",

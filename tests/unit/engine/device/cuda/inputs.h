@@ -32,7 +32,7 @@ inline std::vector<std::byte> Inputs(DType type) {
       std::vector<std::uint64_t> fractions = {0, 1, one - 1, one >> 1, (one >> 1) + 1};
       for (unsigned bit = 0; bit < fraction; ++bit) {
         for (const std::uint64_t near : {0ULL, 1ULL}) {
-          fractions.push_back((one >> 1 >> bit) + near);  // ties and what is beside them
+          fractions.push_back((one >> 1 >> bit) + near);  // ties and the values next to them
           fractions.push_back((one - (one >> 1 >> bit)) - near);
         }
         fractions.push_back(random() % one);

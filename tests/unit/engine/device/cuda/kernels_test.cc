@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The bodies of lib/engine/device/kernels, compiled for the CPU: what nvcc compiles for devices.
+// Tests lib/engine/device/kernels compiled for the CPU, the code that nvcc compiles for devices.
 
 #include <gtest/gtest.h>
 
@@ -49,7 +49,7 @@ TEST(Kernels, ConvertEveryPairAsTheHostDoes) {
   EXPECT_FALSE(ForConversion(DType::kI64, DType::kF32, [](auto, auto) {}));
 }
 
-// Every alignment of both sides to each other, every short length, and random longer ones.
+// Every relative alignment of source and target, every short length, and random longer ones.
 TEST(Kernels, MoveRuns) {
   std::mt19937_64 random(1);
   alignas(16) std::byte from[512];

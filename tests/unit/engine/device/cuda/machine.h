@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The machine that a test runs on: real devices, or the doubles (SW_CUDA_DOUBLE). The same tests
-// run on both; what needs more devices than there are is skipped.
+// run on both. Tests that need more devices than the machine has are skipped.
 
 #pragma once
 
@@ -24,7 +24,7 @@
 
 namespace shardwright::device::cuda {
 
-/// What a rank is.
+/// State of one rank.
 struct Rank {
   comm::Comm& comm;
   Device& device;
@@ -32,13 +32,13 @@ struct Rank {
   int ranks() const { return comm.size(); }
 };
 
-/// Opens a device for each rank, each a thread, and runs `body` on them. All have to succeed, to
-/// give back what they took, and to have done nothing that only a wrong program does. Skips the
+/// Opens a device for each rank, each a thread, and runs `body` on them. Every rank must succeed,
+/// free its resources, and cause no violations that only a wrong program causes. Skips the
 /// test where there are fewer devices.
 void OnRanks(int ranks, const std::function<Status(Rank&)>& body,
              const DeviceOptions& options = {});
 
-/// The same, and what became of each rank. Nothing is checked and nothing is reset.
+/// The same, but returns the result of each rank. Checks nothing and resets nothing.
 std::vector<Status> RunRanks(int ranks, const std::function<Status(Rank&)>& body,
                              const DeviceOptions& options = {});
 
@@ -48,7 +48,7 @@ int Devices();
 /// Bytes that differ with every seed and place.
 std::vector<std::byte> Pattern(std::uint64_t bytes, std::uint64_t seed);
 
-/// What device memory holds: a copy through pinned memory, waited for.
+/// Copies device memory to the host through pinned memory, and waits for the copy.
 Result<std::vector<std::byte>> Read(Device& device, Stream& stream, const std::byte* from,
                                     std::uint64_t bytes);
 /// Puts bytes into device memory and waits.

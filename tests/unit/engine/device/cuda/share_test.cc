@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Device memory that another process maps, on real devices and on doubles. The other process is
-// this program again, told by its environment which handle to open.
+// this program again, with the handle to open in its environment.
 
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -83,7 +83,7 @@ TEST(CudaShareOther, DISABLED_MapsAndReads) {
     EXPECT_EQ(mapped->size(), kBytes);
     SW_TRY_ASSIGN(const auto found, Read(rank.device, *stream, mapped->data(), kBytes));
     SW_TRY(Same(Pattern(kBytes, 1), found, "mapped"));
-    // And writes what the first one sees.
+    // Also writes bytes that the first process sees.
     return Write(rank.device, *stream, mapped->data(), Pattern(1000, 2));
   });
 }
