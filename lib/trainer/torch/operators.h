@@ -31,7 +31,7 @@ struct Given {
 /// Implements the operator `load`.
 /// \param request  JSON: "held", a list with an entry per tensor as in trainer::ParseShards, but
 ///        without "dtype"; load.cc lists the other keys
-/// \param tensors  one per entry, in this order; the last is LoadOptions::staging if some are on a device
+/// \param tensors  one per entry; then LoadOptions::staging if some are on a device
 /// \returns  JSON: {"result": as trainer::LoadResultJson} or {"error": {"code", "message", "rank"}}
 /// Collective. Nothing is thrown.
 std::string LoadRequest(const std::string& request, const Result<std::vector<Given>>& tensors);
