@@ -305,7 +305,7 @@ class Resident(unittest.TestCase):
         for words, code, text in (
                 ((DATA / "zero1_w2/ckpt", f"unix:{self.path}", "--memory", "9MiB", "--threads", "1"), 8, "need 11"),
                 ((DATA / "zero1_w2/ckpt", "localhost:1"), 2, "expected an address unix:PATH"),
-                ((DATA / "zero1_w2/ckpt", f"unix:{self.path}", "--verify", "readback"), 2, "none or sums"),
+                ((DATA / "zero1_w2/ckpt", f"unix:{self.path}", "--verify", "readback"), 2, "none or checksums"),
                 ((DATA / "zero1_w2/ckpt", f"unix:{self.path}", "--format", "universal"), 2, "universal"),
                 ((self.scratch / "none", f"unix:{self.path}"), 3, "none"),
         ):
