@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "checkpoints/deepspeed/common/scan.h"
 #include "engine/exec/integrity.h"
 #include "engine/exec/manifest.h"
 #include "support/base/crc32.h"
