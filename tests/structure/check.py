@@ -112,6 +112,24 @@ SUBMODULES = {
     },
 }
 
+# Folders of lower modules that only these folders of lib/ and those inside them may include, although
+# the arrows between modules would allow more.
+ABOVE = ["convert", "placement", "partial", "trainer"]
+FORMATS = ["files", "checkpoints", "token_counts"]
+LIMITED = {
+    "support/cli": ["support/cli"],
+    "support/html": ["support/html", "placement", "partial"],
+    "support/text": ["support", "placement", "partial"],
+    "support/comm": ["support", "engine/device", "engine/exec", *ABOVE],
+    "support/json": ["support", "engine/exec", *FORMATS, *ABOVE],
+    "support/os": ["support", "engine/exec", *FORMATS, *ABOVE],
+    "support/zstd": ["support", "engine/exec", *FORMATS, *ABOVE],
+    "engine/layout": ["engine", "checkpoints", *ABOVE],
+    "engine/plan": ["engine", "checkpoints", *ABOVE],
+    "engine/device": ["engine", *ABOVE],
+    "engine/exec": ["engine", *ABOVE],
+}
+
 # Headers of others that are kept behind one module; None means nowhere.
 FENCED = [
     (re.compile(r"mpi(-ext)?\.h"), "support/comm"),
@@ -186,7 +204,7 @@ MAIN_LINES_MAX = 120
 COLUMNS_MAX = 100
 FOLDER_FILES_MAX = 25  # source files of lib/ directly in one folder
 
-LICENCE = "// SPDX-License-Identifier: Apache-2.0\n"  # the first line of every C++ file
+LICENCE = "SPDX-License-Identifier: Apache-2.0"  # in a comment, first in every source file
 
 COMMENT_OR_TEXT = re.compile(
     r'//[^\n]*|/\*.*?\*/|^[ \t]*#[ \t]*include[^\n]*|"(?:\\.|[^"\\\n])*"', re.S | re.M
@@ -275,6 +293,20 @@ def check_submodule(module, path, included):
     return None
 
 
+def is_inside(folder, others):
+    """Returns whether a folder is one of the others, or inside one of them."""
+    return any(f"{folder}/".startswith(f"{other}/") for other in others)
+
+
+def check_limited(path, included):
+    """The error in an include of a folder that LIMITED keeps to certain folders, or None."""
+    folder = folder_of(path).removeprefix("lib/")
+    for limited, homes in LIMITED.items():
+        if is_inside(os.path.dirname(included), [limited]) and not is_inside(folder, homes):
+            return f"lib/{folder} may not include {included}: only {', '.join(homes)} may"
+    return None
+
+
 def is_project_header(root, included):
     exists = os.path.isfile(os.path.join(root, "lib", included))
     return exists or os.path.isfile(os.path.join(root, "lib", included + ".in"))
@@ -299,7 +331,7 @@ def check_private(path, included):
         return None
     for kind in ("tests/unit/", "tests/property/"):
         tested = folder.removeprefix(kind)
-        if folder.startswith(kind) and f"{home}/".startswith(f"{tested}/"):
+        if folder.startswith(kind) and is_inside(home, [tested]):
             return None
     return f"{included} is private to lib/{home}"
 
@@ -310,8 +342,7 @@ def check_include(root, path, included, quoted):
     for pattern, home in FENCED:
         if path.replace(os.sep, "/").startswith(STAND_INS.get(home, ())):
             continue
-        inside = home is not None and f"{folder_of(path)}/".startswith(f"lib/{home}/")
-        if pattern.fullmatch(included) and not inside:
+        if pattern.fullmatch(included) and not (home and is_inside(folder_of(path), [f"lib/{home}"])):
             return f"{included} may be included " + (f"in lib/{home} only" if home else "nowhere")
     if not is_project_header(root, included):
         if not quoted:
@@ -326,6 +357,10 @@ def check_include(root, path, included, quoted):
         return f"lib/{module} may not include {included}: no arrow leads from {module} to {target}"
     if module == target:
         wrong = check_submodule(module, path.replace(os.sep, "/").removeprefix("lib/"), included)
+        if wrong:
+            return wrong
+    if module is not None:
+        wrong = check_limited(path, included)
         if wrong:
             return wrong
     return check_private(path, included)
@@ -417,7 +452,7 @@ def check_leads(root):
         if module_of(path) is not None and path.endswith(".h"):
             folder = folder_of(path)
             found = leads.setdefault(folder, [])
-            if read(root, path).removeprefix(LICENCE).startswith(f"// {folder}: "):
+            if read(root, path).removeprefix(f"// {LICENCE}\n").startswith(f"// {folder}: "):
                 found.append(os.path.basename(path))
     for folder, found in sorted(leads.items()):
         if len(found) != 1:

@@ -78,6 +78,19 @@ class CheckTest(unittest.TestCase):
             "lib/support/cli/a.cc:1: lib/support/cli may not include support/os/file.h: no arrow leads from support/cli to support/os",
         )
 
+    def test_folders_that_few_may_include(self):
+        for path, included, homes in (
+            ("lib/engine/tensor/a.cc", "support/os/file.h", "support, engine/exec, files, checkpoints, token_counts, "),
+            ("lib/files/a.cc", "engine/layout/map.h", "engine, checkpoints, "),
+            ("lib/files/zip/a.cc", "engine/exec/e.h", "engine, "),
+        ):
+            known = {"lib/engine/exec/e.h": "", "lib/files/a.cc": ""}
+            self.assert_found(
+                {**known, path: f'#include "{included}"\n'},
+                f"{path}:1: {os.path.dirname(path)} may not include {included}: only {homes}"
+                "convert, placement, partial, trainer may",
+            )
+
     def test_fenced_headers(self):
         self.assert_found(
             {"lib/support/os/a.cc": "#include <mpi.h>\n"},

@@ -9,8 +9,7 @@ import unittest
 import check
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-SUFFIXES = {".h", ".cc", ".cu", ".c", ".in", ".py", ".sh", ".sbatch", ".cmake"}
-LINE = "SPDX-License-Identifier: Apache-2.0"
+MORE_SUFFIXES = {".c", ".cmake"}  # in addition to those of check.is_source
 
 
 def is_checked(path, text):
@@ -18,12 +17,12 @@ def is_checked(path, text):
     if top not in ("apps", "examples", "lib", "scripts", "tests") or path.startswith(os.path.join("tests", "data")):
         return False
     name = os.path.basename(path)
-    return os.path.splitext(name)[1] in SUFFIXES or name == "CMakeLists.txt" or text.startswith("#!")
+    return check.is_source(path, text) or os.path.splitext(name)[1] in MORE_SUFFIXES or name == "CMakeLists.txt"
 
 
 def names_licence(text):
     lines = text.split("\n")
-    return LINE in lines[1 if lines[0].startswith("#!") else 0]
+    return check.LICENCE in lines[1 if lines[0].startswith("#!") else 0]
 
 
 class LicenceTest(unittest.TestCase):
@@ -43,7 +42,7 @@ class LicenceTest(unittest.TestCase):
     def test_a_missing_line_is_found(self):
         self.assertFalse(names_licence("#include <a>\n"))
         self.assertFalse(names_licence("#!/bin/sh\n# words\n"))
-        self.assertTrue(names_licence(f"#!/bin/sh\n# {LINE}\n"))
+        self.assertTrue(names_licence(f"#!/bin/sh\n# {check.LICENCE}\n"))
 
 
 if __name__ == "__main__":
