@@ -2,7 +2,6 @@
 #include "convert/input.h"
 
 #include <algorithm>
-#include <cerrno>
 #include <set>
 
 #include <tbb/task_arena.h>
@@ -17,9 +16,7 @@
 #include "convert/scan/scan_ranks.h"
 #include "engine/exec/for_each.h"
 #include "engine/exec/integrity.h"
-#include "engine/exec/manifest.h"
 #include "engine/exec/zpack.h"
-#include "support/base/crc32.h"
 #include "support/base/limits.h"
 #include "support/base/system.h"
 #include "support/base/version.h"
