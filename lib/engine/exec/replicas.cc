@@ -86,14 +86,14 @@ class Comparing {
                    (other.cut == replica.cut || *other.cut == *replica.cut);
           });
       const Copies copies{&tensor, &*owner, &replica, blocks_};
-      clones_.push_back(copies);
+      copies_.push_back(copies);
       blocks_ += CeilDiv(replica.cut->shard_elems(), copies.block_elems());
     }
   }
 
   Block BlockAt(std::uint64_t index) const {
     const auto after = std::upper_bound(
-        clones_.begin(), clones_.end(), index,
+        copies_.begin(), copies_.end(), index,
         [](std::uint64_t i, const Copies& copies) { return i < copies.first_block; });
     const Copies& copies = *std::prev(after);
     const std::uint64_t first = (index - copies.first_block) * copies.block_elems();
@@ -174,7 +174,7 @@ class Comparing {
   tbb::task_arena arena_;
   Sink& sink_;
   tbb::enumerable_thread_specific<Buffers> buffers_;
-  std::vector<Copies> clones_;  // by first block
+  std::vector<Copies> copies_;  // by first block
   std::uint64_t blocks_ = 0;
 };
 

@@ -76,7 +76,7 @@ TEST(Maps, QueriesKeysAndValuesLieGroupByGroup) {
   }
 }
 
-TEST(Maps, RotaryPairsBecomeSiblings) {
+TEST(Maps, RotaryPairsBecomeNeighbours) {
   const Checkpoint source = MadeUp(TinyLlama(), {3, true});
   const auto before = ElementsOf(source.map);
   const Mapped mapped = Map(Llama(), {"", "torchtitan", {{"head_dim", 4}}}, source);

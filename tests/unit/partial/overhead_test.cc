@@ -55,7 +55,7 @@ TEST(Overhead, BestIntervalWaitsForThePersist) {
   EXPECT_FALSE(*best);
 }
 
-TEST(Overhead, NoSiblingOfTheBestIntervalIsBetter) {
+TEST(Overhead, NoNeighbourOfTheBestIntervalIsBetter) {
   for (int i = 1; i < 400; ++i) {
     CheckpointCosts costs{0.05 * i, 1, 0.7, 1.0 / (37.0 * i), 0};
     const auto best = BestInterval(costs, 0);

@@ -32,7 +32,7 @@ constexpr std::string_view kSliced = "every slice_p-th element of a partition";
 constexpr std::string_view kStepSize = "a rank finds the step size of its partition";
 
 constexpr std::array<KnownState, 16> kKnown = {{
-    {"RMS", "clip_threshold", StateHandling::kLeftOut, "Adafactor", "worked out anew at each step"},
+    {"RMS", "clip_threshold", StateHandling::kLeftOut, "Adafactor", "computed again at each step"},
     {"exp_avg_sq_row", "", StateHandling::kBound, "Adafactor", kFactors},
     {"exp_avg_sq_col", "", StateHandling::kBound, "Adafactor", kFactors},
     {"row_var", "", StateHandling::kBound, "torch.optim.Adafactor", kFactors},
