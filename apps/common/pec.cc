@@ -88,10 +88,9 @@ Status KeyFlags::CheckRules(const cli::App& app, const std::vector<std::string>&
     if (port_.empty() && !address.is_local()) port_ = text;
   }
   if (port_.empty() || insecure || !key.empty()) return {};
-  return Fail(Errc::kUsage,
-              port_ +
-                  ": a port requires the key of the agents. Create one with pec-save keygen FILE "
-                  "and pass --key FILE, or pass --insecure to accept every client");
+  return Fail(Errc::kUsage, port_,
+              ": a port requires the key of the agents. Create one with pec-save keygen FILE "
+              "and pass --key FILE, or pass --insecure to accept every client");
 }
 
 Result<std::shared_ptr<const os::TlsKey>> KeyFlags::Read(cli::Context& context) const {
@@ -187,7 +186,7 @@ Status ShowDamage(cli::Context& context, const std::string& path,
     context.out() << check.collected << " checkpoints were deleted by pec-save gc meanwhile\n";
   }
   if (check.damaged.empty()) return {};
-  return Fail(Errc::kMismatch, path + ": " + check.damaged.front());
+  return Fail(Errc::kMismatch, path, ": ", check.damaged.front());
 }
 
 }  // namespace

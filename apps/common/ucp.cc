@@ -217,8 +217,7 @@ Result<checkpoints::TargetSpec> FormatFlags::Spec(const cli::App& app) const {
         std::find_if(format->keys.begin(), format->keys.end(),
                      [&](const checkpoints::TargetKey& its) { return its.name == name; });
     if (key == format->keys.end()) {
-      return Fail(Errc::kUsage,
-                  "--" + name + " requires --format=" + std::string(one->format->name));
+      return Fail(Errc::kUsage, "--", name, " requires --format=", one->format->name);
     }
     if (spec.Find(name) != nullptr) {
       std::string both = "--" + name;
@@ -327,9 +326,8 @@ Status ShowConversion(cli::Context& context, const convert::ConvertReport& repor
                 << "unread   " << totals.members_unread << " of "
                 << totals.members_unread + totals.members_read << " storages\n";
   if (report.needed_bytes <= report.free_bytes) return {};
-  return Fail(Errc::kIo, output + ": " + FormatBytes(report.needed_bytes) +
-                             " of disk space needed, " + FormatBytes(report.free_bytes) +
-                             " free; free some space or choose another output");
+  return Fail(Errc::kIo, output, ": ", FormatBytes(report.needed_bytes), " of disk space needed, ",
+              FormatBytes(report.free_bytes), " free; free some space or choose another output");
 }
 
 }  // namespace shardwright::apps

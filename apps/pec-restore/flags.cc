@@ -117,9 +117,8 @@ Status RestoreFlags::CheckRules(cli::App& app) {
   app.AllowAbsent(&output);
   for (const char* flag : {"--target", "--force", "--resume", "--verify", "--strict", "--mode"}) {
     if (!app.IsSet(flag)) continue;
-    return Fail(
-        Errc::kUsage,
-        std::string(flag) + " cannot be combined with --format none, which writes no checkpoint");
+    return Fail(Errc::kUsage, flag,
+                " cannot be combined with --format none, which writes no checkpoint");
   }
   return {};
 }

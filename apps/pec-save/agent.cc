@@ -173,8 +173,8 @@ struct IdleFlags {
     }
     const std::vector<std::string> parts = Split(pipeline, ',');
     if (parts.size() != 4) {
-      return Fail(Errc::kUsage, "--pipeline \"" + pipeline + "\": expected four numbers, found " +
-                                    std::to_string(parts.size()));
+      return Fail(Errc::kUsage, "--pipeline \"", pipeline, "\": expected four numbers, found ",
+                  parts.size());
     }
     partial::PipelineTimes times;
     auto read = [&]() -> Status {
@@ -310,8 +310,8 @@ int StatusMain(int argc, const char* const* argv) {
     SW_TRY_ASSIGN(const std::string text, client->AskText("status"));
     SW_TRY_ASSIGN(Json json, json::Parse(text, flags.address));
     if (!json.is_object()) {
-      return Fail(Errc::kBadInput,
-                  flags.address + ": the answer is not the status of an agent; check the address");
+      return Fail(Errc::kBadInput, flags.address,
+                  ": the answer is not the status of an agent; check the address");
     }
     ShowStatus(context, json);
     context.SetResult(std::move(json));

@@ -18,7 +18,7 @@ Result<std::vector<std::uint64_t>> ParseModules(const std::string& text) {
   for (const std::string& part : Split(text, ',')) {
     const std::vector<std::string> factors = Split(part, 'x');
     if (factors.size() > 2) {
-      return Fail(Errc::kUsage, "\"" + part + "\": expected PARAMS or PARAMSxCOUNT");
+      return Fail(Errc::kUsage, "\"", part, "\": expected PARAMS or PARAMSxCOUNT");
     }
     SW_TRY_ASSIGN(const std::uint64_t one, cli::ParseCount(factors[0], 0, kMostParams));
     std::uint64_t count = 1;
@@ -26,8 +26,7 @@ Result<std::vector<std::uint64_t>> ParseModules(const std::string& text) {
       SW_TRY_ASSIGN(count, cli::ParseCount(factors[1], 1, kMostModules));
     }
     if (count > kMostModules - params.size()) {
-      return Fail(Errc::kLimit,
-                  "expected at most " + std::to_string(kMostModules) + " modules, found more");
+      return Fail(Errc::kLimit, "expected at most ", kMostModules, " modules, found more");
     }
     params.insert(params.end(), count, one);
   }
@@ -38,8 +37,7 @@ Result<std::vector<std::uint64_t>> ParseModules(const std::string& text) {
 Result<partial::ComponentBytes> ParseParamBytes(const std::string& text) {
   const std::vector<std::string> parts = Split(text, ',');
   if (parts.size() != 3) {
-    return Fail(Errc::kUsage,
-                "\"" + text + "\": expected three numbers, found " + std::to_string(parts.size()));
+    return Fail(Errc::kUsage, "\"", text, "\": expected three numbers, found ", parts.size());
   }
   partial::ComponentBytes bytes;
   SW_TRY_ASSIGN(bytes.weights, cli::ParseCount(parts[0], 0, 64));
@@ -117,15 +115,14 @@ Result<std::vector<std::uint32_t>> ParseRanks(const std::string& text) {
   for (const std::string& part : Split(text, ',')) {
     const std::vector<std::string> ends = Split(part, '-');
     if (ends.size() > 2) {
-      return Fail(Errc::kUsage, "\"" + part + "\": expected RANK or FIRST-LAST");
+      return Fail(Errc::kUsage, "\"", part, "\": expected RANK or FIRST-LAST");
     }
     SW_TRY_ASSIGN(const std::uint64_t first,
                   cli::ParseCount(ends.front(), 0, partial::kMostJobRanks - 1));
     SW_TRY_ASSIGN(const std::uint64_t last,
                   cli::ParseCount(ends.back(), first, partial::kMostJobRanks - 1));
     if (last - first >= partial::kMostJobRanks - ranks.size()) {
-      return Fail(Errc::kLimit, "expected at most " + std::to_string(partial::kMostJobRanks) +
-                                    " ranks, found more");
+      return Fail(Errc::kLimit, "expected at most ", partial::kMostJobRanks, " ranks, found more");
     }
     for (std::uint64_t rank = first; rank <= last; ++rank) {
       ranks.push_back(static_cast<std::uint32_t>(rank));

@@ -57,7 +57,7 @@ Status CheckNeeds(const cli::App& app, partial::Policy policy) {
       names += (names.empty() ? "" : " or ") + std::string(flag);
     }
     if (there) continue;
-    return Fail(Errc::kUsage, std::string(need.flag) + " requires " + names);
+    return Fail(Errc::kUsage, need.flag, " requires ", names);
   }
   return {};
 }

@@ -61,8 +61,7 @@ Status SelectionFlags::CheckRules(const cli::App& app) const {
     SW_TRY(app.Require({"--dynamic-k-mode", "--iterations"}, "--dynamic-k"));
   }
   if (k_persist.value_or(k) <= k) return {};
-  return Fail(Errc::kUsage, "--k-persist " + std::to_string(*k_persist) + " is larger than --k " +
-                                std::to_string(k));
+  return Fail(Errc::kUsage, "--k-persist ", *k_persist, " is larger than --k ", k);
 }
 
 void SaveFlags::AddTo(cli::App& app) {
@@ -117,9 +116,8 @@ Status SaveFlags::CheckDynamicK(const cli::App& app) const {
   if (!selection.dynamic_k) return {};
   if (selection.policy != partial::Policy::kSequential &&
       selection.policy != partial::Policy::kLoadAware) {
-    return Fail(Errc::kUsage, "--dynamic-k cannot be combined with --policy " +
-                                  std::string(partial::Name(selection.policy)) +
-                                  ", which has no K");
+    return Fail(Errc::kUsage, "--dynamic-k cannot be combined with --policy ",
+                partial::Name(selection.policy), ", which has no K");
   }
   if (app.IsSet("--k-persist")) {
     return Fail(

@@ -94,8 +94,8 @@ Status SimulateFlags::CheckPolicy(const cli::App& app) const {
   }
   if (!request.k) SW_TRY(app.Require({"--k-persist"}, "--k"));
   if (request.k_persist && *request.k_persist > *request.k) {
-    return Fail(Errc::kUsage, "--k-persist " + std::to_string(*request.k_persist) +
-                                  " is larger than --k " + std::to_string(*request.k));
+    return Fail(Errc::kUsage, "--k-persist ", *request.k_persist, " is larger than --k ",
+                *request.k);
   }
   const bool replays = !app.IsSet("--policy") || policy == partial::Policy::kReplay;
   if (!request.gradients) {
@@ -108,8 +108,8 @@ Status SimulateFlags::CheckPolicy(const cli::App& app) const {
   }
   if (!request.dynamic_limit) return {};
   if (app.IsSet("--policy") && policy != partial::Policy::kSequential) {
-    return Fail(Errc::kUsage, "--dynamic-k requires --policy sequential, found " +
-                                  std::string(partial::Name(policy)));
+    return Fail(Errc::kUsage, "--dynamic-k requires --policy sequential, found ",
+                partial::Name(policy));
   }
   return app.Exclude({"--k-persist"}, "--dynamic-k: its K applies to memory and to storage");
 }
@@ -127,7 +127,7 @@ Status SimulateFlags::ReadFaults(const cli::App& app) {
 Status SimulateFlags::CheckRules(const cli::App& app) {
   if (csv.empty() && page.empty()) SW_TRY(app.Require({"--force"}, "--csv or --html"));
   if (!page.empty() && page == csv) {
-    return Fail(Errc::kUsage, "--csv and --html must be different files, found " + page);
+    return Fail(Errc::kUsage, "--csv and --html must be different files, found ", page);
   }
   SW_TRY(CheckPolicy(app));
   if (app.IsSet("--policy")) request.policy = policy;

@@ -86,7 +86,7 @@ int TuneMain(int argc, const char* const* argv) {
   app.Check([&]() -> Status {
     for (const char* flag : {"--persist-bandwidth", "--snapshot-bandwidth"}) {
       if (measure.empty() || !app.IsSet(flag)) continue;
-      return Fail(Errc::kUsage, std::string("--measure cannot be combined with ") + flag);
+      return Fail(Errc::kUsage, "--measure cannot be combined with ", flag);
     }
     return job.Complete(app, &request.job);
   });

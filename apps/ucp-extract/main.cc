@@ -34,8 +34,8 @@ int main(int argc, char** argv) {
                        "copy|zstd");
   app.Check([&]() -> Status {
     if (!pack || *pack == "copy" || *pack == "zstd") return {};
-    return shardwright::Fail(shardwright::Errc::kUsage,
-                             "--pack=" + *pack + ": expected copy or zstd");
+    return shardwright::Fail(shardwright::Errc::kUsage, "--pack=", *pack,
+                             ": expected copy or zstd");
   });
   return app.Run(argc, argv, [&](shardwright::cli::Context& context) -> Status {
     if (context.flags().describes()) return shardwright::apps::Describe(context, source);

@@ -39,7 +39,7 @@ Status CheckBoth(cli::Context& context, const SourceFlags& source, const std::st
   context.out() << report.tensors_equal << " tensors equal, " << report.difference_count
                 << " differences, " << FormatBytes(report.bytes_compared) << " compared\n";
   if (report.difference_count == 0) return {};
-  return Fail(Errc::kMismatch, source.input + " and " + other + ": " + report.differences.front());
+  return Fail(Errc::kMismatch, source.input, " and ", other, ": ", report.differences.front());
 }
 
 namespace {
@@ -83,10 +83,9 @@ Status CheckNames(cli::Context& context, const convert::Input& input,
     return {};
   }
   return Fail(
-      Errc::kUsage,
-      what + ": run ucp-load " + ShellWord(input.source_paths.front()) + " " + ShellWord(output) +
-          " --format " + std::string(format.name) + " --map " + map +
-          " to write the names that those readers expect, or --map none to keep the present names");
+      Errc::kUsage, what, ": run ucp-load ", ShellWord(input.source_paths.front()), " ",
+      ShellWord(output), " --format ", format.name, " --map ", map,
+      " to write the names that those readers expect, or --map none to keep the present names");
 }
 
 }  // namespace shardwright::apps

@@ -56,13 +56,12 @@ int main(int argc, char** argv) {
     for (const char* flag : {"--target", "--format", "--force", "--resume", "--dry-run", "--verify",
                              "--siblings", "--link", "--strict", "--mode"}) {
       if (check && app.IsSet(flag)) {
-        return shardwright::Fail(shardwright::Errc::kUsage,
-                                 std::string(flag) + " cannot be combined with --check");
+        return shardwright::Fail(shardwright::Errc::kUsage, flag,
+                                 " cannot be combined with --check");
       }
     }
     if (const std::string flag = format.GivenKeyFlag(app, "--only"); check && !flag.empty()) {
-      return shardwright::Fail(shardwright::Errc::kUsage,
-                               flag + " cannot be combined with --check");
+      return shardwright::Fail(shardwright::Errc::kUsage, flag, " cannot be combined with --check");
     }
     if (check) {
       only = app.IsSet("--only") ? format.ValueOf("only") : "";

@@ -87,7 +87,7 @@ int ServeMain(int argc, const char* const* argv) {
     if (address.empty()) return {};
     SW_TRY_ASSIGN(options.address, os::ParseAddress(address));
     if (options.address.is_local()) return {};
-    return Fail(Errc::kUsage, address + ": expected an address unix:PATH");
+    return Fail(Errc::kUsage, address, ": expected an address unix:PATH");
   });
   return app.Run(argc, argv, [&](cli::Context& context) -> Status {
     const cli::CommonFlags& flags = context.flags();

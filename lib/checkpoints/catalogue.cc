@@ -113,7 +113,7 @@ class Packer {
 };
 
 tl::unexpected<Error> Damaged(const std::string& what) {
-  return Fail(Errc::kBadInput, "catalogue: " + what);
+  return Fail(Errc::kBadInput, "catalogue: ", what);
 }
 
 /// Decompresses a frame in pieces. Allocates only for bytes that exist, whatever a length claims.
@@ -186,8 +186,7 @@ class Unpacker {
     have_ = to.pos;
     total_ += to.pos;
     if (total_ > kCatalogueBytes) {
-      return Fail(Errc::kLimit, "catalogue: more than " + std::to_string(kCatalogueBytes) +
-                                    " bytes when unpacked");
+      return Fail(Errc::kLimit, "catalogue: more than ", kCatalogueBytes, " bytes when unpacked");
     }
     return {};
   }

@@ -83,7 +83,7 @@ Status CheckCopy(const Format& format, const SourceFile& have, int owner, const 
                            OnRank(static_cast<std::size_t>(owner)) + " (" + have.path + ") and " +
                            OnRank(rank);
   if (format.belongs(have.name) == Belongs::kOneVersion)
-    return Fail(Errc::kBadInput, text + " (" + other.path + ")");
+    return Fail(Errc::kBadInput, text, " (", other.path, ")");
   warnings->push_back(text + ": the first is taken");
   return {};
 }

@@ -80,10 +80,10 @@ Status NotAlone(const std::string& path, const std::string& parent, const std::s
   SW_TRY_ASSIGN(const std::vector<os::Entry> siblings, os::ListDir(parent));
   const Format* claimant = ClaimantOf(parent, siblings);
   if (claimant != nullptr && claimant->belongs(name) != Belongs::kNo) {
-    return Fail(Errc::kNotFound, path +
-                                     ": a file, where a folder is expected: it is one of the files "
-                                     "of a checkpoint (" +
-                                     std::string(claimant->name) + "): give the folder, " + parent);
+    return Fail(Errc::kNotFound, path,
+                ": a file, where a folder is expected: it is one of the files "
+                "of a checkpoint (",
+                claimant->name, "): give the folder, ", parent);
   }
   if (auto pickled = PickledWeights(parent, name)) return tl::unexpected<Error>(*pickled);
   return os::ExpectDir(path);
@@ -107,7 +107,7 @@ Result<std::optional<Listing::Folder>> FileAlone(const std::string& path) {
     return std::nullopt;
   }
   SW_TRY_ASSIGN(const bool there, os::Exists(path));
-  if (!there) return Fail(Errc::kNotFound, path + ": no such file");
+  if (!there) return Fail(Errc::kNotFound, path, ": no such file");
   return Listing::Folder{parent, {{name, os::EntryType::kFile}}};
 }
 
@@ -166,20 +166,20 @@ tl::unexpected<Error> NoCheckpoint(const std::string& root, const std::vector<os
                                    std::vector<std::string> found) {
   const os::Entry store{"store.json", os::EntryType::kFile};
   if (std::find(entries.begin(), entries.end(), store) != entries.end()) {
-    return Fail(Errc::kNotFound, root +
-                                     ": a store of partial checkpoints; pec-restore makes a "
-                                     "checkpoint of it");
+    return Fail(Errc::kNotFound, root,
+                ": a store of partial checkpoints; pec-restore makes a "
+                "checkpoint of it");
   }
   const std::string there = OtherCheckpoints(root, entries, std::move(found));
-  if (!there.empty()) return Fail(Errc::kNotFound, root + ": no \"latest\" here" + there);
+  if (!there.empty()) return Fail(Errc::kNotFound, root, ": no \"latest\" here", there);
   for (const os::Entry& entry : entries) {
     if (!IsFile(entry)) continue;
     if (auto pickled = PickledWeights(root, entry.name)) return tl::unexpected<Error>(*pickled);
   }
-  return Fail(Errc::kNotFound, root +
-                                   ": no checkpoint here: neither a \"latest\" file nor files "
-                                   "of a checkpoint of any format (" +
-                                   FormatNames() + ")");
+  return Fail(Errc::kNotFound, root,
+              ": no checkpoint here: neither a \"latest\" file nor files "
+              "of a checkpoint of any format (",
+              FormatNames(), ")");
 }
 
 /// Returns the name of a folder, even if the path ends in "." or a slash.
@@ -230,8 +230,8 @@ Result<std::vector<SourcePath>> InspectPaths(const std::vector<std::string>& pat
     SW_TRY_ASSIGN(root.alone, FileAlone(path));
     if (!root.alone) SW_TRY(ReadPointer(&root));
     if (root.tag && *pointed && **pointed != *root.tag) {
-      return Fail(Errc::kBadInput, path + ": latest tag " + *root.tag +
-                                       " differs from that of another root, " + **pointed);
+      return Fail(Errc::kBadInput, path, ": latest tag ", *root.tag,
+                  " differs from that of another root, ", **pointed);
     }
     if (root.tag) *pointed = root.tag;
     source_paths.push_back(std::move(root));
@@ -338,9 +338,8 @@ Result<Listing> Resolve(const std::vector<std::string>& paths, SourceSet* out) {
     SW_TRY_ASSIGN(const bool there, os::IsDir(folder));
     if (!there) {
       // verl's pointer file has the name of Megatron's but a different meaning.
-      return Fail(Errc::kNotFound, folder + ": no such folder, although " + root.path + "/" +
-                                       std::string(root.pointer) + " names it" +
-                                       OtherCheckpoints(root.path, entries, {}));
+      return Fail(Errc::kNotFound, folder, ": no such folder, although ", root.path, "/",
+                  root.pointer, " names it", OtherCheckpoints(root.path, entries, {}));
     }
     SW_TRY_ASSIGN(entries, os::ListDir(folder));
     const Format* claimant = ClaimantOf(folder, entries);
@@ -396,7 +395,7 @@ Result<std::string> PointedTag(const Format& format, const std::string& folder) 
   const std::string path = folder + "/" + std::string(format.pointer);
   SW_TRY_ASSIGN(const std::string text, os::ReadWholeText(path, kTagBytes));
   std::string tag(Trimmed(text));
-  if (tag.empty()) return Fail(Errc::kNotFound, path + ": the tag is empty");
+  if (tag.empty()) return Fail(Errc::kNotFound, path, ": the tag is empty");
   if (format.tag_of != nullptr) {
     Result<std::string> meant = format.tag_of(tag);
     if (!meant) return Within(path, std::move(meant).error());
@@ -413,9 +412,8 @@ Result<SourceSet> ScanSource(const std::vector<std::string>& source_paths,
   SW_TRY_ASSIGN(const Listing listing, Resolve(source_paths, &out));
   SW_TRY(ScanListing(listing, options, &out));
   if (out.files.empty()) {
-    return Fail(Errc::kNotFound, listing.folders.front().path +
-                                     ": no files of a checkpoint of any format (" + FormatNames() +
-                                     ") here");
+    return Fail(Errc::kNotFound, listing.folders.front().path,
+                ": no files of a checkpoint of any format (", FormatNames(), ") here");
   }
   return out;
 }

@@ -124,8 +124,8 @@ Result<const TargetKey*> NeedKey(const Format& format, std::string_view name) {
       others.push_back("--format " + std::string(other.name));
     }
   }
-  return Fail(Errc::kUsage, "target key " + Quoted(name) + " is none of " + NamesOf(format.keys) +
-                                (others.empty() ? "" : "; it is one of " + Joined(others, ", ")));
+  return Fail(Errc::kUsage, "target key ", Quoted(name), " is none of ", NamesOf(format.keys),
+              (others.empty() ? "" : "; it is one of " + Joined(others, ", ")));
 }
 
 }  // namespace
@@ -143,8 +143,7 @@ const Format* FindFormat(std::string_view name) {
 
 Result<const Format*> RequireFormat(std::string_view name) {
   if (const Format* format = FindFormat(name)) return format;
-  return Fail(Errc::kUsage,
-              "format " + Quoted(name) + " does not exist, there are " + FormatNames());
+  return Fail(Errc::kUsage, "format ", Quoted(name), " does not exist, there are ", FormatNames());
 }
 
 namespace {
@@ -178,9 +177,8 @@ Result<Checkpoint> ReadWhole(const Format& format, const SourceSet& source,
   Result<Checkpoint> whole = format.read(source, patterns);
   if (whole) DecideKinds(patterns, &*whole);
   if (whole && !source.weights_of.empty() && whole->weight_sets.empty()) {
-    return Fail(Errc::kUsage, "--weights-of " + source.weights_of + ": " + source.tag +
-                                  ": format " + source.format +
-                                  " has one set of weights; leave --weights-of out");
+    return Fail(Errc::kUsage, "--weights-of ", source.weights_of, ": ", source.tag, ": format ",
+                source.format, " has one set of weights; leave --weights-of out");
   }
   if (whole || whole.error().code != Errc::kNotFound) return whole;
   Error error = std::move(whole).error();
@@ -225,12 +223,11 @@ Result<TargetSpec> ParseTarget(const Format& format, std::string_view text) {
     const std::size_t equals = rest.find('=');
     std::size_t comma = rest.find(',');
     if (equals == std::string_view::npos || equals > comma) {
-      return Fail(Errc::kUsage,
-                  "target \"" + std::string(rest.substr(0, comma)) + "\": key=value expected");
+      return Fail(Errc::kUsage, "target \"", rest.substr(0, comma), "\": key=value expected");
     }
     const std::string_view name = rest.substr(0, equals);
     if (!seen.insert(name).second) {
-      return Fail(Errc::kUsage, "target key \"" + std::string(name) + "\" is given twice");
+      return Fail(Errc::kUsage, "target key \"", name, "\" is given twice");
     }
     SW_TRY_ASSIGN(const TargetKey* key, NeedKey(format, name));
     const bool ranges = key->lists && equals + 1 < rest.size() && rest[equals + 1] >= '0' &&
@@ -242,8 +239,7 @@ Result<TargetSpec> ParseTarget(const Format& format, std::string_view text) {
     spec.settings.emplace_back(name, value);
     if (comma == std::string_view::npos) break;
     rest.remove_prefix(comma + 1);
-    if (rest.empty())
-      return Fail(Errc::kUsage, "target \"" + std::string(text) + "\" ends in a comma");
+    if (rest.empty()) return Fail(Errc::kUsage, "target \"", text, "\" ends in a comma");
   }
   return spec;
 }

@@ -49,7 +49,7 @@ Result<nlohmann::json> ReadManifest(const std::string& folder) {
   SW_TRY_ASSIGN(const std::string manifest, os::ReadWholeText(path, limits::kJsonBytes));
   SW_TRY_ASSIGN(json::Json json, json::Parse(manifest, path));
   if (!json.is_object() || !json.contains("kind") || json["kind"] != "catalogue") {
-    return Fail(Errc::kBadInput, path + ": not the manifest of a fragment catalogue");
+    return Fail(Errc::kBadInput, path, ": not the manifest of a fragment catalogue");
   }
   return json;
 }
@@ -107,7 +107,7 @@ Status CheckPack(const os::File& stored, const std::string& name, Pack pack,
                  const std::map<std::string, exec::ListedFile>& files) {
   const auto listed = files.find(name);
   if (listed == files.end() || listed->second.digest.empty()) {
-    return Fail(Errc::kBadInput, stored.path() + ": no digest of it in the manifest");
+    return Fail(Errc::kBadInput, stored.path(), ": no digest of it in the manifest");
   }
   SW_TRY_ASSIGN(const os::Identity identity, stored.Stat());
   std::vector<std::byte> buffer;
@@ -134,8 +134,8 @@ Status FindPacks(const std::string& folder, Pack pack, const nlohmann::json& man
                  checkpoints::SourceSet* set) {
   const auto files = exec::ListedFiles(manifest);
   if (!files) {
-    return Fail(Errc::kBadInput,
-                folder + "/" + exec::kManifestName + ": lists no files, or not as a manifest does");
+    return Fail(Errc::kBadInput, folder, "/", exec::kManifestName,
+                ": lists no files, or not as a manifest does");
   }
   const auto find = [&](std::size_t number, std::string* path, os::Identity* identity,
                         bool sibling) -> Status {
@@ -144,9 +144,8 @@ Status FindPacks(const std::string& folder, Pack pack, const nlohmann::json& man
     SW_TRY_ASSIGN(const os::File stored, os::File::OpenRead(*path));
     SW_TRY_ASSIGN(const os::Identity found, stored.Stat());
     if (pack == Pack::kCopy && found.bytes != identity->bytes) {
-      return Fail(Errc::kBadInput, *path + ": " + std::to_string(identity->bytes) +
-                                       " bytes expected from the catalogue, found " +
-                                       std::to_string(found.bytes));
+      return Fail(Errc::kBadInput, *path, ": ", identity->bytes,
+                  " bytes expected from the catalogue, found ", found.bytes);
     }
     // A compressed file has its own size, so keep the uncompressed size from the catalogue.
     *identity = {pack == Pack::kCopy ? found.bytes : identity->bytes, found.mtime_ns, found.inode};
@@ -186,8 +185,8 @@ Result<checkpoints::SourceSet> ReadCatalogue(const std::string& folder, bool sib
       return set;
     }
   }
-  return Fail(Errc::kBadInput,
-              folder + "/" + exec::kManifestName + ": \"packed\": none, copy or zstd expected");
+  return Fail(Errc::kBadInput, folder, "/", exec::kManifestName,
+              ": \"packed\": none, copy or zstd expected");
 }
 
 Result<std::string> MapsOfCatalogue(const std::string& folder) {

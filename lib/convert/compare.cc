@@ -234,10 +234,10 @@ Status Proof::Prepare() {
       sides_.Add(*found);
       continue;
     }
-    return Fail(Errc::kUnsupported, "\"" + name +
-                                        "\": its master weights cannot be compared with its "
-                                        "weight: " +
-                                        inferred.why);
+    return Fail(Errc::kUnsupported, "\"", name,
+                "\": its master weights cannot be compared with its "
+                "weight: ",
+                inferred.why);
   }
   return {};
 }
@@ -265,11 +265,11 @@ void Proof::Look(std::uint64_t index, const plan::Unit& unit, std::span<const st
   const std::string both = "element " + std::to_string(element) + ": " +
                            side(sides_.masters(), master, rounded) + ", rounded, and " +
                            side(sides_.weights(), tensor, weight);
-  status_ = Fail(elsewhere ? Errc::kUnsupported : Errc::kBadInput,
-                 "\"" + tensor.name + "\": its master weights " +
-                     (elsewhere ? "are not where they should be: "
-                                : "are not its weight, which must prove their place: ") +
-                     both + ": " + checkpoint_.inferred.why);
+  status_ = Fail(elsewhere ? Errc::kUnsupported : Errc::kBadInput, "\"", tensor.name,
+                 "\": its master weights ",
+                 (elsewhere ? "are not where they should be: "
+                            : "are not its weight, which must prove their place: "),
+                 both, ": ", checkpoint_.inferred.why);
 }
 
 Status Proof::Run(comm::Comm& comm, exec::ByteSource& bytes, const std::vector<int>& file_owner,

@@ -187,8 +187,8 @@ Status CheckLink(const Input& input, const checkpoints::Layout& layout,
   } else {
     return {};
   }
-  return Fail(Errc::kUsage,
-              "--link: files of an equal layout can be linked, but " + why + "; leave --link out");
+  return Fail(Errc::kUsage, "--link: files of an equal layout can be linked, but ", why,
+              "; leave --link out");
 }
 
 /// Copies, clones or links the source's files, for equal layouts.
@@ -271,10 +271,9 @@ Status CheckOptions(const checkpoints::Checkpoint& source) {
     const checkpoints::Group& group = source.groups[g];
     const std::string unread = checkpoints::UnreadTensor(group.options, group.tensors);
     if (unread.empty()) continue;
-    return Fail(Errc::kUnsupported,
-                source.tag + ": option " + Quoted(unread) + " of parameter group " +
-                    std::to_string(g) + " is a tensor, which is not read from format " +
-                    source.origin + ": save it as a number, or stay in that format");
+    return Fail(Errc::kUnsupported, source.tag, ": option ", Quoted(unread), " of parameter group ",
+                g, " is a tensor, which is not read from format ", source.origin,
+                ": save it as a number, or stay in that format");
   }
   return {};
 }
@@ -383,8 +382,8 @@ std::vector<std::string> WeightsLeftBehind(const Input& input, const plan::Targe
 /// \error kMismatch  options.strict, and the source may be of two saves
 Status CheckDoubt(const ConvertOptions& options, const Input& input) {
   if (!options.strict || input.one_save.doubt.empty()) return {};
-  return Fail(Errc::kMismatch, "--strict: nothing is written: " + input.one_save.doubt +
-                                   "; give --allow-mixed to write it as it is");
+  return Fail(Errc::kMismatch, "--strict: nothing is written: ", input.one_save.doubt,
+              "; give --allow-mixed to write it as it is");
 }
 
 }  // namespace

@@ -72,8 +72,8 @@ Result<const Param*> FindParam(const Checkpoint& checkpoint, const std::string& 
     if (param.name == name) return &param;
     if (near.empty() && param.name.find(name) != std::string::npos) near = param.name;
   }
-  return Fail(Errc::kNotFound, "no parameter is named \"" + name + "\"" +
-                                   (near.empty() ? "" : "; there is \"" + near + "\""));
+  return Fail(Errc::kNotFound, "no parameter is named \"", name, "\"",
+              (near.empty() ? "" : "; there is \"" + near + "\""));
 }
 
 /// A consecutive range of a fragment's elements in one slot.

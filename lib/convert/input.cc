@@ -110,7 +110,7 @@ Status CheckCatalogued(const std::set<std::string>& catalogued, const checkpoint
   for (const checkpoints::SiblingFile& sibling : all.siblings) seen.insert(sibling.name);
   for (const std::string& name : catalogued) {
     if (seen.contains(name)) continue;
-    return Fail(Errc::kNotFound, name + ": no rank sees it as it was catalogued");
+    return Fail(Errc::kNotFound, name, ": no rank sees it as it was catalogued");
   }
   return {};
 }
@@ -365,7 +365,7 @@ void AddFiles(const std::vector<checkpoints::SourceFile>& files, exec::DigestStr
 
 Status CheckNew(const std::string& output) {
   SW_TRY_ASSIGN(const bool exists, os::Exists(output));
-  if (exists) return Fail(Errc::kBusy, output + ": exists (--force replaces it)");
+  if (exists) return Fail(Errc::kBusy, output, ": exists (--force replaces it)");
   return {};
 }
 
@@ -496,8 +496,8 @@ Status VerifyFile(const checkpoints::SourceFile& file, const std::string& expect
   SW_TRY_ASSIGN(const os::File opened, os::File::OpenRead(file.path));
   SW_TRY_ASSIGN(const std::string found, os::Sha256Of(opened));
   if (found == expected) return {};
-  return Fail(Errc::kBadInput, file.path + ": damaged: SHA-256 " + expected +
-                                   " expected by the checkpoint, found " + found);
+  return Fail(Errc::kBadInput, file.path, ": damaged: SHA-256 ", expected,
+              " expected by the checkpoint, found ", found);
 }
 
 }  // namespace

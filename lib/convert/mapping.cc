@@ -46,7 +46,7 @@ Result<MapName> TakeApart(const std::string& text) {
     }
   }
   if (!name.map.empty()) return name;
-  return Fail(Errc::kUsage, "--map " + text + ": MAP, MAP:TO or MAP:FROM:TO expected");
+  return Fail(Errc::kUsage, "--map ", text, ": MAP, MAP:TO or MAP:FROM:TO expected");
 }
 
 Result<checkpoints::ModelSizes> ParseSizes(std::string_view text) {
@@ -61,8 +61,8 @@ Result<checkpoints::ModelSizes> ParseSizes(std::string_view text) {
     const auto [at, error] = std::from_chars(begin, end, value);
     if (sign == std::string_view::npos || error != std::errc() || at != end || value == 0 ||
         !sizes.emplace(item.substr(0, sign), value).second) {
-      return Fail(Errc::kUsage,
-                  "--map-sizes: NAME=NUMBER,... expected, found " + Quoted(std::string(item)));
+      return Fail(Errc::kUsage, "--map-sizes: NAME=NUMBER,... expected, found ",
+                  Quoted(std::string(item)));
     }
   }
   return sizes;
@@ -152,7 +152,7 @@ Result<MapChoice> ReadRecipe(const json::Json& recipe, const std::string& where)
   const json::Json* to = recipe.is_object() ? json::Find(recipe, "to") : nullptr;
   if (map == nullptr || from == nullptr || to == nullptr || !from->is_string() ||
       !to->is_string() || !(map->is_string() || map->is_object())) {
-    return Fail(Errc::kBadInput, where + ": \"maps\": map, from and to of each expected");
+    return Fail(Errc::kBadInput, where, ": \"maps\": map, from and to of each expected");
   }
   MapChoice choice;
   choice.use.from = from->get<std::string>();
@@ -167,7 +167,7 @@ Result<MapChoice> ReadRecipe(const json::Json& recipe, const std::string& where)
   const json::Json* sizes = json::Find(recipe, "sizes");
   if (sizes == nullptr) return choice;
   if (!sizes->is_object()) {
-    return Fail(Errc::kBadInput, where + ": \"sizes\" of a map: object expected");
+    return Fail(Errc::kBadInput, where, ": \"sizes\" of a map: object expected");
   }
   for (const auto& [name, size] : sizes->items()) {
     SW_TRY_ASSIGN(choice.use.sizes[name],
@@ -185,9 +185,8 @@ Status CheckSizes(const checkpoints::ModelSizes& sizes, const std::vector<MapCho
   }
   for (const auto& [name, value] : sizes) {
     if (known.contains(name)) continue;
-    return Fail(Errc::kUsage,
-                "--map-sizes: no size " + Quoted(name) + ": there are " +
-                    Joined(std::vector<std::string>(known.begin(), known.end()), ", "));
+    return Fail(Errc::kUsage, "--map-sizes: no size ", Quoted(name), ": there are ",
+                Joined(std::vector<std::string>(known.begin(), known.end()), ", "));
   }
   return {};
 }
@@ -212,8 +211,8 @@ Result<Facts> UniteFacts(const std::string& config, const checkpoints::Checkpoin
   for (const auto& [key, value] : facts.values) {
     const auto other = told.find(key);
     if (other == told.end() || other->second == value) continue;
-    return Fail(Errc::kBadInput, Quoted(key) + " is " + Quoted(other->second) + " in " + path +
-                                     ", " + Quoted(value) + " in the " + facts.origin);
+    return Fail(Errc::kBadInput, Quoted(key), " is ", Quoted(other->second), " in ", path, ", ",
+                Quoted(value), " in the ", facts.origin);
   }
   told.merge(facts.values);
   return Facts{std::move(told), facts.origin.empty() ? path : path + " and the " + facts.origin};
@@ -236,16 +235,16 @@ Result<std::vector<Found>> FindFamily(const Facts& facts, const std::string& tag
   }
   if (!found.empty()) return found;
   if (facts.origin.empty()) {
-    return Fail(Errc::kUsage, "--map auto: neither a config.json next to " + tag +
-                                  " or in a folder huggingface nor the checkpoint itself tells "
-                                  "the model's family: name the map, --map MAP:TO");
+    return Fail(Errc::kUsage, "--map auto: neither a config.json next to ", tag,
+                " or in a folder huggingface nor the checkpoint itself tells "
+                "the model's family: name the map, --map MAP:TO");
   }
   const auto type = facts.values.find("model_type");
   const std::string what = type == facts.values.end() ? "what it tells of the model"
                                                       : "model_type " + Quoted(type->second);
-  return Fail(Errc::kUnsupported,
-              "--map auto: " + facts.origin + ": " + what + " is of no map: there are " +
-                  Joined(checkpoints::ModelMap::BuiltInNames(), ", ") + "; name one, --map MAP:TO");
+  return Fail(Errc::kUnsupported, "--map auto: ", facts.origin, ": ", what,
+              " is of no map: there are ", Joined(checkpoints::ModelMap::BuiltInNames(), ", "),
+              "; name one, --map MAP:TO");
 }
 
 /// Returns possible naming schemes of the target, in order of preference. The map may lack some.
@@ -289,8 +288,8 @@ Result<std::optional<Found>> FindMap(const checkpoints::MapUse& use, const MapsA
       return std::optional<Found>();
     }
     const auto to = std::find_first_of(wanted.begin(), wanted.end(), all.begin(), all.end());
-    Status fits = Fail(Errc::kUnsupported,
-                       "no side " + Joined(wanted, " or ") + ": there are " + Joined(all, ", "));
+    Status fits = Fail(Errc::kUnsupported, "no side ", Joined(wanted, " or "), ": there are ",
+                       Joined(all, ", "));
     if (to != wanted.end()) {
       checkpoints::MapUse trial{use.from, *to, given};
       trial.sizes.merge(one.map.SizesIn(facts.values));
@@ -307,9 +306,8 @@ Result<std::optional<Found>> FindMap(const checkpoints::MapUse& use, const MapsA
   }
   if (fitting.empty()) return tl::unexpected(*std::move(refused));
   if (fitting.size() > 1) {
-    return Fail(Errc::kUsage, "--map auto: the maps " + fitting[0].map.name() + " and " +
-                                  fitting[1].map.name() + " both fit (" + fitting[0].why +
-                                  "): name one, --map MAP:TO");
+    return Fail(Errc::kUsage, "--map auto: the maps ", fitting[0].map.name(), " and ",
+                fitting[1].map.name(), " both fit (", fitting[0].why, "): name one, --map MAP:TO");
   }
   return std::optional<Found>(std::move(fitting.front()));
 }
@@ -332,7 +330,7 @@ Result<std::vector<MapChoice>> MapsOfRecipes(const std::string& recipes, const s
   std::vector<MapChoice> choices;
   if (recipes.empty()) return choices;
   SW_TRY_ASSIGN(const json::Json list, json::Parse(recipes, where));
-  if (!list.is_array()) return Fail(Errc::kBadInput, where + ": \"maps\": list expected");
+  if (!list.is_array()) return Fail(Errc::kBadInput, where, ": \"maps\": list expected");
   for (const json::Json& recipe : list) {
     SW_TRY_ASSIGN(MapChoice choice, ReadRecipe(recipe, where));
     choices.push_back(std::move(choice));

@@ -322,12 +322,10 @@ OneSave SaveCheck::Undecided() {
 
 Result<OneSave> SaveCheck::Mixed(const std::string& text, std::vector<std::string> apart) {
   if (!allow_mixed_) {
-    return Fail(Errc::kBadInput,
-                checkpoint_.tag +
-                    ": the files come from two saves, as if a job had been killed while it "
-                    "overwrote a checkpoint: " +
-                    text +
-                    "; use another checkpoint, or give --allow-mixed to read this one as it is");
+    return Fail(Errc::kBadInput, checkpoint_.tag,
+                ": the files come from two saves, as if a job had been killed while it "
+                "overwrote a checkpoint: ",
+                text, "; use another checkpoint, or give --allow-mixed to read this one as it is");
   }
   sink_.Warn(checkpoint_.tag + ": the files come from two saves (--allow-mixed): " + text);
   return OneSave{std::move(apart), {}};

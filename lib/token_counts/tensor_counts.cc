@@ -31,8 +31,8 @@ Status TakeIntegers(std::span<const std::byte> bytes, const Shape& shape, const 
     T value{};
     std::memcpy(&value, bytes.data() + at, sizeof(T));
     if (value < 0 || static_cast<std::uint64_t>(value) > limits::kMoeTokens) {
-      return Fail(Errc::kBadInput, where + ElementName(shape, counts->size()) +
-                                       ": not a count: " + std::to_string(value));
+      return Fail(Errc::kBadInput, where, ElementName(shape, counts->size()),
+                  ": not a count: ", value);
     }
     counts->push_back(static_cast<std::uint64_t>(value));
   }
@@ -79,8 +79,7 @@ Result<std::vector<std::uint64_t>> Counts(DType dtype, std::span<const std::byte
       break;
     default:
       if (!CanConvert(dtype, DType::kF64)) {
-        return Fail(Errc::kUnsupported,
-                    where + ": counts of type " + std::string(Name(dtype)) + " are not read");
+        return Fail(Errc::kUnsupported, where, ": counts of type ", Name(dtype), " are not read");
       }
       status = TakeReals(dtype, bytes, shape, where, &counts);
   }
@@ -90,8 +89,7 @@ Result<std::vector<std::uint64_t>> Counts(DType dtype, std::span<const std::byte
 
 Status CheckElems(std::uint64_t elems, const std::string& where) {
   if (elems <= limits::kMoeCounts) return {};
-  return Fail(Errc::kLimit, where + ": " + std::to_string(elems) + " counts, at most " +
-                                std::to_string(limits::kMoeCounts));
+  return Fail(Errc::kLimit, where, ": ", elems, " counts, at most ", limits::kMoeCounts);
 }
 
 Result<PtFile> OpenPt(const std::string& path) {
@@ -116,7 +114,7 @@ Result<std::vector<std::uint64_t>> ReadCounts(const PtFile& pt, const pickle::Te
   std::vector<std::byte> bytes(storage.bytes);
   SW_TRY(pt.file.ReadAt(storage.offset, bytes));
   if (storage.crc32 && Crc32(bytes) != *storage.crc32) {
-    return Fail(Errc::kBadInput, where + ": " + storage.member + ": wrong CRC-32");
+    return Fail(Errc::kBadInput, where, ": ", storage.member, ": wrong CRC-32");
   }
   std::vector<std::byte> packed(elems * item);
   std::vector<std::uint64_t> index(tensor.shape.size(), 0);

@@ -17,19 +17,15 @@ std::string CellName(std::uint64_t layer, std::uint64_t expert) {
 
 Status RecordBuilder::Add(std::uint64_t layer, std::vector<std::uint64_t> counts) {
   if (counts.empty()) {
-    return Fail(Errc::kBadInput, where_ + ": layer " + std::to_string(layer) + ": no experts");
+    return Fail(Errc::kBadInput, where_, ": layer ", layer, ": no experts");
   }
   if (layer >= limits::kMoeLayers || counts.size() > limits::kMoeExperts) {
-    return Fail(Errc::kLimit, where_ + ": layer " + std::to_string(layer) + " of " +
-                                  std::to_string(counts.size()) + " experts: at most " +
-                                  std::to_string(limits::kMoeLayers) + " layers of " +
-                                  std::to_string(limits::kMoeExperts));
+    return Fail(Errc::kLimit, where_, ": layer ", layer, " of ", counts.size(),
+                " experts: at most ", limits::kMoeLayers, " layers of ", limits::kMoeExperts);
   }
   if (!rows_.empty() && rows_.begin()->second.size() != counts.size()) {
-    return Fail(Errc::kBadInput, where_ + ": layer " + std::to_string(layer) + " has " +
-                                     std::to_string(counts.size()) + " experts, layer " +
-                                     std::to_string(rows_.begin()->first) + " has " +
-                                     std::to_string(rows_.begin()->second.size()));
+    return Fail(Errc::kBadInput, where_, ": layer ", layer, " has ", counts.size(),
+                " experts, layer ", rows_.begin()->first, " has ", rows_.begin()->second.size());
   }
   auto [at, fresh] = rows_.try_emplace(layer, std::move(counts));
   if (fresh) return {};
@@ -50,8 +46,8 @@ Status SumOldest(TokenTrace* trace, const std::string& where) {
     for (std::size_t i = 0; i < sum.tokens.size(); ++i) {
       sum.tokens[i] += records[r].tokens[i];
       if (sum.tokens[i] <= limits::kMoeTokens) continue;
-      return Fail(Errc::kLimit, where + ": the sum of the records before has more than " +
-                                    std::to_string(limits::kMoeTokens) + " tokens");
+      return Fail(Errc::kLimit, where, ": the sum of the records before has more than ",
+                  limits::kMoeTokens, " tokens");
     }
   }
   trace->first_sums += last;
@@ -63,7 +59,7 @@ Status SumOldest(TokenTrace* trace, const std::string& where) {
 
 Status Append(TokenTrace* trace, std::uint64_t iteration, const RecordBuilder& record,
               const std::string& where) {
-  if (record.empty()) return Fail(Errc::kBadInput, where + ": no layers");
+  if (record.empty()) return Fail(Errc::kBadInput, where, ": no layers");
   const auto& rows = record.rows();
   if (trace->records.empty()) {
     trace->experts = static_cast<std::uint32_t>(rows.begin()->second.size());
@@ -74,17 +70,14 @@ Status Append(TokenTrace* trace, std::uint64_t iteration, const RecordBuilder& r
   const std::uint64_t cells = rows.size() * rows.begin()->second.size();
   if ((trace->records.size() + 1) * cells > limits::kMoeCounts) {
     if (!trace->serving || trace->records.size() < 8) {
-      return Fail(Errc::kLimit,
-                  where + ": more than " + std::to_string(limits::kMoeCounts) + " counts in all");
+      return Fail(Errc::kLimit, where, ": more than ", limits::kMoeCounts, " counts in all");
     }
     SW_TRY(SumOldest(trace, where));
   }
   if (rows.size() != trace->layer_id.size() || rows.begin()->second.size() != trace->experts) {
-    return Fail(Errc::kBadInput, where + ": " + std::to_string(rows.size()) + " layers of " +
-                                     std::to_string(rows.begin()->second.size()) +
-                                     " experts, the first record has " +
-                                     std::to_string(trace->layer_id.size()) + " of " +
-                                     std::to_string(trace->experts));
+    return Fail(Errc::kBadInput, where, ": ", rows.size(), " layers of ",
+                rows.begin()->second.size(), " experts, the first record has ",
+                trace->layer_id.size(), " of ", trace->experts);
   }
   TokenTrace::Record made;
   made.iteration = iteration;
@@ -92,8 +85,7 @@ Status Append(TokenTrace* trace, std::uint64_t iteration, const RecordBuilder& r
   std::size_t at = 0;
   for (const auto& [layer, counts] : rows) {
     if (layer != trace->layer_id[at++]) {
-      return Fail(Errc::kBadInput,
-                  where + ": layer " + std::to_string(layer) + " is not in the first record");
+      return Fail(Errc::kBadInput, where, ": layer ", layer, " is not in the first record");
     }
     made.tokens.insert(made.tokens.end(), counts.begin(), counts.end());
   }
@@ -102,23 +94,22 @@ Status Append(TokenTrace* trace, std::uint64_t iteration, const RecordBuilder& r
 }
 
 Status Finish(TokenTrace* trace, const std::string& where) {
-  if (trace->records.empty()) return Fail(Errc::kBadInput, where + ": holds no loads");
+  if (trace->records.empty()) return Fail(Errc::kBadInput, where, ": holds no loads");
   std::stable_sort(trace->records.begin(), trace->records.end(),
                    [](const auto& a, const auto& b) { return a.iteration < b.iteration; });
   for (std::size_t r = 0; r < trace->records.size(); ++r) {
     const TokenTrace::Record& record = trace->records[r];
     const std::string place = where + ": iteration " + std::to_string(record.iteration);
     if (r > 0 && trace->records[r - 1].iteration == record.iteration) {
-      return Fail(Errc::kBadInput, place + " twice");
+      return Fail(Errc::kBadInput, place, " twice");
     }
     for (std::size_t row = 0; row < trace->layer_id.size(); ++row) {
       std::uint64_t sum = 0;
       for (std::size_t e = 0; e < trace->experts; ++e) {
         const std::uint64_t tokens = record.tokens[row * trace->experts + e];
         if (tokens > limits::kMoeTokens || (sum += tokens) > limits::kMoeTokens) {
-          return Fail(Errc::kBadInput, place + ": " + CellName(trace->layer_id[row], e) +
-                                           ": the layer has more than " +
-                                           std::to_string(limits::kMoeTokens) + " tokens");
+          return Fail(Errc::kBadInput, place, ": ", CellName(trace->layer_id[row], e),
+                      ": the layer has more than ", limits::kMoeTokens, " tokens");
         }
       }
     }
@@ -150,9 +141,9 @@ Result<TokenTrace> ReadFile(const std::string& path) {
   if (path.ends_with(".npy")) return ReadNumpyFile(path);
   for (const std::string_view ending : {".npz", ".safetensors", ".bin", ".parquet"}) {
     if (!path.ends_with(ending)) continue;
-    return Fail(Errc::kUnsupported, path + ": token counts in a " + std::string(ending) +
-                                        " file are not read: save the array [layers, experts] as "
-                                        ".npy or .pt");
+    return Fail(Errc::kUnsupported, path, ": token counts in a ", ending,
+                " file are not read: save the array [layers, experts] as "
+                ".npy or .pt");
   }
   SW_TRY_ASSIGN(const os::File file, os::File::OpenRead(path));
   SW_TRY_ASSIGN(const os::Identity identity, file.Stat());
@@ -185,22 +176,21 @@ Result<TokenTrace> ReadLoads(const std::string& path, std::uint64_t after) {
 }
 
 Result<std::uint64_t> CountOf(double value, const std::string& where) {
-  if (std::isnan(value)) return Fail(Errc::kBadInput, where + ": not a number");
+  if (std::isnan(value)) return Fail(Errc::kBadInput, where, ": not a number");
   if (value < 0) {
     std::string text;
     std::isfinite(value) ? json::AppendReal(&text, value) : void(text = "-inf");
-    return Fail(Errc::kBadInput, where + ": negative: " + text);
+    return Fail(Errc::kBadInput, where, ": negative: ", text);
   }
   if (value > static_cast<double>(limits::kMoeTokens)) {
-    return Fail(Errc::kBadInput,
-                where + ": more than " + std::to_string(limits::kMoeTokens) + " tokens");
+    return Fail(Errc::kBadInput, where, ": more than ", limits::kMoeTokens, " tokens");
   }
   if (std::floor(value) != value) {
     std::string text;
     json::AppendReal(&text, value);
-    return Fail(Errc::kBadInput, where + ": not a whole number: " + text +
-                                     "; counts are expected, so multiply means by the number of "
-                                     "steps that they are of");
+    return Fail(Errc::kBadInput, where, ": not a whole number: ", text,
+                "; counts are expected, so multiply means by the number of "
+                "steps that they are of");
   }
   return static_cast<std::uint64_t>(value);
 }
@@ -212,11 +202,10 @@ Result<std::uint64_t> CountOf(const Json& value, const std::string& where) {
     return CountOf(static_cast<double>(count), where);
   }
   if (value.is_number_integer()) {
-    return Fail(Errc::kBadInput,
-                where + ": negative: " + std::to_string(value.get<std::int64_t>()));
+    return Fail(Errc::kBadInput, where, ": negative: ", value.get<std::int64_t>());
   }
   if (value.is_number_float()) return CountOf(value.get<double>(), where);
-  return Fail(Errc::kBadInput, where + ": a count expected, found " + json::KindOf(value));
+  return Fail(Errc::kBadInput, where, ": a count expected, found ", json::KindOf(value));
 }
 
 }  // namespace shardwright::token_counts

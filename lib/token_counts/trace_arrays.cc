@@ -35,10 +35,10 @@ struct Array {
 Status ToSteps(Array* array, const std::string& where) {
   const std::size_t dimensions = array->shape.size();
   if (dimensions == 0 || dimensions > 3 || array->counts.empty()) {
-    return Fail(Errc::kBadInput, where +
-                                     ": counts of [layers, experts] or [steps, layers, experts] "
-                                     "expected, found the shape " +
-                                     ToString(array->shape));
+    return Fail(Errc::kBadInput, where,
+                ": counts of [layers, experts] or [steps, layers, experts] "
+                "expected, found the shape ",
+                ToString(array->shape));
   }
   array->shape.insert(array->shape.begin(), 3 - dimensions, 1);
   return {};
@@ -116,13 +116,13 @@ Result<std::pair<std::string, std::uint64_t>> NumpyHeader(const os::File& file,
   SW_TRY(file.ReadAt(0, std::as_writable_bytes(std::span(start))));
   const auto byte = [&](std::size_t at) { return static_cast<unsigned char>(start[at]); };
   if (start.size() < 12 || !start.starts_with("\x93NUMPY") || byte(6) < 1 || byte(6) > 3) {
-    return Fail(Errc::kBadInput, file.path() + ": not a .npy file of NumPy");
+    return Fail(Errc::kBadInput, file.path(), ": not a .npy file of NumPy");
   }
   const std::uint64_t before = byte(6) == 1 ? 10 : 12;
   std::uint64_t length = byte(8) + (std::uint64_t{byte(9)} << 8);
   if (before == 12) length += (std::uint64_t{byte(10)} << 16) + (std::uint64_t{byte(11)} << 24);
   if (length > kMost || before + length > bytes) {
-    return Fail(Errc::kBadInput, file.path() + ": the header of a .npy file is cut short");
+    return Fail(Errc::kBadInput, file.path(), ": the header of a .npy file is cut short");
   }
   std::string header(length, '\0');
   SW_TRY(file.ReadAt(before, std::as_writable_bytes(std::span(header))));
@@ -151,8 +151,7 @@ std::vector<std::uint64_t> RowMajor(const std::vector<std::uint64_t>& counts, co
 /// Reads the map from physical to logical experts, by layer.
 Result<Array> ReadMap(const PtFile& pt, const pickle::Tensor& map, const std::string& where) {
   if (map.shape.size() != 2) {
-    return Fail(Errc::kBadInput,
-                where + ": [layers, slots] expected, found " + ToString(map.shape));
+    return Fail(Errc::kBadInput, where, ": [layers, slots] expected, found ", ToString(map.shape));
   }
   SW_TRY_ASSIGN(auto ids, ReadCounts(pt, map, where));
   return Array{map.shape, std::move(ids)};
@@ -163,13 +162,12 @@ Result<Array> ToLogical(const Array& physical, const Array& map, const std::stri
   Array steps = physical;
   SW_TRY(ToSteps(&steps, where));
   if (steps.shape[1] != map.shape[0] || steps.shape[2] != map.shape[1]) {
-    return Fail(Errc::kBadInput, where + ": counts " + ToString(physical.shape) +
-                                     ", but the physical_to_logical_map is " + ToString(map.shape));
+    return Fail(Errc::kBadInput, where, ": counts ", ToString(physical.shape),
+                ", but the physical_to_logical_map is ", ToString(map.shape));
   }
   const std::uint64_t experts = 1 + *std::max_element(map.counts.begin(), map.counts.end());
   if (experts > limits::kMoeExperts) {
-    return Fail(Errc::kBadInput,
-                where + ": physical_to_logical_map: no expert " + std::to_string(experts - 1));
+    return Fail(Errc::kBadInput, where, ": physical_to_logical_map: no expert ", experts - 1);
   }
   Array logical;
   logical.shape = {steps.shape[0], steps.shape[1], experts};
@@ -189,9 +187,9 @@ Status AddPasses(const PtFile& pt, const pickle::Node& records, const pickle::No
                  TokenTrace* trace) {
   const std::string where = pt.file.path() + ": records";
   if (!records.is_list() || map == nullptr || !map->is_tensor()) {
-    return Fail(Errc::kBadInput, where +
-                                     ": a dump of SGLang's recorder by pass lacks "
-                                     "last_physical_to_logical_map");
+    return Fail(Errc::kBadInput, where,
+                ": a dump of SGLang's recorder by pass lacks "
+                "last_physical_to_logical_map");
   }
   SW_TRY_ASSIGN(const Array ids,
                 ReadMap(pt, *map->tensor, pt.file.path() + ": last_physical_to_logical_map"));
@@ -199,9 +197,9 @@ Status AddPasses(const PtFile& pt, const pickle::Node& records, const pickle::No
     const std::string place = where + "[" + std::to_string(i) + "]";
     const pickle::Node* counts = records.items[i]->Find("global_physical_count");
     if (counts == nullptr || !counts->is_tensor()) {
-      return Fail(Errc::kBadInput, place +
-                                       ": a pass of SGLang's recorder lacks the tensor "
-                                       "global_physical_count");
+      return Fail(Errc::kBadInput, place,
+                  ": a pass of SGLang's recorder lacks the tensor "
+                  "global_physical_count");
     }
     SW_TRY_ASSIGN(auto physical, ReadCounts(pt, *counts->tensor, place));
     SW_TRY_ASSIGN(const Array pass,
@@ -247,7 +245,7 @@ Status AddTensors(const PtFile& pt, TokenTrace* trace) {
     const std::string found = map != nullptr ? "a placement (physical_to_logical_map) without "
                                                "token counts, which --old reads"
                                              : pickle::Describe(&root);
-    return Fail(Errc::kBadInput, path + ": no token counts: found " + found + std::string(kForms));
+    return Fail(Errc::kBadInput, path, ": no token counts: found ", found, kForms);
   }
   const std::string where = key.empty() ? path : path + ": " + std::string(key);
   SW_TRY_ASSIGN(auto values, ReadCounts(pt, *counts->tensor, where));
@@ -286,20 +284,19 @@ Result<TokenTrace> ReadNumpyFile(const std::string& path) {
   const std::string_view type = ValueOf(header.first, "descr");
   const auto dtype = NumpyType(type);
   if (!dtype) {
-    return Fail(Errc::kUnsupported, path + ": a .npy file of type " + std::string(type) +
-                                        ": whole or real numbers in little-endian order expected");
+    return Fail(Errc::kUnsupported, path, ": a .npy file of type ", type,
+                ": whole or real numbers in little-endian order expected");
   }
   const auto shape = NumpyShape(ValueOf(header.first, "shape"));
   const std::string_view order = ValueOf(header.first, "fortran_order");
   if (!shape || (order != "True" && order != "False")) {
-    return Fail(Errc::kBadInput, path + ": the header of a .npy file lacks shape or fortran_order");
+    return Fail(Errc::kBadInput, path, ": the header of a .npy file lacks shape or fortran_order");
   }
   SW_TRY_ASSIGN(const std::uint64_t elems, CountElems(*shape));
   SW_TRY_ASSIGN(const std::uint64_t needed, CheckedMul(elems, ItemSize(*dtype)));
   if (identity.bytes - header.second != needed) {
-    return Fail(Errc::kBadInput, path + ": a .npy file of " + ToString(*shape) + " has " +
-                                     std::to_string(needed) + " bytes of elements, found " +
-                                     std::to_string(identity.bytes - header.second));
+    return Fail(Errc::kBadInput, path, ": a .npy file of ", ToString(*shape), " has ", needed,
+                " bytes of elements, found ", identity.bytes - header.second);
   }
   TokenTrace trace;
   trace.format = "npy";

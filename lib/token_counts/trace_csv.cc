@@ -76,8 +76,7 @@ Result<std::uint64_t> Number(std::string_view cell, const std::string& where) {
   double real = 0;
   const auto [stop, wrong] = std::from_chars(cell.data(), end, real);
   if (cell.empty() || wrong != std::errc() || stop != end) {
-    return Fail(Errc::kBadInput,
-                where + ": \"" + std::string(cell.substr(0, 24)) + "\" is not a count");
+    return Fail(Errc::kBadInput, where, ": \"", cell.substr(0, 24), "\" is not a count");
   }
   return CountOf(real, where);
 }
@@ -117,20 +116,19 @@ Result<Columns> ReadHeading(const std::vector<std::string_view>& cells, const st
   for (std::size_t i = 0; i < cells.size(); ++i) {
     std::optional<std::size_t>* const at = column(cells[i]);
     if (at == nullptr || at->has_value()) {
-      return Fail(Errc::kBadInput,
-                  where + ": column \"" + std::string(cells[i].substr(0, 24)) + "\" " +
-                      (at == nullptr ? "is unknown: known are layer (layer_id), expert "
-                                       "(expert_id), tokens (count), iteration "
-                                       "(step) and rank"
-                                     : "twice"));
+      return Fail(Errc::kBadInput, where, ": column \"", cells[i].substr(0, 24), "\" ",
+                  (at == nullptr ? "is unknown: known are layer (layer_id), expert "
+                                   "(expert_id), tokens (count), iteration "
+                                   "(step) and rank"
+                                 : "twice"));
     }
     *at = i;
     columns.sparse = columns.sparse || cells[i] == "layer_id" || cells[i] == "expert_id";
   }
   if (!layer || !expert || !tokens) {
-    return Fail(Errc::kBadInput, where +
-                                     ": a table of counts lacks a column: layer (or layer_id), "
-                                     "expert (or expert_id) and tokens (or count) expected");
+    return Fail(Errc::kBadInput, where,
+                ": a table of counts lacks a column: layer (or layer_id), "
+                "expert (or expert_id) and tokens (or count) expected");
   }
   columns.layer = *layer;
   columns.expert = *expert;
@@ -160,7 +158,7 @@ Status AddCells(const std::map<Cell, std::uint64_t>& counts, bool sparse, const 
           continue;
         }
         if (!sparse) {
-          return Fail(Errc::kBadInput, place + ": no count for " + CellName(layer, e));
+          return Fail(Errc::kBadInput, place, ": no count for ", CellName(layer, e));
         }
         ++missing;
         row.push_back(0);
@@ -185,8 +183,8 @@ class Rows {
   /// \param place  place of the line
   Status Add(const std::vector<std::string_view>& cells, const std::string& place) {
     if (cells.size() != columns_.count) {
-      return Fail(Errc::kBadInput, place + ": " + std::to_string(columns_.count) +
-                                       " columns expected, found " + std::to_string(cells.size()));
+      return Fail(Errc::kBadInput, place, ": ", columns_.count, " columns expected, found ",
+                  cells.size());
     }
     const auto optional = [&](const std::optional<std::size_t>& column) -> Result<std::uint64_t> {
       if (!column) return std::uint64_t{0};
@@ -197,9 +195,8 @@ class Rows {
     SW_TRY_ASSIGN(const std::uint64_t layer, Number(cells[columns_.layer], place));
     SW_TRY_ASSIGN(const std::uint64_t expert, Number(cells[columns_.expert], place));
     if (layer >= limits::kMoeLayers || expert >= limits::kMoeExperts) {
-      return Fail(Errc::kLimit, place + ": " + CellName(layer, expert) + ": at most " +
-                                    std::to_string(limits::kMoeLayers) + " layers of " +
-                                    std::to_string(limits::kMoeExperts));
+      return Fail(Errc::kLimit, place, ": ", CellName(layer, expert), ": at most ",
+                  limits::kMoeLayers, " layers of ", limits::kMoeExperts);
     }
     SW_TRY_ASSIGN(const std::uint64_t tokens,
                   Number(cells[columns_.tokens], place + ": " + CellName(layer, expert)));
@@ -226,7 +223,7 @@ class Rows {
     if (seen_.contains(row)) {
       // The first row of an iteration appears again, so the whole iteration is repeated.
       const bool restart = columns_.iteration && first_.at(iteration) == row;
-      if (!restart) return Fail(Errc::kBadInput, place + ": " + CellName(layer, expert) + " twice");
+      if (!restart) return Fail(Errc::kBadInput, place, ": ", CellName(layer, expert), " twice");
       DropFrom(iteration);
       WarnOfRestart(trace_, place, iteration);
     }
@@ -236,8 +233,7 @@ class Rows {
     std::uint64_t& sum = counts_[row.first];
     SW_TRY_ASSIGN(sum, CheckedAdd(sum, tokens));
     if (seen_.size() <= limits::kMoeCounts) return {};
-    return Fail(Errc::kLimit,
-                place + ": more than " + std::to_string(limits::kMoeCounts) + " counts");
+    return Fail(Errc::kLimit, place, ": more than ", limits::kMoeCounts, " counts");
   }
 
   void DropFrom(std::uint64_t iteration) {
@@ -279,7 +275,7 @@ Result<TokenTrace> ParseLong(Lines lines, const Columns& columns, const std::str
 
 Result<TokenTrace> ParseCsvLoads(std::string_view text, const std::string& where) {
   Lines lines(text);
-  if (!lines.Next()) return Fail(Errc::kBadInput, where + ": holds no loads");
+  if (!lines.Next()) return Fail(Errc::kBadInput, where, ": holds no loads");
   const auto first = Cells(lines.line());
   if (IsHeading(first)) {
     SW_TRY_ASSIGN(const Columns columns,

@@ -47,7 +47,7 @@ Status AddRank(RankFile* rank, TokenTrace* trace, std::map<std::uint64_t, Record
                            ? std::nullopt
                            : WholeNumber(std::string_view(entry.name).substr(split + 1));
     if (!iteration || !layer || entry.shape.size() != 1) {
-      return Fail(Errc::kBadInput, where + ": a list named <iteration>_<layer> expected");
+      return Fail(Errc::kBadInput, where, ": a list named <iteration>_<layer> expected");
     }
     SW_TRY(CheckElems(entry.shape[0], where));
     std::vector<std::byte> bytes(entry.bytes);
@@ -120,11 +120,11 @@ Status FindCounters(const PtFile& pt, std::string_view file_name, const pickle::
     const std::string where = pt.file.path() + ": \"" + name + "\"";
     const auto layer = LayerOf(file_name, name);
     if (!layer || value.tensor->shape.size() != 1) {
-      return Fail(Errc::kBadInput, where + ": a list of counts of a numbered layer expected");
+      return Fail(Errc::kBadInput, where, ": a list of counts of a numbered layer expected");
     }
     SW_TRY_ASSIGN(auto counts, ReadCounts(pt, *value.tensor, where));
     if (!found->try_emplace(*layer, std::move(counts)).second) {
-      return Fail(Errc::kBadInput, where + ": layer " + std::to_string(*layer) + " twice");
+      return Fail(Errc::kBadInput, where, ": layer ", *layer, " twice");
     }
   }
   return {};
@@ -168,7 +168,7 @@ Result<TokenTrace> ReadStatisticFolder(const std::string& folder) {
   SW_TRY_ASSIGN(const Json json, json::Parse(meta, folder + "/meta_info.json"));
   const Json* given = json::Find(json, "num_experts");
   if (given == nullptr) {
-    return Fail(Errc::kBadInput, folder + "/meta_info.json: num_experts is missing");
+    return Fail(Errc::kBadInput, folder, "/meta_info.json: num_experts is missing");
   }
   SW_TRY_ASSIGN(
       const std::uint64_t experts,
@@ -193,9 +193,8 @@ Result<TokenTrace> ReadStatisticFolder(const std::string& folder) {
   SW_TRY(Finish(&trace, folder));
   WarnOfGaps(ranks, &trace);
   if (trace.experts != experts) {
-    return Fail(Errc::kBadInput, folder + ": " + std::to_string(experts) +
-                                     " experts in meta_info.json, found " +
-                                     std::to_string(trace.experts));
+    return Fail(Errc::kBadInput, folder, ": ", experts, " experts in meta_info.json, found ",
+                trace.experts);
   }
   return trace;
 }
@@ -226,10 +225,9 @@ Result<TokenTrace> ReadCheckpointCounters(const std::string& folder) {
     SW_TRY(Combine(found, path, &seen, &record, &summed));
   }
   if (record.empty()) {
-    return Fail(Errc::kBadInput,
-                save + ": no token counters in " + std::to_string(trace.files_read) +
-                    " model files: none of tokens_per_expert, local_tokens_per_expert, "
-                    "exp_counts, expert_counts");
+    return Fail(Errc::kBadInput, save, ": no token counters in ", trace.files_read,
+                " model files: none of tokens_per_expert, local_tokens_per_expert, "
+                "exp_counts, expert_counts");
   }
   if (summed) trace.notes.push_back("counters of several ranks differ and were added up");
   SW_TRY(Append(&trace, iteration, record, save));

@@ -22,8 +22,8 @@ namespace {
 Result<std::vector<std::uint64_t>> CountsOf(const Json& row, std::uint64_t layer,
                                             const std::string& where) {
   if (!row.is_array()) {
-    return Fail(Errc::kBadInput, where + ": layer " + std::to_string(layer) +
-                                     ": a list of counts expected, found " + json::KindOf(row));
+    return Fail(Errc::kBadInput, where, ": layer ", layer, ": a list of counts expected, found ",
+                json::KindOf(row));
   }
   std::vector<std::uint64_t> counts;
   counts.reserve(row.size());
@@ -53,9 +53,8 @@ int DepthOf(const Json& list) {
 Status AddLists(const Json& lists, const std::string& where, bool skip_idle, TokenTrace* trace) {
   const int depth = DepthOf(lists);
   if (depth < 1 || depth > 3) {
-    return Fail(Errc::kBadInput, where + ": lists of layers of counts expected, found " +
-                                     (depth == 0 ? json::KindOf(lists)
-                                                 : std::to_string(depth) + " levels of lists"));
+    return Fail(Errc::kBadInput, where, ": lists of layers of counts expected, found ",
+                (depth == 0 ? json::KindOf(lists) : std::to_string(depth) + " levels of lists"));
   }
   if (depth < 3) {
     RecordBuilder record(where);
@@ -79,16 +78,16 @@ Status AddLists(const Json& lists, const std::string& where, bool skip_idle, Tok
 Status AddPhysical(const Json& load, const Json& map, const std::string& where,
                    RecordBuilder* record) {
   if (!load.is_array() || !map.is_array() || load.size() != map.size()) {
-    return Fail(Errc::kBadInput, where +
-                                     ": counts and map of physical experts: lists of equal length "
-                                     "expected");
+    return Fail(Errc::kBadInput, where,
+                ": counts and map of physical experts: lists of equal length "
+                "expected");
   }
   std::uint64_t experts = 0;
   std::vector<std::vector<std::int64_t>> ids(map.size());
   for (std::size_t l = 0; l < map.size(); ++l) {
     if (!map[l].is_array() || !load[l].is_array() || map[l].size() != load[l].size()) {
-      return Fail(Errc::kBadInput, where + ": layer " + std::to_string(l) +
-                                       ": counts and map of physical experts differ in length");
+      return Fail(Errc::kBadInput, where, ": layer ", l,
+                  ": counts and map of physical experts differ in length");
     }
     for (const Json& id : map[l]) {
       const bool unused = id.is_number_integer() && id.get<std::int64_t>() == -1;
@@ -120,8 +119,8 @@ Status AddVllm(const Json& object, const std::string& where, TokenTrace* trace) 
   const Json* load = json::Find(object, "expert_load");
   const Json* map = json::Find(object, "p2l_map");
   if (type != "eplb_load_stats" || load == nullptr || map == nullptr) {
-    return Fail(Errc::kBadInput, where + ": record_type " + type.dump() +
-                                     ": eplb_load_stats with expert_load and p2l_map expected");
+    return Fail(Errc::kBadInput, where, ": record_type ", type.dump(),
+                ": eplb_load_stats with expert_load and p2l_map expected");
   }
   std::uint64_t step = trace->records.size();
   if (const Json* given = json::Find(object, "step")) {
@@ -139,12 +138,12 @@ Status AddPlanLoads(const Json& layers, const std::string& where, TokenTrace* tr
     const Json* number = json::Find(layer, "layer");
     const Json* loads = json::Find(layer, "loads");
     if (number == nullptr || loads == nullptr) {
-      return Fail(Errc::kBadInput, where + ": layers: objects with layer and loads expected");
+      return Fail(Errc::kBadInput, where, ": layers: objects with layer and loads expected");
     }
     SW_TRY_ASSIGN(const std::uint64_t id,
                   json::WholeOf(*number, 0, limits::kMoeLayers - 1, where + ": layer"));
     if (record.rows().contains(id)) {
-      return Fail(Errc::kBadInput, where + ": layer " + std::to_string(id) + " twice");
+      return Fail(Errc::kBadInput, where, ": layer ", id, " twice");
     }
     SW_TRY_ASSIGN(auto counts, CountsOf(*loads, id, where));
     SW_TRY(record.Add(id, std::move(counts)));
@@ -155,7 +154,7 @@ Status AddPlanLoads(const Json& layers, const std::string& where, TokenTrace* tr
 Status AddObject(const Json& object, const std::string& where, TokenTrace* trace) {
   if (object.contains("record_type")) return AddVllm(object, where, trace);
   if (const Json* tokens = json::Find(object, "tokens")) {
-    if (trace->format == "vllm") return Fail(Errc::kBadInput, where + ": no record of vLLM");
+    if (trace->format == "vllm") return Fail(Errc::kBadInput, where, ": no record of vLLM");
     std::uint64_t iteration = trace->records.size();
     if (const Json* given = json::Find(object, "iteration")) {
       SW_TRY_ASSIGN(iteration, json::WholeOf(*given, 0, limits::kMoeTokens, where + ": iteration"));
@@ -184,13 +183,13 @@ Status AddObject(const Json& object, const std::string& where, TokenTrace* trace
   const Json* layers = json::Find(object, "layers");
   if (layers != nullptr && layers->is_array()) return AddPlanLoads(*layers, where, trace);
   if (object.contains("physical_to_logical_map")) {
-    return Fail(Errc::kBadInput, where +
-                                     ": a placement (physical_to_logical_map) without token "
-                                     "counts, which --old reads");
+    return Fail(Errc::kBadInput, where,
+                ": a placement (physical_to_logical_map) without token "
+                "counts, which --old reads");
   }
-  return Fail(Errc::kBadInput, where +
-                                   ": no loads: none of tokens, logical_count, expert_load, loads, "
-                                   "tokens_per_expert, token_counts, expert_counts and layers");
+  return Fail(Errc::kBadInput, where,
+              ": no loads: none of tokens, logical_count, expert_load, loads, "
+              "tokens_per_expert, token_counts, expert_counts and layers");
 }
 
 /// Handles logs of restarted runs. If a training log repeats an iteration, training has resumed
@@ -300,7 +299,7 @@ class LogLines {
     }
     if (!object) return tl::unexpected<Error>(object.error());
     if (!object->is_object()) {
-      return Fail(Errc::kBadInput, place + ": an object expected, found " + json::KindOf(*object));
+      return Fail(Errc::kBadInput, place, ": an object expected, found ", json::KindOf(*object));
     }
     const std::uint64_t records = trace_->first_sums + trace_->records.size();
     SW_TRY(AddObject(*object, place, trace_));
@@ -341,9 +340,9 @@ Result<TokenTrace> ReadLongLog(const os::File& file, std::uint64_t bytes) {
     const std::size_t kept = text.size();
     const std::uint64_t block = std::min(kBlock, bytes - at);
     if (kept + block > limits::kJsonBytes) {
-      return Fail(Errc::kLimit, where + ": a line of more than " +
-                                    FormatBytes(limits::kJsonBytes - kBlock) +
-                                    ": longer texts are read if they have a JSON object per line");
+      return Fail(Errc::kLimit, where, ": a line of more than ",
+                  FormatBytes(limits::kJsonBytes - kBlock),
+                  ": longer texts are read if they have a JSON object per line");
     }
     text.resize(kept + block);
     SW_TRY(file.ReadAt(at, std::as_writable_bytes(std::span(text).subspan(kept))));
@@ -353,9 +352,8 @@ Result<TokenTrace> ReadLongLog(const os::File& file, std::uint64_t bytes) {
     const std::size_t whole = ends ? text.size() : text.rfind('\n') + 1;
     if (whole == 0) continue;
     if (first && !IsLog(text)) {
-      return Fail(Errc::kLimit, where + ": " + FormatBytes(bytes) + " of text: more than " +
-                                    FormatBytes(limits::kJsonBytes) +
-                                    " are read if it has a JSON object per line");
+      return Fail(Errc::kLimit, where, ": ", FormatBytes(bytes), " of text: more than ",
+                  FormatBytes(limits::kJsonBytes), " are read if it has a JSON object per line");
     }
     SW_TRY(lines.Add(std::string_view(text).substr(0, whole), ends));
     text.erase(0, whole);
@@ -368,8 +366,8 @@ Result<TokenTrace> ReadLongLog(const os::File& file, std::uint64_t bytes) {
 
 Status AddMatrix(const Json& matrix, const std::string& where, RecordBuilder* record) {
   if (!matrix.is_array()) {
-    return Fail(Errc::kBadInput,
-                where + ": a list of layers expected, found " + json::KindOf(matrix));
+    return Fail(Errc::kBadInput, where, ": a list of layers expected, found ",
+                json::KindOf(matrix));
   }
   std::uint64_t layer = 0;
   for (const Json& row : matrix) {
@@ -381,7 +379,7 @@ Status AddMatrix(const Json& matrix, const std::string& where, RecordBuilder* re
 
 Result<TokenTrace> ParseLoads(std::string_view text, const std::string& where) {
   const std::string_view body = Trimmed(text);
-  if (body.empty()) return Fail(Errc::kBadInput, where + ": is empty");
+  if (body.empty()) return Fail(Errc::kBadInput, where, ": is empty");
   if (body.front() != '{' && body.front() != '[') return ParseCsvLoads(text, where);
   TokenTrace trace;
   if (IsLog(body)) {

@@ -52,9 +52,8 @@ class Finder {
       }
       text.erase(0, begin);
       if (text.size() > limits::kJsonBytes) {
-        return Fail(Errc::kLimit, file_.path() + ": line " + std::to_string(line_ + 1) +
-                                      ": more than " + std::to_string(limits::kJsonBytes) +
-                                      " bytes");
+        return Fail(Errc::kLimit, file_.path(), ": line ", line_ + 1, ": more than ",
+                    limits::kJsonBytes, " bytes");
       }
     }
     // The last line only lacks its line break, or is truncated.
@@ -71,9 +70,8 @@ class Finder {
     const std::optional<std::uint64_t> iteration = RecordOf(line);
     if (!iteration) {
       constexpr std::size_t kShown = 60;
-      return Fail(Errc::kBadInput, file_.path() + ": line " + std::to_string(line_) +
-                                       ": not a JSON object with an iteration: " +
-                                       std::string(line.substr(0, kShown)));
+      return Fail(Errc::kBadInput, file_.path(), ": line ", line_,
+                  ": not a JSON object with an iteration: ", line.substr(0, kShown));
     }
     if (*iteration <= last_) end_ = {at_, false};
     return {};

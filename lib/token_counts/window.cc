@@ -21,9 +21,8 @@ Result<std::uint32_t> LayerNumber(std::string_view text, std::string_view whole)
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
   if (text.empty() || error != std::errc() || end != text.data() + text.size() ||
       number >= limits::kMoeLayers) {
-    return Fail(Errc::kUsage, "\"" + std::string(whole) +
-                                  "\" is no list of layers as 0-11,14 below " +
-                                  std::to_string(limits::kMoeLayers));
+    return Fail(Errc::kUsage, "\"", whole, "\" is no list of layers as 0-11,14 below ",
+                limits::kMoeLayers);
   }
   return number;
 }
@@ -40,10 +39,8 @@ Result<std::vector<std::size_t>> LayersIn(const TokenTrace& trace,
   for (const std::uint32_t layer : layers) {
     const auto at = std::lower_bound(trace.layer_id.begin(), trace.layer_id.end(), layer);
     if (at == trace.layer_id.end() || *at != layer) {
-      return Fail(Errc::kUsage, "layer " + std::to_string(layer) + ": the loads have " +
-                                    std::to_string(trace.layer_id.size()) + " layers, " +
-                                    std::to_string(trace.layer_id.front()) + " to " +
-                                    std::to_string(trace.layer_id.back()));
+      return Fail(Errc::kUsage, "layer ", layer, ": the loads have ", trace.layer_id.size(),
+                  " layers, ", trace.layer_id.front(), " to ", trace.layer_id.back());
     }
     rows.push_back(static_cast<std::size_t>(at - trace.layer_id.begin()));
   }
@@ -62,19 +59,15 @@ Result<std::pair<std::size_t, std::size_t>> RangeOf(const TokenTrace& trace,
   const bool all = records == kAllRecords;
   const bool apart = !all || window.half_life > 0;  // needs the records one by one
   if (trace.first_sums > 1 && apart && (all || records >= end)) {
-    return Fail(Errc::kLimit,
-                "the oldest " + std::to_string(trace.first_sums) +
-                    " records were added up while reading, since the recording has more than " +
-                    std::to_string(limits::kMoeCounts) +
-                    " counts: use --window all without --half-life, or a window of at most " +
-                    std::to_string(end - 1));
+    return Fail(Errc::kLimit, "the oldest ", trace.first_sums,
+                " records were added up while reading, since the recording has more than ",
+                limits::kMoeCounts,
+                " counts: use --window all without --half-life, or a window of at most ", end - 1);
   }
   if (all) records = end;
   if (records > end) {
-    return Fail(Errc::kUsage, "window of " + std::to_string(records) +
-                                  " iterations, but there are " + std::to_string(end) +
-                                  " up to iteration " +
-                                  std::to_string(trace.records[end - 1].iteration));
+    return Fail(Errc::kUsage, "window of ", records, " iterations, but there are ", end,
+                " up to iteration ", trace.records[end - 1].iteration);
   }
   return std::pair(end - static_cast<std::size_t>(records), end);
 }
@@ -86,7 +79,7 @@ Status CheckShape(const TokenTrace& first, const TokenTrace& other) {
     return std::to_string(trace.layer_id.size()) + " layers of " + std::to_string(trace.experts) +
            " experts, the first layer is " + std::to_string(trace.layer_id.front());
   };
-  return Fail(Errc::kBadInput, "the recordings differ: " + shape(first) + "; " + shape(other));
+  return Fail(Errc::kBadInput, "the recordings differ: ", shape(first), "; ", shape(other));
 }
 
 /// Sum of one window, as real numbers, and as whole numbers while it consists of them.
@@ -243,9 +236,8 @@ Result<std::size_t> RecordAt(const TokenTrace& trace, std::uint64_t iteration) {
       std::upper_bound(trace.records.begin(), trace.records.end(), iteration,
                        [](std::uint64_t i, const auto& record) { return i < record.iteration; });
   if (after == trace.records.begin()) {
-    return Fail(Errc::kUsage, "iteration " + std::to_string(iteration) +
-                                  ": the loads start at iteration " +
-                                  std::to_string(trace.records.front().iteration));
+    return Fail(Errc::kUsage, "iteration ", iteration, ": the loads start at iteration ",
+                trace.records.front().iteration);
   }
   return static_cast<std::size_t>(after - trace.records.begin()) - 1;
 }
@@ -262,7 +254,7 @@ Result<std::vector<std::uint32_t>> ParseLayers(std::string_view text) {
       SW_TRY_ASSIGN(last, LayerNumber(part.substr(dash + 1), text));
     }
     if (last < first) {
-      return Fail(Errc::kUsage, "\"" + std::string(text) + "\": the range runs backward");
+      return Fail(Errc::kUsage, "\"", text, "\": the range runs backward");
     }
     for (std::uint32_t layer = first; layer <= last; ++layer) layers.insert(layer);
     if (part.size() == rest.size()) break;
@@ -280,9 +272,9 @@ Result<std::vector<std::uint64_t>> ParseWindows(std::string_view text) {
     const auto [end, error] = std::from_chars(part.data(), part.data() + part.size(), records);
     const bool number = error == std::errc() && end == part.data() + part.size() && records > 0;
     if (part != "all" && !number) {
-      return Fail(Errc::kUsage, "--window \"" + std::string(text) +
-                                    "\": expected numbers of iterations above 0, or all, with "
-                                    "commas between them, such as 10 or 1,100,all");
+      return Fail(Errc::kUsage, "--window \"", text,
+                  "\": expected numbers of iterations above 0, or all, with "
+                  "commas between them, such as 10 or 1,100,all");
     }
     windows.push_back(part == "all" ? kAllRecords : records);
     if (part.size() == rest.size()) return windows;

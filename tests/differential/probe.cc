@@ -297,7 +297,7 @@ Result<Answer> Pt(std::string_view bytes) {
         bytes.substr(document.storages[i].offset, layout.payload_bytes(i));
     crcs.push_back(shardwright::Crc32(std::as_bytes(std::span(payload))));
     if (document.storages[i].crc32.value_or(crcs[i]) != crcs[i]) {
-      return Fail(Errc::kBadInput, document.storages[i].member + ": wrong CRC-32");
+      return Fail(Errc::kBadInput, document.storages[i].member, ": wrong CRC-32");
     }
     payload.copy(answer.blob.data() + layout.payload_offset(i), payload.size());
   }
@@ -346,7 +346,7 @@ Result<Answer> Ask(const std::string& kind, std::string_view bytes) {
   if (kind == "zip") return Zip(bytes);
   if (kind == "pt") return Pt(bytes);
   if (kind == "safetensors") return Safetensors(bytes);
-  return Fail(Errc::kUsage, "unknown kind " + kind);
+  return Fail(Errc::kUsage, "unknown kind ", kind);
 }
 
 }  // namespace

@@ -77,8 +77,8 @@ Status FolderReader::CompareCopy(std::uint32_t folder, std::uint32_t number) {
     same = (first.node == nullptr && other.node == nullptr) || SameValue(first, other);
   }
   if (same) return {};
-  return Fail(Errc::kBadInput, Where(ref) + ": " + source_.files[first.file].name + " and " +
-                                   source_.files[other.file].name + " have different values");
+  return Fail(Errc::kBadInput, Where(ref), ": ", source_.files[first.file].name, " and ",
+              source_.files[other.file].name, " have different values");
 }
 
 Status FolderReader::CompareCopies() {

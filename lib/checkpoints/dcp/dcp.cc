@@ -21,9 +21,8 @@ Result<std::uint64_t> CountOf(std::string_view key, std::string_view value) {
       count <= limits::kRanks) {
     return count;
   }
-  return Fail(Errc::kUsage, "target " + std::string(key) + "=" + std::string(value) +
-                                ": a number from 1 to " + std::to_string(limits::kRanks) +
-                                " expected");
+  return Fail(Errc::kUsage, "target ", key, "=", value, ": a number from 1 to ", limits::kRanks,
+              " expected");
 }
 
 template <std::size_t kCount>
@@ -31,8 +30,7 @@ Status CheckWord(std::string_view key, std::string_view value,
                  const std::array<std::string_view, kCount>& words) {
   if (std::find(words.begin(), words.end(), value) != words.end()) return {};
   std::vector<std::string> all(words.begin(), words.end());
-  return Fail(Errc::kUsage, "target " + std::string(key) + "=" + std::string(value) + ": " +
-                                Joined(all, ", ") + " expected");
+  return Fail(Errc::kUsage, "target ", key, "=", value, ": ", Joined(all, ", "), " expected");
 }
 
 std::string_view Name(Flavour flavour) {
@@ -127,18 +125,16 @@ Result<Layout> Resolve(const TargetSpec& spec, const Checkpoint& source) {
   }
   const Mesh& mesh = own->mesh;
   if (mesh.dp_shard * mesh.tp % mesh.ep != 0) {
-    return Fail(Errc::kInfeasible, "ep=" + std::to_string(mesh.ep) + ": does not divide dp_shard=" +
-                                       std::to_string(mesh.dp_shard) +
-                                       " x tp=" + std::to_string(mesh.tp));
+    return Fail(Errc::kInfeasible, "ep=", mesh.ep, ": does not divide dp_shard=", mesh.dp_shard,
+                " x tp=", mesh.tp);
   }
   const std::uint64_t ranks = mesh.dp() * mesh.tp;
   if (ranks > limits::kRanks) {
-    return Fail(Errc::kLimit, std::to_string(ranks) + " ranks, at most " +
-                                  std::to_string(limits::kRanks) + " are written for");
+    return Fail(Errc::kLimit, ranks, " ranks, at most ", limits::kRanks, " are written for");
   }
   if (own->files > ranks) {
-    return Fail(Errc::kInfeasible, "files=" + std::to_string(own->files) + ": there are " +
-                                       std::to_string(ranks) + " ranks that write");
+    return Fail(Errc::kInfeasible, "files=", own->files, ": there are ", ranks,
+                " ranks that write");
   }
   Layout layout;
   layout.mesh = own->mesh;

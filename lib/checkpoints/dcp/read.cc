@@ -31,10 +31,9 @@ Status CheckItem(const file_format::Index& index, const ItemRef& ref, const Node
   const bool tensor = node != nullptr && node->is_tensor() && node->tensor->dtype == entry.dtype &&
                       node->tensor->shape == entry.chunks[ref.chunk].sizes;
   if (tensor) return {};
-  return Fail(Errc::kBadInput, file + ": " + Quoted(entry.name) + ": tensor " +
-                                   std::string(Name(entry.dtype)) + " " +
-                                   ToString(entry.chunks[ref.chunk].sizes) + " expected, found " +
-                                   (node == nullptr ? "bytes" : Describe(node)));
+  return Fail(Errc::kBadInput, file, ": ", Quoted(entry.name), ": tensor ", Name(entry.dtype), " ",
+              ToString(entry.chunks[ref.chunk].sizes), " expected, found ",
+              (node == nullptr ? "bytes" : Describe(node)));
 }
 
 /// Returns true for the buffers of PyTorch's BatchNorm, which no module has as parameters.
@@ -53,7 +52,7 @@ Status FolderReader::ReadFolder(std::string folder_name,
   for (const std::uint32_t file : indexes) {
     const SourceFile& source = source_.files[file];
     if (source.containers.size() != 1) {
-      return Fail(Errc::kBadInput, source.name + ": one pickle expected");
+      return Fail(Errc::kBadInput, source.name, ": one pickle expected");
     }
     texts.push_back({std::string_view(source.name).substr(folder.name.size()),
                      source.containers.front().metadata->header, source.name});
@@ -78,8 +77,8 @@ Status FolderReader::ReadFolder(std::string folder_name,
     const auto found = by_name.find(name);
     if (found == by_name.end() || source_.files[found->second].containers.size() != 1) {
       return Fail(Errc::kNotFound,
-                  Joined(std::vector<std::string>{where, "names data file " + name}, ": ") +
-                      ", which is not there");
+                  Joined(std::vector<std::string>{where, "names data file " + name}, ": "),
+                  ", which is not there");
     }
     folder.source.push_back(found->second);
     auto parsed =
@@ -88,9 +87,8 @@ Status FolderReader::ReadFolder(std::string folder_name,
     file_format::ItemValues& values = items_[found->second];
     values = *std::move(parsed);
     if (values.items.size() != items[i].size()) {
-      return Fail(Errc::kBadInput, name + ": " + std::to_string(items[i].size()) +
-                                       " items expected, found " +
-                                       std::to_string(values.items.size()));
+      return Fail(Errc::kBadInput, name, ": ", items[i].size(), " items expected, found ",
+                  values.items.size());
     }
     for (std::uint32_t k = 0; k < items[i].size(); ++k) {
       SW_TRY(CheckItem(folder.index, items[i][k], values.NodeOf(values.items[k]), name));
@@ -127,7 +125,7 @@ Status FolderReader::ReadFolders() {
     }
     SW_TRY(ReadFolder(std::string(folder), all));
   }
-  if (folders_.empty()) return Fail(Errc::kNotFound, source_.tag + ": no .metadata");
+  if (folders_.empty()) return Fail(Errc::kNotFound, source_.tag, ": no .metadata");
   return ChooseFolders();
 }
 
@@ -151,7 +149,7 @@ Result<std::string> FolderReader::BytesOf(const HeldItem& held) const {
   const std::uint64_t bytes = Elems(tensor.shape) * ItemSize(tensor.dtype);
   const std::uint64_t first = tensor.offset * ItemSize(tensor.dtype);
   if (found == inlined.end() || first + bytes > found->second.size()) {
-    return Fail(Errc::kUnsupported, source.name + ": " + Describe(held.node) + " is no number");
+    return Fail(Errc::kUnsupported, source.name, ": ", Describe(held.node), " is no number");
   }
   return found->second.substr(first, bytes);
 }
@@ -212,7 +210,7 @@ Status FolderReader::SortEntries() {
       if (sorted.kind == Sorted::Kind::kModel) {
         const auto fresh =
             by_name_.emplace(sorted.name, static_cast<std::uint32_t>(model_.size())).second;
-        if (!fresh) return Fail(Errc::kBadInput, Where(ref) + " is in both folders");
+        if (!fresh) return Fail(Errc::kBadInput, Where(ref), " is in both folders");
         model_.push_back(ref);
         continue;
       }
@@ -314,7 +312,7 @@ Status FolderReader::AddTensor(const std::string& name, std::string_view state, 
   const auto add = [&](std::uint32_t c, const HeldItem& held, layout::Role role) -> Status {
     if (entry.chunks[c].is_empty()) return {};
     if (held.node == nullptr || held.node->tensor == nullptr) {
-      return Fail(Errc::kInternal, Where(ref) + ": an item without a tensor");
+      return Fail(Errc::kInternal, Where(ref), ": an item without a tensor");
     }
     const pickle::Tensor& tensor = *held.node->tensor;
     auto stored = cuts_.Stored(entry.shape, entry.chunks[c].offsets, tensor,

@@ -26,8 +26,8 @@ Result<const Node*> FolderReader::OptionValue(std::string_view key, EntryRef ref
   scalar.dtype = entry.dtype;
   scalar.shape = entry.shape;
   if (Elems(entry.shape) != 1 || entry.chunks.size() != 1) {
-    return Fail(Errc::kUnsupported,
-                Where(ref) + ": an option with a tensor of more than one element");
+    return Fail(Errc::kUnsupported, Where(ref),
+                ": an option with a tensor of more than one element");
   }
   auto bytes = BytesOf(ItemOf(ref, 0));
   if (!bytes) return Within(Where(ref), bytes.error());
@@ -49,8 +49,8 @@ Result<const Node*> FolderReader::PlainOption(std::string_view key, EntryRef ref
     return BytesOf(one);
   });
   if (!UnreadTensor(dict, found).empty()) {
-    return Fail(Errc::kUnsupported,
-                Where(ref) + ": an option with a tensor of more than one element");
+    return Fail(Errc::kUnsupported, Where(ref),
+                ": an option with a tensor of more than one element");
   }
   const Node* plain = PlainOptions(dict, found, out_.arena.get())->Find(key);
   for (Scalar& one : found) tensors->push_back(std::move(one));
@@ -93,8 +93,8 @@ Status FolderReader::SetOptions(const std::vector<std::pair<std::string_view, En
 Status FolderReader::MakeNestedGroups() {
   for (const auto& [number, options] : group_options_) {
     if (number != out_.groups.size()) {
-      return Fail(Errc::kBadInput, "the optimizer's parameter group " +
-                                       std::to_string(out_.groups.size()) + " is missing");
+      return Fail(Errc::kBadInput, "the optimizer's parameter group ", out_.groups.size(),
+                  " is missing");
     }
     Group group;
     SW_TRY(SetOptions(options, &group));
@@ -103,14 +103,14 @@ Status FolderReader::MakeNestedGroups() {
       if (key != "params") continue;
       const Node* list = ObjectOf(ref);
       if (list == nullptr || !list->is_list()) {
-        return Fail(Errc::kUnsupported,
-                    Where(ref) + ": list of names expected, found " + Describe(list));
+        return Fail(Errc::kUnsupported, Where(ref), ": list of names expected, found ",
+                    Describe(list));
       }
       for (const Node* item : list->items) {
         auto name = pickle::AsString(item);
         if (!name) {
-          return Fail(Errc::kUnsupported,
-                      Where(ref) + ": the optimizer's parameters have numbers and no names");
+          return Fail(Errc::kUnsupported, Where(ref),
+                      ": the optimizer's parameters have numbers and no names");
         }
         names.emplace_back(*name);
       }
@@ -199,7 +199,7 @@ Status FolderReader::MakeGroups() {
       }
       Param& param = out_.params[found->second];
       if (param.group >= 0) {
-        return Fail(Errc::kBadInput, Quoted(name) + " is in two groups of the optimizer");
+        return Fail(Errc::kBadInput, Quoted(name), " is in two groups of the optimizer");
       }
       param.group = static_cast<std::int32_t>(g);
       param.kind = ParamKind::kTrainable;

@@ -41,7 +41,7 @@ Status FolderReader::ChooseFolders() {
     one.matches = trained || optimizers == 0 ? 1 : 0;
   }
   if (candidates.empty()) {
-    return Fail(Errc::kUnsupported, source_.tag + ": several optimizers and no model");
+    return Fail(Errc::kUnsupported, source_.tag, ": several optimizers and no model");
   }
   std::size_t taken = 0;
   if (source_.weights_of.empty()) {

@@ -140,16 +140,15 @@ Result<std::vector<std::string>> IndexesOf(const Listing& listing, const Part& p
   const bool has_data = std::any_of(part.paths.begin(), part.paths.end(),
                                     [](const auto& one) { return IsDataFile(one.first); });
   if (by_rank.empty() && !has_data && !part.prefix.empty()) {
-    return Fail(Errc::kNotFound, where + ": no files of torch.distributed.checkpoint");
+    return Fail(Errc::kNotFound, where, ": no files of torch.distributed.checkpoint");
   }
   if (by_rank.empty()) {
     std::string next;
     if (IsOptimizerFolder(part.prefix.substr(0, part.prefix.find('/')))) {
       next = "; the weights can be read alone: give the folder of the model as INPUT";
     }
-    return Fail(Errc::kNotFound, where + ": no " + std::string(file_format::kIndexName) +
-                                     ": an incomplete save, which PyTorch does not load either" +
-                                     next);
+    return Fail(Errc::kNotFound, where, ": no ", file_format::kIndexName,
+                ": an incomplete save, which PyTorch does not load either", next);
   }
   std::vector<std::string> names;
   for (const auto& [rank, name] : by_rank) {
@@ -157,11 +156,9 @@ Result<std::vector<std::string>> IndexesOf(const Listing& listing, const Part& p
     names.push_back(name);
   }
   if (names.size() == ranks) return names;
-  return Fail(Errc::kNotFound,
-              where + ": no __" + std::to_string(names.size()) +
-                  ".metadata: each rank has an index of its own, that of rank " +
-                  std::to_string(names.size()) + " is missing and something of rank " +
-                  std::to_string(ranks - 1) + " is there" + std::string(kAddFolder));
+  return Fail(Errc::kNotFound, where, ": no __", names.size(),
+              ".metadata: each rank has an index of its own, that of rank ", names.size(),
+              " is missing and something of rank ", ranks - 1, " is there", kAddFolder);
 }
 
 /// Parses the index of a part and checks that it is complete in itself.
@@ -255,8 +252,8 @@ Status ScanPart(const Listing& listing, const Part& part, const ScanOptions& opt
     }
   }
   if (!missing.empty()) {
-    return Fail(Errc::kNotFound, texts.front().where + ": names data files that are not there: " +
-                                     FirstFew(missing) + std::string(kAddFolder));
+    return Fail(Errc::kNotFound, texts.front().where,
+                ": names data files that are not there: ", FirstFew(missing), kAddFolder);
   }
   std::vector<std::string> skipped;
   std::vector<std::string> of_ranks;

@@ -265,8 +265,8 @@ Status FolderWriter::AddModel() {
     if (param.alias_of.empty()) continue;
     const Held& held = holders.at(param.alias_of);
     if (held.param == nullptr) {
-      return Fail(Errc::kBadInput, Quoted(param.name) + " is tied to " + Quoted(param.alias_of) +
-                                       ", which is not there");
+      return Fail(Errc::kBadInput, Quoted(param.name), " is tied to ", Quoted(param.alias_of),
+                  ", which is not there");
     }
     SW_TRY(add(param, *held.param, held.tensor));
   }

@@ -19,8 +19,7 @@ namespace {
 
 tl::unexpected<Error> BadValue(std::string_view key, std::string_view value,
                                std::string_view accepts) {
-  return Fail(Errc::kUsage, "target " + std::string(key) + "=" + std::string(value) + ": " +
-                                std::string(accepts) + " expected");
+  return Fail(Errc::kUsage, "target ", key, "=", value, ": ", accepts, " expected");
 }
 
 Result<std::uint64_t> RanksOf(std::string_view key, std::string_view value) {
@@ -115,8 +114,8 @@ Status ResolveNames(const TargetSpec& spec, FilesLayout* to) {
   if (*value == "none") return {};
   std::vector<std::string> names = SplitNames(*value);
   if (names.size() != to->sizes.size()) {
-    return Fail(Errc::kUsage, "target mesh_names=" + *value + ": the mesh " + ToString(to->sizes) +
-                                  " has " + Plural(to->sizes.size(), "dimension"));
+    return Fail(Errc::kUsage, "target mesh_names=", *value, ": the mesh ", ToString(to->sizes),
+                " has ", Plural(to->sizes.size(), "dimension"));
   }
   to->names = std::move(names);
   return {};
@@ -242,7 +241,7 @@ Result<Layout> Resolve(const TargetSpec& spec, const Checkpoint& source) {
     }
   }
   if (mesh.dp_replicate > limits::kRanks / mesh.dp_shard || mesh.dp() > limits::kRanks / mesh.tp) {
-    return Fail(Errc::kLimit, "more than " + std::to_string(limits::kRanks) + " ranks");
+    return Fail(Errc::kLimit, "more than ", limits::kRanks, " ranks");
   }
   ResolveMesh({mesh.dp_replicate, mesh.dp_shard, mesh.tp}, from, to.get());
   SW_TRY(ResolveNames(spec, to.get()));

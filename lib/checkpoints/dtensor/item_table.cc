@@ -14,7 +14,7 @@ using pickle::Kind;
 using pickle::Node;
 
 tl::unexpected<Error> TableError(const std::string& what) {
-  return BadInput(std::string(kItemTable) + ": " + what);
+  return BadInput(kItemTable, ": ", what);
 }
 
 Result<const Node*> NeedEntry(const Node* dict, std::string_view key) {
@@ -43,8 +43,7 @@ Result<layout::MeshSplit> ListedSplit(const Node* node) {
   if (type->text == "StridedShard" && factor) {
     return layout::MeshSplit::StridedShard(tensor_dim, *factor);
   }
-  return Fail(Errc::kUnsupported,
-              std::string(kItemTable) + ": a placement of type " + Quoted(type->text));
+  return Fail(Errc::kUnsupported, kItemTable, ": a placement of type ", Quoted(type->text));
 }
 
 Result<ListedTensor> ListedOf(const std::string& path, const Node* group) {
@@ -54,8 +53,8 @@ Result<ListedTensor> ListedOf(const std::string& path, const Node* group) {
   SW_TRY_ASSIGN(const Node* sharding, NeedEntry(group, "sharding_metadata"));
   const Node* type = sharding->Find("type");
   if (type == nullptr || !type->is_string() || type->text != "DTensorShardingMetadata") {
-    return Fail(Errc::kUnsupported, std::string(kItemTable) + ": " + path +
-                                        ": sharding of another kind than that of DTensors");
+    return Fail(Errc::kUnsupported, kItemTable, ": ", path,
+                ": sharding of another kind than that of DTensors");
   }
   SW_TRY_ASSIGN(const Node* data, NeedEntry(sharding, "data"));
   SW_TRY_ASSIGN(tensor.shape, Counts(data, "global_shape"));
@@ -75,9 +74,8 @@ Status CheckLayoutInfo(const std::string& item, const Node* info) {
   if (info == nullptr || !info->is_dict()) return {};
   for (std::size_t i = 0; i < info->entry_count(); ++i) {
     if (info->value(i)->is_none()) continue;
-    return Fail(Errc::kUnsupported,
-                std::string(kItemTable) + ": item " + Quoted(item) +
-                    " has files of a layout of its own: only those of torch.save are read");
+    return Fail(Errc::kUnsupported, kItemTable, ": item ", Quoted(item),
+                " has files of a layout of its own: only those of torch.save are read");
   }
   return {};
 }

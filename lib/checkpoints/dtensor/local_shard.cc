@@ -48,7 +48,7 @@ Result<DType> DTypeOf(const Node* node) {
     if (dtype) return *dtype;
     return Fail(Errc::kUnsupported, "a tensor of " + node->text);
   }
-  return BadInput("an element type expected, found " + pickle::Describe(node));
+  return BadInput("an element type expected, found ", pickle::Describe(node));
 }
 
 bool IsRebuilt(const Node* node) {
@@ -63,10 +63,10 @@ Result<MeshSplit> PlacementOf(const Node* node) {
     return Fail(Errc::kUnsupported, "placement Partial: its ranks hold summands");
   }
   if (cls != "Shard" && cls != "_StridedShard") {
-    return Fail(Errc::kUnsupported, "placement " + pickle::Describe(node) + " is unknown");
+    return Fail(Errc::kUnsupported, "placement ", pickle::Describe(node), " is unknown");
   }
   const Result<std::uint64_t> dim = pickle::AsCount(StateOf(node, "dim"));
-  if (!dim || *dim > 0xFFFF) return BadInput(std::string(cls) + " of no dimension of a tensor");
+  if (!dim || *dim > 0xFFFF) return BadInput(cls, " of no dimension of a tensor");
   const auto tensor_dim = static_cast<std::uint32_t>(*dim);
   if (cls == "Shard") return MeshSplit::Shard(tensor_dim);
   const Result<std::uint64_t> factor = pickle::AsCount(StateOf(node, "split_factor"));
@@ -81,7 +81,7 @@ Result<std::vector<layout::SplitOrder>> StatedOrder(const Node* node,
   std::size_t listed = 0;
   for (const Node* entry : node->items) {
     const bool whole = ClassOf(entry) == "ShardOrderEntry" && entry->args->items.size() == 2;
-    if (!whole) return BadInput("shard_order holds " + pickle::Describe(entry));
+    if (!whole) return BadInput("shard_order holds ", pickle::Describe(entry));
     layout::SplitOrder order;
     SW_TRY_ASSIGN(const std::uint64_t dim, pickle::AsCount(entry->args->items[0]));
     SW_TRY_ASSIGN(const Shape mesh_dims, pickle::AsShape(entry->args->items[1]));
@@ -89,7 +89,7 @@ Result<std::vector<layout::SplitOrder>> StatedOrder(const Node* node,
     for (const std::uint64_t mesh_dim : mesh_dims) {
       if (mesh_dim >= splits.size() || !splits[mesh_dim].shards() ||
           splits[mesh_dim].dim != order.dim) {
-        return BadInput("shard_order contradicts placements " + layout::Explain(splits));
+        return BadInput("shard_order contradicts placements ", layout::Explain(splits));
       }
       order.mesh_dims.push_back(static_cast<std::uint32_t>(mesh_dim));
       ++listed;
@@ -99,7 +99,7 @@ Result<std::vector<layout::SplitOrder>> StatedOrder(const Node* node,
   const auto shards = std::count_if(splits.begin(), splits.end(),
                                     [](const MeshSplit& split) { return split.shards(); });
   if (listed != static_cast<std::size_t>(shards)) {
-    return BadInput("shard_order contradicts placements " + layout::Explain(splits));
+    return BadInput("shard_order contradicts placements ", layout::Explain(splits));
   }
   return orders;
 }
@@ -124,23 +124,21 @@ Status CheckMeta(const Node* spec, const Node* wrapper) {
   SW_TRY_ASSIGN(const DType dtype, DTypeOf(wrapper->items[1]));
   SW_TRY_ASSIGN(const DType inner_dtype, DTypeOf(meta->args->items[2]));
   if (shape == inner_shape && stride == inner_stride && dtype == inner_dtype) return {};
-  return BadInput("the whole is " + std::string(Name(dtype)) + " " + ToString(shape) +
-                  ", its spec says " + std::string(Name(inner_dtype)) + " " +
-                  ToString(inner_shape));
+  return BadInput("the whole is ", Name(dtype), " ", ToString(shape), ", its spec says ",
+                  Name(inner_dtype), " ", ToString(inner_shape));
 }
 
 Status CheckLocal(const Node* local, const Shape& sizes, DType dtype) {
   if (local == nullptr || !local->is_tensor()) {
-    return BadInput("the piece of the rank is " + pickle::Describe(local));
+    return BadInput("the piece of the rank is ", pickle::Describe(local));
   }
   const pickle::Tensor& tensor = *local->tensor;
   if (tensor.dtype != dtype) {
-    return BadInput("the piece of the rank is " + std::string(Name(tensor.dtype)) + ", the whole " +
-                    std::string(Name(dtype)));
+    return BadInput("the piece of the rank is ", Name(tensor.dtype), ", the whole ", Name(dtype));
   }
   if (tensor.shape != sizes) {
-    return BadInput("the piece of the rank is " + ToString(tensor.shape) +
-                    ", its placement gives " + ToString(sizes));
+    return BadInput("the piece of the rank is ", ToString(tensor.shape), ", its placement gives ",
+                    ToString(sizes));
   }
   return {};
 }
@@ -153,7 +151,7 @@ bool IsTensor(const Node* node) {
 
 Result<RankTensor> TensorReader::Read(const Node* node) {
   if (node != nullptr && node->is_tensor()) return ReadPlain(node);
-  if (!IsRebuilt(node)) return BadInput("a tensor expected, found " + pickle::Describe(node));
+  if (!IsRebuilt(node)) return BadInput("a tensor expected, found ", pickle::Describe(node));
   const Node* cls = node->args->items[1];
   const bool sharded = cls->kind == Kind::kGlobal && cls->text.ends_with(".ShardedTensor");
   return sharded ? ReadSharded(node->args) : ReadDTensor(node->args);

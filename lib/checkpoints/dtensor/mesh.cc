@@ -20,7 +20,7 @@ constexpr std::string_view kMeshClass = "torch.distributed.device_mesh.DeviceMes
 constexpr std::string_view kLayoutClass = "torch.distributed._mesh_layout._MeshLayout";
 constexpr std::string_view kFlatClass = "torch.distributed._mesh_layout._FlatLayout";
 
-tl::unexpected<Error> MeshError(const std::string& what) { return BadInput("mesh: " + what); }
+tl::unexpected<Error> MeshError(const std::string& what) { return BadInput("mesh: ", what); }
 
 bool IsObject(const Node* node, std::string_view cls) {
   return node != nullptr && node->kind == Kind::kObject && node->callable->kind == Kind::kGlobal &&

@@ -119,8 +119,8 @@ Result<VerlConfig> ReadVerlConfig(const std::string& text) {
   if (const auto version = count("FSDP_version"); version && *version <= 2) {
     config.version = static_cast<int>(*version);
   } else if (version) {
-    return Fail(Errc::kUnsupported, std::string(kVerlConfig) + ": FSDP_version " +
-                                        std::to_string(*version) + ", 1 and 2 are known");
+    return Fail(Errc::kUnsupported, kVerlConfig, ": FSDP_version ", *version,
+                ", 1 and 2 are known");
   }
   return config;
 }
@@ -135,13 +135,12 @@ Result<World> WorldOf(const SourceSet& source, const std::vector<RankFile>& file
   World world;
   const auto says = [&](std::uint64_t ranks, const std::string& who) -> Status {
     if (ranks == 0 || ranks > limits::kRanks) {
-      return Fail(Errc::kLimit, who + ": " + std::to_string(ranks) + " ranks");
+      return Fail(Errc::kLimit, who, ": ", ranks, " ranks");
     }
     if (world.ranks != 0 && world.ranks != ranks) {
-      return Fail(Errc::kUnsupported, "files of several worlds: " + world.who + " is of " +
-                                          std::to_string(world.ranks) + " ranks, " + who + " of " +
-                                          std::to_string(ranks) +
-                                          ": move the files of one save to a folder of its own");
+      return Fail(Errc::kUnsupported, "files of several worlds: ", world.who, " is of ",
+                  world.ranks, " ranks, ", who, " of ", ranks,
+                  ": move the files of one save to a folder of its own");
     }
     if (world.ranks == 0) world = {ranks, who};
     return {};
@@ -270,12 +269,11 @@ Result<Family> FamilyOf(const SourceSet& source, bool only_weights) {
   std::vector<RankFile> files;
   for (const SourceFile& file : source.files) {
     const auto parsed = ParseRankFile(file.name);
-    if (!parsed) return BadInput(file.name + ": the file of no rank");
+    if (!parsed) return BadInput(file.name, ": the file of no rank");
     if (!files.empty() && parsed->trainer != files.front().trainer) {
-      return Fail(Errc::kUnsupported,
-                  source.files.front().name + " and " + file.name +
-                      ": files of two trainers in one folder: move those of one to a folder of its "
-                      "own");
+      return Fail(Errc::kUnsupported, source.files.front().name, " and ", file.name,
+                  ": files of two trainers in one folder: move those of one to a folder of its "
+                  "own");
     }
     files.push_back(*parsed);
   }
@@ -286,8 +284,8 @@ Result<Family> FamilyOf(const SourceSet& source, bool only_weights) {
   ByItem by_item;
   for (std::uint32_t i = 0; i < files.size(); ++i) {
     if (files[i].rank >= world.ranks) {
-      return BadInput(source.files[i].name + ": the checkpoint is of " +
-                      Plural(world.ranks, "rank") + ", as " + world.who + " says");
+      return BadInput(source.files[i].name, ": the checkpoint is of ", Plural(world.ranks, "rank"),
+                      ", as ", world.who, " says");
     }
     by_item[{files[i].item, files[i].name}].emplace(files[i].rank, i);
   }
@@ -312,11 +310,11 @@ Result<Family> FamilyOf(const SourceSet& source, bool only_weights) {
     family.items.push_back(std::move(one));
   }
   if (!missing.empty()) {
-    return Fail(Errc::kNotFound, "the checkpoint is of " + Plural(world.ranks, "rank") + ", as " +
-                                     world.who + " says, and lacks " + FirstFew(missing));
+    return Fail(Errc::kNotFound, "the checkpoint is of ", Plural(world.ranks, "rank"), ", as ",
+                world.who, " says, and lacks ", FirstFew(missing));
   }
   if (family.Find(Item::kModel) == nullptr) {
-    return Fail(Errc::kNotFound, source.files.front().name + ": files of the model are not there");
+    return Fail(Errc::kNotFound, source.files.front().name, ": files of the model are not there");
   }
   return family;
 }

@@ -334,8 +334,8 @@ Status CheckItemTable(const Reading& reading) {
           said.shape == tensor.shape && said.dtype == "torch." + std::string(Name(tensor.dtype)) &&
           (!dtensor || (said.mesh == tensor.mesh->sizes && said.splits == tensor.splits));
       if (same) continue;
-      return BadInput(std::string(kItemTable) + ": tensor " + Quoted(entry.name) + " is " +
-                      said.dtype + " " + ToString(said.shape) + " " + layout::Explain(said.splits) +
+      return BadInput(kItemTable, ": tensor ", Quoted(entry.name), " is ", said.dtype, " ",
+                      ToString(said.shape), " ", layout::Explain(said.splits),
                       ", and another one in the files of the ranks");
     }
   }

@@ -92,7 +92,7 @@ Result<std::vector<std::uint64_t>> LengthsOf(const std::vector<Kept>& kept) {
     const auto found = std::find_if(one.slots.begin(), one.slots.end(),
                                     [](const auto& slot) { return !slot.second.is_scalar; });
     if (found == one.slots.end()) {
-      return Fail(Errc::kUnsupported, Quoted(one.id) + " has no flat state");
+      return Fail(Errc::kUnsupported, Quoted(one.id), " has no flat state");
     }
     lengths.push_back(Elems(found->second.spread.first.shape));
   }

@@ -66,14 +66,14 @@ Status ReadRank(Reading* reading, std::uint64_t rank, std::uint32_t file,
   const std::string& file_name = reading->file_name(file);
   const Node* root = document.root;
   if (!root->is_dict()) {
-    return BadInput(file_name + ": a dict of tensors expected, found " + pickle::Describe(root));
+    return BadInput(file_name, ": a dict of tensors expected, found ", pickle::Describe(root));
   }
   TensorReader tensors(rank);
   Ties ties;
   std::size_t seen = 0;
   for (std::size_t i = 0; i < root->entry_count(); ++i) {
     if (!root->key(i)->is_string()) {
-      return BadInput(file_name + ": a tensor without a name");
+      return BadInput(file_name, ": a tensor without a name");
     }
     const std::string& name = root->key(i)->text;
     const std::string what = "tensor " + Quoted(name);
@@ -109,7 +109,7 @@ Status ReadRank(Reading* reading, std::uint64_t rank, std::uint32_t file,
   if (seen == reading->entries.size()) return {};
   for (const Entry& entry : reading->entries) {
     if (root->Find(entry.name) != nullptr) continue;
-    return BadInput(file_name + ": tensor " + Quoted(entry.name) +
+    return BadInput(file_name, ": tensor ", Quoted(entry.name),
                     " is not there, and other ranks have it");
   }
   return {};

@@ -125,9 +125,8 @@ Result<std::string> Optimizer::TakeGroups(std::uint32_t file, const torch_pt::Do
   }
   const auto dumped = pickle::Dump(made.List(std::move(plain)), {});
   if (!dumped) {
-    return Fail(Errc::kUnsupported,
-                reading_.file_name(file) +
-                    ": hyper-parameters that are no plain values: " + dumped.error().message);
+    return Fail(Errc::kUnsupported, reading_.file_name(file),
+                ": hyper-parameters that are no plain values: ", dumped.error().message);
   }
   return text + dumped->bytes;
 }
@@ -339,18 +338,16 @@ std::vector<std::uint32_t> Optimizer::ByShapes(std::vector<std::uint32_t> candid
 
 Status Optimizer::MatchNumbers() {
   if (members_.size() > 1) {
-    return Fail(Errc::kUnsupported,
-                reading_.file_name(files_.front()) + ": " +
-                    Plural(members_.size(), "parameter group") +
-                    " without names: which parameter is in which group is not in the files");
+    return Fail(Errc::kUnsupported, reading_.file_name(files_.front()), ": ",
+                Plural(members_.size(), "parameter group"),
+                " without names: which parameter is in which group is not in the files");
   }
   std::vector<std::uint32_t> candidates = Candidates();
   if (candidates.size() > kept_.size()) candidates = ByShapes(std::move(candidates));
   if (candidates.size() != kept_.size()) {
-    return Fail(Errc::kUnsupported,
-                reading_.file_name(files_.front()) + ": the optimizer has " +
-                    Plural(kept_.size(), "parameter") + " without names, the model " +
-                    std::to_string(candidates.size()) + ": which is which is not in the files");
+    return Fail(Errc::kUnsupported, reading_.file_name(files_.front()), ": the optimizer has ",
+                Plural(kept_.size(), "parameter"), " without names, the model ", candidates.size(),
+                ": which is which is not in the files");
   }
   for (const std::uint32_t entry : candidates) entries_.push_back({entry});
   return {};
@@ -468,15 +465,15 @@ Status Optimizer::AddGroups() {
 
 Status Optimizer::MatchFlat() {
   if (members_.size() > 1) {
-    return Fail(Errc::kUnsupported,
-                reading_.file_name(files_.front()) + ": flat vectors in several parameter groups");
+    return Fail(Errc::kUnsupported, reading_.file_name(files_.front()),
+                ": flat vectors in several parameter groups");
   }
   for (const Kept& kept : kept_) {
     const bool nested = std::any_of(kept.slots.begin(), kept.slots.end(),
                                     [](const auto& slot) { return slot.second.is_nested; });
     if (!nested) continue;
-    return Fail(Errc::kUnsupported, reading_.file_name(files_.front()) +
-                                        ": flat vectors with states that are dicts or lists");
+    return Fail(Errc::kUnsupported, reading_.file_name(files_.front()),
+                ": flat vectors with states that are dicts or lists");
   }
   auto entries = AddFlatStates(&reading_, Candidates(), kept_);
   if (!entries) return Within(reading_.file_name(files_.front()), std::move(entries).error());

@@ -145,7 +145,7 @@ Result<std::unique_ptr<Document>> ModelDocument(const FilesPlan& plan, std::uint
     if (node == nullptr) {
       const auto at = plan.by_name.find(holder);
       if (at == plan.by_name.end()) {
-        return BadInput(Quoted(param.param.name) + " is tied to " + Quoted(holder) +
+        return BadInput(Quoted(param.param.name), " is tied to ", Quoted(holder),
                         ", which is not there");
       }
       SW_TRY_ASSIGN(node, tensors.Make(plan.params[at->second].model));

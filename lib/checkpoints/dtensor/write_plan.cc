@@ -76,9 +76,8 @@ Result<ParamSplit> ParamSplitOf(const Param& param, const FilesLayout& layout, s
     case layout::Split::kListed:
       break;
   }
-  return Fail(Errc::kUnsupported, "tp=" + std::to_string(tp) + ": " + Quoted(param.name) +
-                                      " is cut " + layout::Explain(param.rule) +
-                                      ", which no placement of a DTensor says");
+  return Fail(Errc::kUnsupported, "tp=", tp, ": ", Quoted(param.name), " is cut ",
+              layout::Explain(param.rule), ", which no placement of a DTensor says");
 }
 
 Status Planner::SetSplits(PlannedParam* planned) const {
@@ -94,8 +93,8 @@ Status Planner::SetSplits(PlannedParam* planned) const {
   const bool outside =
       split.shard_dim >= rank || (split.tp == ParamSplit::Tp::kShard && split.tp_dim >= rank);
   if (outside) {
-    return Fail(Errc::kUnsupported, Quoted(param.name) + " " + ToString(param.shape) +
-                                        ": it is to be cut along a dimension that it lacks");
+    return Fail(Errc::kUnsupported, Quoted(param.name), " ", ToString(param.shape),
+                ": it is to be cut along a dimension that it lacks");
   }
   // Starts at the last dimension, because a split depends on the splits of later dimensions.
   std::vector<std::uint64_t> sizes;
@@ -139,7 +138,7 @@ Status Planner::SetTensors(PlannedParam* planned) {
     dtype = dtype_of(state);
   }
   if (!dtype) {
-    return BadInput("\"" + param.name + "\": the source has no " + std::string(state) + " tensor");
+    return BadInput("\"", param.name, "\": the source has no ", state, " tensor");
   }
   planned->model = AddTensor(state, *dtype);
   if (param.kind != ParamKind::kTrainable) return {};
@@ -224,9 +223,8 @@ Status Planner::AddGroups() {
   }
   if (plan_.layout.trainer != Trainer::kVerl || plan_.groups.size() <= 1) return {};
   return Fail(Errc::kUnsupported,
-              "trainer=verl: its optimizer has one parameter group, the source has " +
-                  std::to_string(plan_.groups.size()) +
-                  "; trainer=accelerate has names for the parameters of each");
+              "trainer=verl: its optimizer has one parameter group, the source has ",
+              plan_.groups.size(), "; trainer=accelerate has names for the parameters of each");
 }
 
 /// Checks that the only group lists the whole model. Without names, ids are positions in the model.
@@ -240,8 +238,8 @@ Status CheckAllAreListed(const FilesPlan& plan) {
   }
   if (listed != wanted && plan.layout.fsdp_version == 2) {
     return Fail(Errc::kUnsupported,
-                "trainer=verl: its optimizer lists every parameter of the model, the source's " +
-                    std::to_string(listed.size()) + " of " + std::to_string(wanted.size()));
+                "trainer=verl: its optimizer lists every parameter of the model, the source's ",
+                listed.size(), " of ", wanted.size());
   }
   return {};
 }
@@ -254,8 +252,8 @@ Status Planner::AddUnits() {
     const PlannedParam& planned = plan_.params[i];
     if (planned.plain || !planned.param.alias_of.empty()) continue;
     if (planned.param.kind == ParamKind::kFrozen) {
-      return Fail(Errc::kUnsupported, "fsdp_version=1: " + Quoted(planned.param.name) +
-                                          " is frozen, and lies in a flat vector with others");
+      return Fail(Errc::kUnsupported, "fsdp_version=1: ", Quoted(planned.param.name),
+                  " is frozen, and lies in a flat vector with others");
     }
     plan_.flat.push_back(i);
     names.push_back(planned.param.name);
@@ -273,10 +271,9 @@ Status Planner::AddUnits() {
         same = a.state == b.state && a.dtype == b.dtype;
       }
       if (same) continue;
-      return Fail(Errc::kUnsupported,
-                  "fsdp_version=1: " + Quoted(first.param.name) + " and " +
-                      Quoted(other.param.name) +
-                      " lie in one flat vector, and their states or steps differ");
+      return Fail(Errc::kUnsupported, "fsdp_version=1: ", Quoted(first.param.name), " and ",
+                  Quoted(other.param.name),
+                  " lie in one flat vector, and their states or steps differ");
     }
   }
   return {};

@@ -45,8 +45,7 @@ class Attributes {
     const std::uint64_t count = Count(name, otherwise);
     if (count >= 1 && count <= limits::kRanks) return count;
     if (status_) {
-      status_ = Fail(Errc::kBadInput, "args: " + std::string(name) + ": " + std::to_string(count) +
-                                          " is no number of ranks");
+      status_ = Fail(Errc::kBadInput, "args: ", name, ": ", count, " is no number of ranks");
     }
     return 1;
   }
@@ -73,8 +72,8 @@ class Attributes {
  private:
   void Wrong(std::string_view name, const char* wanted, const Node* found) {
     if (!status_) return;
-    status_ = Fail(Errc::kBadInput, "args: " + std::string(name) + ": " + wanted +
-                                        " expected, found " + pickle::Describe(found));
+    status_ = Fail(Errc::kBadInput, "args: ", name, ": ", wanted, " expected, found ",
+                   pickle::Describe(found));
   }
 
   const Node* dict_;
@@ -183,7 +182,7 @@ const Node* AttributesOf(const Node* args) {
 Result<Args> ReadArgs(const Node* args) {
   const Node* dict = AttributesOf(args);
   if (dict == nullptr) {
-    return Fail(Errc::kBadInput, "args: a namespace expected, found " + pickle::Describe(args));
+    return Fail(Errc::kBadInput, "args: a namespace expected, found ", pickle::Describe(args));
   }
   Attributes from(dict);
   Args out;
@@ -196,8 +195,7 @@ Result<Args> ReadArgs(const Node* args) {
                         out.tp * out.pp * out.cp * out.dp > limits::kRanks ||
                         out.pp * out.vpp > limits::kRanks || out.ep * out.etp > limits::kRanks;
   if (!too_many) return out;
-  return Fail(Errc::kLimit,
-              "args: more than " + std::to_string(limits::kRanks) + " ranks or chunks");
+  return Fail(Errc::kLimit, "args: more than ", limits::kRanks, " ranks or chunks");
 }
 
 }  // namespace shardwright::checkpoints::megatron

@@ -101,9 +101,8 @@ Result<Buffer> LayOutIn(std::span<const BufferParam> params,
     for (const std::uint64_t one : list) all += (all.empty() ? "" : ", ") + std::to_string(one);
     return "[" + all + "]";
   };
-  return Fail(Errc::kBadInput, "buckets of " + text(unpadded) +
-                                   " elements, the parameters would fill buckets of " +
-                                   text(buffer.unpadded));
+  return Fail(Errc::kBadInput, "buckets of ", text(unpadded),
+              " elements, the parameters would fill buckets of ", text(buffer.unpadded));
 }
 
 std::vector<BufferOf> BuffersOf(std::span<const DType> types) {
@@ -135,12 +134,10 @@ Status CheckLoadable(std::span<const BufferParam> params, const Buffer& buffer,
   for (std::size_t bucket = 0; bucket < has.size(); ++bucket) {
     const auto lacks = std::find(has[bucket].begin(), has[bucket].end(), false);
     if (lacks == has[bucket].end()) continue;
-    return Fail(Errc::kUnsupported,
-                "bucket " + std::to_string(bucket) + " of " +
-                    std::to_string(buffer.unpadded[bucket]) + " elements: rank " +
-                    std::to_string(lacks - has[bucket].begin()) + " of " + std::to_string(shards) +
-                    " data-parallel ranks has no parameter in it, which Megatron-Core cannot "
-                    "load: choose another dp or bucket, or fully_reshardable");
+    return Fail(Errc::kUnsupported, "bucket ", bucket, " of ", buffer.unpadded[bucket],
+                " elements: rank ", lacks - has[bucket].begin(), " of ", shards,
+                " data-parallel ranks has no parameter in it, which Megatron-Core cannot "
+                "load: choose another dp or bucket, or fully_reshardable");
   }
   return {};
 }

@@ -24,13 +24,12 @@ Status CheckMtpStages(const Args& args) {
   if (args.mtp == 0 || args.pp < 2) return {};
   const bool learned = args.positions == "learned_absolute";
   if (args.untied && !learned) return {};
-  return Fail(Errc::kUnsupported,
-              "multi-token prediction with " +
-                  std::string(learned ? "learned position" : "tied word") + " embeddings in " +
-                  std::to_string(args.pp) + " pipeline stages: the last stage of Megatron-Core " +
-                  (learned ? "trains position embeddings of its own"
-                           : "has an output layer that nothing uses") +
-                  ": use pp=1, or files=torch_dist with optimizer=none or fully_reshardable");
+  return Fail(
+      Errc::kUnsupported, "multi-token prediction with ",
+      learned ? "learned position" : "tied word", " embeddings in ", args.pp,
+      " pipeline stages: the last stage of Megatron-Core ",
+      (learned ? "trains position embeddings of its own" : "has an output layer that nothing uses"),
+      ": use pp=1, or files=torch_dist with optimizer=none or fully_reshardable");
 }
 
 std::vector<Holding> HoldingsOf(const Args& args, std::span<const Stage> stages,

@@ -30,13 +30,13 @@ Result<FileSums> ParseIntegrity(std::string_view text, const std::string& where)
   }
   const json::Json* files = json::Find(parsed, "files");
   if (files == nullptr || !files->is_object()) {
-    return Fail(Errc::kBadInput, where + ": files: an object expected");
+    return Fail(Errc::kBadInput, where, ": files: an object expected");
   }
   FileSums sums;
   for (const auto& [name, sum] : files->items()) {
     if (!IsSum(sum)) {
-      return Fail(Errc::kBadInput, where + ": " + Quoted(name) +
-                                       ": 64 hexadecimal digits expected, found " + sum.dump());
+      return Fail(Errc::kBadInput, where, ": ", Quoted(name),
+                  ": 64 hexadecimal digits expected, found ", sum.dump());
     }
     sums.emplace(name, sum.get<std::string>());
   }
@@ -53,7 +53,7 @@ Status CheckListed(const FileSums& sums, std::string_view name, std::string_view
                    const std::string& where) {
   const auto listed = sums.find(name);
   if (listed == sums.end()) {
-    return Fail(Errc::kBadInput, where + ": " + std::string(kIntegrity) + " does not list it");
+    return Fail(Errc::kBadInput, where, ": ", kIntegrity, " does not list it");
   }
   const std::string found = os::Sha256Of(text);
   if (found == listed->second) return {};
@@ -66,7 +66,7 @@ Result<std::vector<FileDigest>> DigestsOf(const SourceSet& source) {
   for (const SourceFile& list : source.files) {
     if (list.name != kIntegrity) continue;
     if (list.containers.size() != 1) {
-      return Fail(Errc::kBadInput, list.name + ": one text expected");
+      return Fail(Errc::kBadInput, list.name, ": one text expected");
     }
     SW_TRY_ASSIGN(const FileSums sums,
                   ParseIntegrity(list.containers.front().metadata->header, list.name));
@@ -77,7 +77,7 @@ Result<std::vector<FileDigest>> DigestsOf(const SourceSet& source) {
       const bool own = name == kRunConfig || name == kTrainState || name == kNemoConfig;
       if (name == kIntegrity || (own && listed == sums.end())) continue;
       if (listed == sums.end()) {
-        return Fail(Errc::kBadInput, name + ": " + std::string(kIntegrity) + " does not list it");
+        return Fail(Errc::kBadInput, name, ": ", kIntegrity, " does not list it");
       }
       digests.push_back({i, listed->second});
     }

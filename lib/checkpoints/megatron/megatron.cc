@@ -79,8 +79,7 @@ Result<std::string> TagOf(std::string_view pointed) {
   const auto [end, error] =
       std::from_chars(pointed.data(), pointed.data() + pointed.size(), iteration);
   if (error != std::errc() || end != pointed.data() + pointed.size()) {
-    return Fail(Errc::kBadInput,
-                "an iteration or \"release\" expected, found \"" + std::string(pointed) + "\"");
+    return Fail(Errc::kBadInput, "an iteration or \"release\" expected, found \"", pointed, "\"");
   }
   char text[40];
   std::snprintf(text, sizeof text, "iter_%07llu", static_cast<unsigned long long>(iteration));

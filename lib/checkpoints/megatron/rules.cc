@@ -74,18 +74,14 @@ SplitRule RuleOf(Split split, std::uint32_t dim = 0) {
 Status Rules::CheckHeads(const std::string& name, std::uint64_t rows) const {
   if (args_.heads == 0 || args_.groups == 0 || args_.channels == 0) return {};
   if (args_.heads % args_.groups != 0) {
-    return Fail(Errc::kBadInput, "args: " + std::to_string(args_.heads) +
-                                     " attention heads do not divide by " +
-                                     std::to_string(args_.groups) + " query groups");
+    return Fail(Errc::kBadInput, "args: ", args_.heads, " attention heads do not divide by ",
+                args_.groups, " query groups");
   }
   const std::uint64_t heads = args_.heads * (args_.attention_gate ? 2 : 1) + 2 * args_.groups;
   SW_TRY_ASSIGN(const std::uint64_t wanted, CheckedMul(heads, args_.channels));
   if (wanted == rows) return {};
-  return Fail(Errc::kBadInput, "\"" + name + "\": " + std::to_string(wanted) + " rows expected (" +
-                                   std::to_string(args_.heads) + " heads, " +
-                                   std::to_string(args_.groups) + " groups, " +
-                                   std::to_string(args_.channels) + " channels), found " +
-                                   std::to_string(rows));
+  return Fail(Errc::kBadInput, "\"", name, "\": ", wanted, " rows expected (", args_.heads,
+              " heads, ", args_.groups, " groups, ", args_.channels, " channels), found ", rows);
 }
 
 Result<std::optional<Ruled>> Rules::RuleFor(const std::string& name,
@@ -107,8 +103,8 @@ Result<std::optional<Ruled>> Rules::RuleFor(const std::string& name,
   if (ModuleOf(name) == "linear_fc1." && gated_ && ruled.rule.split == Split::kDim) {
     const std::uint64_t rows = ruled.whole.empty() ? 1 : ruled.whole[0];
     if (rows % 2 != 0) {
-      return Fail(Errc::kBadInput, "\"" + name + "\": gate and what it gates have " +
-                                       std::to_string(rows) + " rows together, an odd number");
+      return Fail(Errc::kBadInput, "\"", name, "\": gate and what it gates have ", rows,
+                  " rows together, an odd number");
     }
     ruled.rule.split = Split::kSub;
     ruled.rule.sub_sizes = {rows / 2, rows / 2};
@@ -126,8 +122,8 @@ Status FindPadding(const std::string& name, std::span<const Shape> shards, const
                    Whole* whole) {
   for (const Shape& shard : shards) {
     if (shard == shards.front()) continue;
-    return Fail(Errc::kBadInput, "\"" + name + "\": " + ToString(shards.front()) + " and " +
-                                     ToString(shard) + " on different ranks");
+    return Fail(Errc::kBadInput, "\"", name, "\": ", ToString(shards.front()), " and ",
+                ToString(shard), " on different ranks");
   }
   whole->rule.padded = true;
   whole->rule.granule = {args.vocab_multiple};
@@ -166,10 +162,10 @@ Result<std::vector<Part>> PartsOf(const Whole& whole, std::uint64_t ranks, std::
   const std::uint64_t all = real + whole.padding;
   if (all == 0) return Fail(Errc::kUnsupported, "a vocabulary without rows");
   if (all % ranks != 0) {
-    return Fail(Errc::kUnsupported, std::to_string(all) +
-                                        " rows of the vocabulary with padding "
-                                        "do not divide by " +
-                                        std::to_string(ranks) + " tensor-parallel ranks");
+    return Fail(Errc::kUnsupported, all,
+                " rows of the vocabulary with padding "
+                "do not divide by ",
+                ranks, " tensor-parallel ranks");
   }
   const std::uint64_t width = all / ranks;
   const std::uint64_t at = rank * width;
@@ -214,9 +210,8 @@ Result<bool> IsGated(std::span<const std::string> names, std::span<const Shape> 
     const std::uint64_t columns = second->second->back();
     const bool twice = rows == 2 * columns;
     if ((!twice && rows != columns) || (gated && *gated != twice)) {
-      return Fail(Errc::kBadInput, "\"" + std::string(name) + "\": " + ToString(*first) + " and " +
-                                       ToString(*second->second) +
-                                       " of the second layer do not fit together");
+      return Fail(Errc::kBadInput, "\"", name, "\": ", ToString(*first), " and ",
+                  ToString(*second->second), " of the second layer do not fit together");
     }
     gated = twice;
   }

@@ -98,8 +98,8 @@ Result<Stretches> StretchesOf(const std::string& manifest, const std::string& pa
     const std::string& file = index->files[at.file];
     const auto [found, fresh] = all[file].emplace(at.offset, at.bytes);
     if (fresh || found->second == at.bytes) return {};
-    return Fail(Errc::kBadInput, path + ": " + file + ": items of different lengths at byte " +
-                                     std::to_string(at.offset));
+    return Fail(Errc::kBadInput, path, ": ", file, ": items of different lengths at byte ",
+                at.offset);
   };
   for (const dcp::Entry& entry : index->entries) {
     if (!entry.is_tensor) SW_TRY(add(entry.at));
@@ -196,8 +196,8 @@ Result<SourceSet> ScanDist(const Listing& listing, const ScanOptions& options) {
   SW_TRY(CheckMetadata(said, metadata));
   const std::string index = path_of(kIndex);
   if (index.empty()) {
-    return Fail(Errc::kNotFound, listing.folders.front().path + "/" + std::string(kIndex) +
-                                     " is missing: an incomplete copy or save");
+    return Fail(Errc::kNotFound, listing.folders.front().path, "/", kIndex,
+                " is missing: an incomplete copy or save");
   }
   SW_TRY_ASSIGN(set.manifest, ReadTextInFolder(index, limits::kPickleBytes));
   SW_TRY(CheckNotEmpty(index, set.manifest.size()));
@@ -247,15 +247,15 @@ Result<std::vector<Container>> ReadFile(const Found& found, const os::File& file
     SW_TRY_ASSIGN(const std::uint64_t bytes, how.Number());
     end = offset + bytes;
     if (offset > identity.bytes || bytes > identity.bytes - offset) {
-      return Fail(Errc::kBadInput, found.path + ": " + std::to_string(identity.bytes) +
-                                       " bytes, an item reaches to byte " + std::to_string(end));
+      return Fail(Errc::kBadInput, found.path, ": ", identity.bytes,
+                  " bytes, an item reaches to byte ", end);
     }
     places.push_back({offset, bytes});
   }
   SW_TRY_ASSIGN(std::vector<Container> containers, ReadItems(found, file, std::move(places)));
   if (end < identity.bytes) {
-    return Fail(Errc::kBadInput, found.path + ": " + std::to_string(identity.bytes - end) +
-                                     " bytes behind the last item: of another save");
+    return Fail(Errc::kBadInput, found.path, ": ", identity.bytes - end,
+                " bytes behind the last item: of another save");
   }
   return containers;
 }
@@ -273,22 +273,21 @@ Status CheckMetadata(std::string_view text, const std::string& path) {
   };
   const std::string backend = word("sharded_backend");
   if (backend == "zarr") {
-    return Fail(Errc::kUnsupported, path +
-                                        ": a checkpoint of zarr arrays, which Megatron-Core "
-                                        "has stopped to write");
+    return Fail(Errc::kUnsupported, path,
+                ": a checkpoint of zarr arrays, which Megatron-Core "
+                "has stopped to write");
   }
   if (backend != "torch_dist" || !is_first("sharded_backend_version")) {
-    return Fail(backend.empty() ? Errc::kBadInput : Errc::kUnsupported,
-                path +
-                    ": sharded_backend \"torch_dist\" of version 1 expected, "
-                    "found \"" +
-                    backend + "\"");
+    return Fail(backend.empty() ? Errc::kBadInput : Errc::kUnsupported, path,
+                ": sharded_backend \"torch_dist\" of version 1 expected, "
+                "found \"",
+                backend, "\"");
   }
   const bool common = json::Find(*parsed, "common_backend") != nullptr;
   if (common && (word("common_backend") != "torch" || !is_first("common_backend_version"))) {
-    return Fail(Errc::kUnsupported,
-                path + ": common_backend \"torch\" of version 1 expected, found \"" +
-                    word("common_backend") + "\"");
+    return Fail(Errc::kUnsupported, path,
+                ": common_backend \"torch\" of version 1 expected, found \"",
+                word("common_backend"), "\"");
   }
   return {};
 }
@@ -313,9 +312,9 @@ Belongs BelongsTo(std::string_view name) {
 Result<SourceSet> Scan(const Listing& listing, const ScanOptions& options) {
   const bool legacy = Any(listing, IsRankFolder);
   if (legacy && Any(listing, IsMetadata)) {
-    return Fail(Errc::kUnsupported, listing.folders.front().path +
-                                        ": folders mp_rank_* beside metadata.json: two checkpoints "
-                                        "in one folder: move one of them to a folder of its own");
+    return Fail(Errc::kUnsupported, listing.folders.front().path,
+                ": folders mp_rank_* beside metadata.json: two checkpoints "
+                "in one folder: move one of them to a folder of its own");
   }
   if (legacy) return ScanLegacy(listing, options);
   return ScanDist(listing, options);

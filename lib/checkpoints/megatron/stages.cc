@@ -7,9 +7,8 @@ namespace shardwright::checkpoints::megatron {
 namespace {
 
 tl::unexpected<Error> DoNotDivide(const Args& args, std::uint64_t layers, std::uint64_t chunks) {
-  return Fail(Errc::kBadInput, std::to_string(layers) + " layers do not divide by " +
-                                   std::to_string(chunks) + " (pp=" + std::to_string(args.pp) +
-                                   ", virtual chunks " + std::to_string(args.vpp) + ")");
+  return Fail(Errc::kBadInput, layers, " layers do not divide by ", chunks, " (pp=", args.pp,
+              ", virtual chunks ", args.vpp, ")");
 }
 
 /// Returns the layers per chunk if the first or last stage has a different number.
@@ -17,9 +16,8 @@ Result<std::vector<std::uint64_t>> Uneven(const Args& args) {
   const std::uint64_t ends = args.first.value_or(0) + args.last.value_or(0);
   const std::uint64_t middle = args.pp - (args.first ? 1 : 0) - (args.last ? 1 : 0);
   if (args.pp < 2 || ends > args.layers) {
-    return Fail(Errc::kBadInput, std::to_string(ends) + " layers in the first and last of " +
-                                     std::to_string(args.pp) + " stages, the model has " +
-                                     std::to_string(args.layers));
+    return Fail(Errc::kBadInput, ends, " layers in the first and last of ", args.pp,
+                " stages, the model has ", args.layers);
   }
   const std::uint64_t rest = args.layers - ends;
   if (middle == 0 ? rest != 0 : rest % middle != 0) return DoNotDivide(args, rest, middle);

@@ -31,14 +31,14 @@ Result<std::string> RealPathInFolder(const std::string& path) {
   if (real.empty()) {
     // Opening the file reports the reason.
     SW_TRY(os::File::OpenRead(path));
-    return Fail(Errc::kNotFound, path + ": cannot be resolved");
+    return Fail(Errc::kNotFound, path, ": cannot be resolved");
   }
   const std::size_t slash = path.rfind('/');
   const std::string folder =
       os::RealPath(slash == std::string::npos ? "." : path.substr(0, slash + 1));
   if (IsLinkAllowed(folder, real)) return real;
-  return Fail(Errc::kBadInput, path + ": a link that leads out of the folder, to " + real +
-                                   ": put the file itself there");
+  return Fail(Errc::kBadInput, path, ": a link that leads out of the folder, to ", real,
+              ": put the file itself there");
 }
 
 Result<std::string> ReadTextInFolder(const std::string& path, std::uint64_t cap) {

@@ -28,7 +28,7 @@ Status CheckSum(const std::string& path, const files::Storage& storage, std::str
   if (!storage.crc32 || *storage.crc32 == crc) return {};
   char text[64];
   std::snprintf(text, sizeof text, "CRC-32 %08x expected, %08x found", *storage.crc32, crc);
-  return Fail(Errc::kBadInput, path + ": data/" + storage.key + ": " + text);
+  return Fail(Errc::kBadInput, path, ": data/", storage.key, ": ", text);
 }
 
 /// Reads files in the order of their names, from many threads.
@@ -86,8 +86,8 @@ class HeaderReader {
       }
     }
     if (same) return {};
-    return Fail(Errc::kBadInput, other.path + " and " + have.path +
-                                     ": two different files with the name " + have.name);
+    return Fail(Errc::kBadInput, other.path, " and ", have.path,
+                ": two different files with the name ", have.name);
   }
 
   const ReadContainers read_;
@@ -131,9 +131,9 @@ std::pair<std::shared_ptr<const files::ContainerMetadata>, std::size_t> Metadata
 
 Status CheckNotEmpty(const std::string& path, std::uint64_t bytes) {
   if (bytes > 0) return {};
-  return Fail(Errc::kBadInput, path +
-                                   ": the file is empty (0 bytes): its save was interrupted, or "
-                                   "the file system was full; take another checkpoint");
+  return Fail(Errc::kBadInput, path,
+              ": the file is empty (0 bytes): its save was interrupted, or "
+              "the file system was full; take another checkpoint");
 }
 
 Error WithBlank(const os::File& file, const os::Identity& identity, Error error) {

@@ -109,8 +109,8 @@ Result<std::uint32_t> Mapper::SideOf(const std::string& name) const {
   for (std::uint32_t i = 0; i < map_.sides.size(); ++i) {
     if (map_.sides[i].name == name) return i;
   }
-  return Fail(Errc::kUsage,
-              "map " + map_.name + " has no side " + Quoted(name) + ": there are " + Sides());
+  return Fail(Errc::kUsage, "map ", map_.name, " has no side ", Quoted(name), ": there are ",
+              Sides());
 }
 
 /// Determines the naming schemes of the source and of the result.
@@ -120,8 +120,8 @@ Status Mapper::ChooseSides() {
   if (!use_.to.empty()) {
     SW_TRY_ASSIGN(to, SideOf(use_.to));
   } else if (map_.sides.size() > 2) {
-    return Fail(Errc::kUsage, "map " + map_.name + " has several sides (" + Sides() +
-                                  "): say --map " + map_.name + ":SIDE");
+    return Fail(Errc::kUsage, "map ", map_.name, " has several sides (", Sides(), "): say --map ",
+                map_.name, ":SIDE");
   }
   std::vector<Fit> fits;
   for (std::uint32_t side = 0; side < map_.sides.size(); ++side) {
@@ -132,24 +132,22 @@ Status Mapper::ChooseSides() {
   const Fit& best = fits.front();
   if (fits.size() > 1 && best.uncovered == nullptr && fits[1].uncovered == nullptr &&
       fits[1].meant == best.meant) {
-    return Fail(Errc::kUsage, "the names of the checkpoint fit several sides of map " + map_.name +
-                                  ", " + map_.sides[best.side].name + " and " +
-                                  map_.sides[fits[1].side].name + ": say --map " + map_.name +
-                                  ":FROM:TO");
+    return Fail(Errc::kUsage, "the names of the checkpoint fit several sides of map ", map_.name,
+                ", ", map_.sides[best.side].name, " and ", map_.sides[fits[1].side].name,
+                ": say --map ", map_.name, ":FROM:TO");
   }
   from_ = best.side;
   if (from_ == to && best.uncovered != nullptr && fits.size() > 1) from_ = fits[1].side;
   to_ = to.value_or(from_ == 0 ? 1 : 0);
   if (to_ == from_) {
-    return Fail(Errc::kUsage, "the names of the checkpoint are those of side " +
-                                  map_.sides[to_].name + " of map " + map_.name + " already");
+    return Fail(Errc::kUsage, "the names of the checkpoint are those of side ",
+                map_.sides[to_].name, " of map ", map_.name, " already");
   }
   const Param* uncovered = best.side == from_ ? best.uncovered : fits[1].uncovered;
   if (uncovered == nullptr) return {};
-  return Fail(Errc::kUnsupported, Quoted(uncovered->name) + " " + ToString(uncovered->shape) +
-                                      ": no rule of " + map_.origin + " covers it on side " +
-                                      map_.sides[from_].name + "; add one such as " +
-                                      RuleFor(map_.sides[from_], map_.sides[to_], *uncovered));
+  return Fail(Errc::kUnsupported, Quoted(uncovered->name), " ", ToString(uncovered->shape),
+              ": no rule of ", map_.origin, " covers it on side ", map_.sides[from_].name,
+              "; add one such as ", RuleFor(map_.sides[from_], map_.sides[to_], *uncovered));
 }
 
 /// Returns true if a rule has one tensor with the same factors in both schemes, so sizes match.
@@ -172,8 +170,8 @@ Status Mapper::AddMember(std::uint32_t param, FoundRule found) {
   const MapRule& rule = map_.rules[found.rule];
   const std::string& name = source_.params[param].name;
   if (!rule.sides[to_]) {
-    return Fail(Errc::kUnsupported, Quoted(name) + ": " + rule.origin + " has no form for side " +
-                                        map_.sides[to_].name);
+    return Fail(Errc::kUnsupported, Quoted(name), ": ", rule.origin, " has no form for side ",
+                map_.sides[to_].name);
   }
   Member member{param, found.tensor, 0};
   for (const std::vector<Factor>& dim : rule.sides[from_]->tensors[found.tensor].dims) {
@@ -216,13 +214,13 @@ Status Mapper::CheckOneToOne(const std::vector<NewParam>& params) const {
   std::unordered_set<std::string> names;
   for (const NewParam& param : params) {
     if (!names.insert(param.name).second) {
-      return Fail(Errc::kBadInput, map_.origin + ": two parameters would be " + Quoted(param.name));
+      return Fail(Errc::kBadInput, map_.origin, ": two parameters would be ", Quoted(param.name));
     }
     const auto found = finder.Find(param.name);
     const auto old = back.Find(source_.params[param.pieces.front().param].name);
     if (found && old && found->rule == old->rule) continue;
-    return Fail(Errc::kBadInput, map_.origin + ": " + Quoted(param.name) +
-                                     " would not lead back: another rule covers it too");
+    return Fail(Errc::kBadInput, map_.origin, ": ", Quoted(param.name),
+                " would not lead back: another rule covers it too");
   }
   return {};
 }

@@ -62,8 +62,8 @@ class Assembler {
 tl::unexpected<Error> Assembler::CannotJoin(const NewParam& made, const std::string& what) const {
   std::vector<std::string> names;
   for (const Piece& piece : made.pieces) names.push_back(Old(piece).name);
-  return Fail(Errc::kUnsupported,
-              Quoted(made.name) + ": cannot be made of " + FirstFew(names) + ": " + what);
+  return Fail(Errc::kUnsupported, Quoted(made.name), ": cannot be made of ", FirstFew(names), ": ",
+              what);
 }
 
 /// Returns a sort key for a parameter's position in the model: for each loop over layers
@@ -253,9 +253,9 @@ Status Assembler::MakeGroups() {
                       [&](std::uint32_t i) { return out_.params[i].expert.has_value(); });
     if (static_cast<std::size_t>(experts) == group.params.size()) continue;
     if (experts > 0) {
-      return Fail(Errc::kUnsupported, map_.origin +
-                                          ": of a group of experts' parameters only some "
-                                          "stay those of single experts");
+      return Fail(Errc::kUnsupported, map_.origin,
+                  ": of a group of experts' parameters only some "
+                  "stay those of single experts");
     }
     group.moe = false;
     group.options = nullptr;
@@ -270,8 +270,8 @@ Status Assembler::IndexTensors() {
   for (std::uint32_t t = 0; t < old_.map.tensors.size(); ++t) {
     const auto at = params.find(old_.map.tensors[t].name);
     if (at == params.end()) {
-      return Fail(Errc::kUnsupported,
-                  Quoted(old_.map.tensors[t].name) + ": belongs to no parameter of the model");
+      return Fail(Errc::kUnsupported, Quoted(old_.map.tensors[t].name),
+                  ": belongs to no parameter of the model");
     }
     tensors_[at->second].push_back(t);
   }
@@ -292,10 +292,10 @@ Status Assembler::AddFragments(const Piece& piece, const layout::LogicalTensor& 
     mapped.cut = Composed(piece.cut, fragment.cut);
     const std::uint64_t covered = mapped.cut->covered_elems();
     if (fragment.role == layout::Role::kPartial && covered != Elems(tensor->shape)) {
-      return Fail(Errc::kUnsupported, Quoted(from.name) +
-                                          ": every rank has a value of its own of it, so it cannot "
-                                          "become a part of " +
-                                          Quoted(tensor->name));
+      return Fail(Errc::kUnsupported, Quoted(from.name),
+                  ": every rank has a value of its own of it, so it cannot "
+                  "become a part of ",
+                  Quoted(tensor->name));
     }
     if (covered == 0 && fragment.cut->covered_elems() > 0) continue;
     tensor->fragments.push_back(std::move(mapped));

@@ -121,9 +121,8 @@ Status Maker::CheckComplete() const {
     SW_TRY_ASSIGN(held, CheckedAdd(held, member.elems));
   }
   if (held == all) return {};
-  return Fail(Errc::kBadInput,
-              Quoted(source_.params[instance_.members.front().param].name) + ": " + rule_.origin +
-                  " needs with it what the checkpoint lacks: " + FirstFew(Missing()));
+  return Fail(Errc::kBadInput, Quoted(source_.params[instance_.members.front().param].name), ": ",
+              rule_.origin, " needs with it what the checkpoint lacks: ", FirstFew(Missing()));
 }
 
 /// Returns the values of the captured axis in the names of a form; one value if it has none.
@@ -132,9 +131,8 @@ Result<std::vector<std::uint64_t>> Maker::PlacesOf(const TensorForm& form) const
   if (!axis) return std::vector<std::uint64_t>{0};
   const std::uint64_t count = ExtentOf(rule_.axes[*axis], instance_);
   if (count > limits::kMoeExperts) {
-    return Fail(Errc::kLimit, rule_.origin + ": " + std::to_string(count) + " names of " +
-                                  Quoted(form.name.text()) + ", at most " +
-                                  std::to_string(limits::kMoeExperts));
+    return Fail(Errc::kLimit, rule_.origin, ": ", count, " names of ", Quoted(form.name.text()),
+                ", at most ", limits::kMoeExperts);
   }
   std::vector<std::uint64_t> places(count);
   for (std::uint64_t i = 0; i < count; ++i) places[i] = i;
@@ -228,8 +226,8 @@ Result<std::vector<NewParam>> Maker::Run() {
     for (const std::uint64_t place : places) {
       SW_TRY_ASSIGN(NewParam param, MakeOne(form, place));
       if (param.pieces.empty()) {
-        return Fail(Errc::kUnsupported, Quoted(param.name) + " " + ToString(param.shape) + ": " +
-                                            rule_.origin + " makes it of nothing");
+        return Fail(Errc::kUnsupported, Quoted(param.name), " ", ToString(param.shape), ": ",
+                    rule_.origin, " makes it of nothing");
       }
       made.push_back(std::move(param));
     }

@@ -18,7 +18,7 @@ Result<NameForm> NameForm::Parse(std::string_view text) {
     const bool last = open == std::string_view::npos;
     if (last != (close == std::string_view::npos) ||
         rest.substr(0, open).find('}') != std::string_view::npos) {
-      return Fail(Errc::kBadInput, Quoted(text) + ": braces do not match");
+      return Fail(Errc::kBadInput, Quoted(text), ": braces do not match");
     }
     const std::string literal(rest.substr(0, open));
     expression += re2::RE2::QuoteMeta(literal);
@@ -28,7 +28,7 @@ Result<NameForm> NameForm::Parse(std::string_view text) {
     const bool known =
         std::find(form.captures_.begin(), form.captures_.end(), capture) != form.captures_.end();
     if (!last && (capture.empty() || known)) {
-      return Fail(Errc::kBadInput, Quoted(text) + ": every pair of braces has a name of its own");
+      return Fail(Errc::kBadInput, Quoted(text), ": every pair of braces has a name of its own");
     }
     form.parts_.push_back({literal, std::string(capture), any});
     if (last) break;
@@ -39,7 +39,7 @@ Result<NameForm> NameForm::Parse(std::string_view text) {
   }
   form.expression_ = CompileExpression(expression);
   if (text.empty() || !form.expression_->ok()) {
-    return Fail(Errc::kBadInput, Quoted(text) + ": not a name");
+    return Fail(Errc::kBadInput, Quoted(text), ": not a name");
   }
   return form;
 }

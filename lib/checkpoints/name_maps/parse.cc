@@ -470,7 +470,7 @@ Result<ModelMap> ModelMap::BuiltIn(std::string_view name) {
   const std::vector<std::string> names = BuiltInNames();
   const auto at = std::find(names.begin(), names.end(), name);
   if (at == names.end()) {
-    return Fail(Errc::kNotFound, "map " + Quoted(name) + ": there are " + Joined(names, ", "));
+    return Fail(Errc::kNotFound, "map ", Quoted(name), ": there are ", Joined(names, ", "));
   }
   const BuiltInMapFile& file = BuiltInMapFiles()[static_cast<std::size_t>(at - names.begin())];
   return Parse(file.text, std::string(file.origin));

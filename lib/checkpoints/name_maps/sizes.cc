@@ -85,9 +85,9 @@ tl::unexpected<Error> Solver::Contradiction(const Instance& instance, const Memb
     sizes +=
         (sizes.empty() ? "" : ", ") + rule.symbols[s] + "=" + std::to_string(*instance.sizes[s]);
   }
-  return Fail(Errc::kBadInput,
-              Quoted(param.name) + " " + ToString(param.shape) + ": " + rule.origin + " expects " +
-                  Quoted(FormOf(instance, member).text) + (sizes.empty() ? "" : " with " + sizes));
+  return Fail(Errc::kBadInput, Quoted(param.name), " ", ToString(param.shape), ": ", rule.origin,
+              " expects ", Quoted(FormOf(instance, member).text),
+              (sizes.empty() ? "" : " with " + sizes));
 }
 
 Status Solver::SetSymbol(Instance* instance, std::uint32_t symbol, std::uint64_t value) {
@@ -120,10 +120,9 @@ Status Solver::Relate(bool* progress) {
       continue;
     }
     if (opens == 0 ? whole->second != product : whole->second % product != 0) {
-      return Fail(Errc::kBadInput, "sizes of the model: " + relation.product + "=" +
-                                       std::to_string(whole->second) + " is not " +
-                                       Joined(relation.factors, " x ") + ", " +
-                                       std::to_string(product) + (opens == 0 ? "" : " times any"));
+      return Fail(Errc::kBadInput, "sizes of the model: ", relation.product, "=", whole->second,
+                  " is not ", Joined(relation.factors, " x "), ", ", product,
+                  (opens == 0 ? "" : " times any"));
     }
     if (opens == 1) {
       known_.emplace(*open, whole->second / product);
@@ -227,19 +226,19 @@ Status Solver::CheckKnown(const Instance& instance) const {
   std::stable_partition(open.begin(), open.end(),
                         [&](const std::string& name) { return !map_.sizes.at(name).empty(); });
   if (open.empty()) {
-    return Fail(Errc::kBadInput, Quoted(param.name) + ": " + rule.origin +
-                                     " leaves sizes open; name them under \"sizes\"");
+    return Fail(Errc::kBadInput, Quoted(param.name), ": ", rule.origin,
+                " leaves sizes open; name them under \"sizes\"");
   }
-  return Fail(Errc::kUsage, Quoted(param.name) + " " + ToString(param.shape) + ": " + rule.origin +
-                                " needs sizes that neither shapes nor a config.json beside the "
-                                "checkpoint tell (" +
-                                Joined(open, ", ") + "): give --map-sizes " + open.front() + "=N");
+  return Fail(Errc::kUsage, Quoted(param.name), " ", ToString(param.shape), ": ", rule.origin,
+              " needs sizes that neither shapes nor a config.json beside the "
+              "checkpoint tell (",
+              Joined(open, ", "), "): give --map-sizes ", open.front(), "=N");
 }
 
 Status Solver::Run() {
   for (const auto& [name, value] : map_.constants) {
     if (!known_.emplace(name, value).second && known_[name] != value) {
-      return Fail(Errc::kUsage, "size " + name + " of the map is " + std::to_string(value));
+      return Fail(Errc::kUsage, "size ", name, " of the map is ", value);
     }
   }
   for (Instance& instance : instances_) {
@@ -311,7 +310,7 @@ std::optional<std::string> Agreement(const maps::Told& told, const ModelConfig& 
 
 Result<ModelConfig> FactsIn(std::string_view config, const std::string& where) {
   SW_TRY_ASSIGN(const json::Json root, json::Parse(config, where));
-  if (!root.is_object()) return Fail(Errc::kBadInput, where + ": object expected");
+  if (!root.is_object()) return Fail(Errc::kBadInput, where, ": object expected");
   ModelConfig facts;
   for (const auto& [key, value] : root.items()) {
     if (value.is_string()) {

@@ -64,8 +64,8 @@ Result<const pickle::Node*> Graft::TakeTensor(const pickle::Tensor& source) {
   if (fresh) {
     const auto& storages = source_.storages;
     if (source.storage >= storages.size() || source.storage >= members_.size()) {
-      return Fail(Errc::kBadInput, "a passed tensor's storage " + std::to_string(source.storage) +
-                                       " is not in the source");
+      return Fail(Errc::kBadInput, "a passed tensor's storage ", source.storage,
+                  " is not in the source");
     }
     const torch_pt::Document::StorageRef& ref = storages[source.storage];
     const std::uint64_t item = ref.untyped ? 1 : ItemSize(ref.dtype);

@@ -15,7 +15,7 @@ constexpr std::uint64_t kMostBoxes = std::uint64_t{1} << 16;
 /// Returns the tensor in a node. \error kBadInput  not a tensor; begins with `where`
 Result<const pickle::Tensor*> TensorOf(const pickle::Node* node, const std::string& where) {
   if (node != nullptr && node->is_tensor()) return node->tensor.get();
-  return Fail(Errc::kBadInput, where + ": tensor expected, found " + pickle::Describe(node));
+  return Fail(Errc::kBadInput, where, ": tensor expected, found ", pickle::Describe(node));
 }
 
 }  // namespace
@@ -76,7 +76,7 @@ Result<Place> MapBuilder::PlaceOf(std::uint32_t file, std::uint32_t container,
   out.dtype = tensor.dtype;
   if (out.elems > 0) {
     if (!IsRowMajor(tensor)) {
-      return Fail(Errc::kUnsupported, where + ": its elements are not stored in row-major order");
+      return Fail(Errc::kUnsupported, where, ": its elements are not stored in row-major order");
     }
     SW_TRY_ASSIGN(out.offset, CheckedMul(tensor.offset, ItemSize(tensor.dtype)));
   }
@@ -128,8 +128,8 @@ Result<std::string> MapBuilder::Payload(std::uint32_t file, const torch_pt::Docu
   const auto inlined =
       found == keys_.end() ? source.inlined.end() : source.inlined.find(found->second);
   if (inlined == source.inlined.end() || place.offset + bytes > inlined->second.size()) {
-    return Fail(Errc::kUnsupported,
-                named.name + ": " + what + ": " + pickle::Describe(tensor) + " is no number");
+    return Fail(Errc::kUnsupported, named.name, ": ", what, ": ", pickle::Describe(tensor),
+                " is no number");
   }
   return inlined->second.substr(place.offset, bytes);
 }

@@ -141,12 +141,13 @@ Result<layout::Cut> CutByRuns(const pickle::Tensor& tensor, const Shape& whole,
                               const Shape& offsets, std::uint64_t elems, std::uint64_t most) {
   const DimsByStride dims = SortDims(tensor);
   if (dims.repeats) {
-    return Fail(Errc::kUnsupported, "one stored element stands for several (Tensor.expand): " +
-                                        StridesText(tensor) + ": save it contiguous");
+    return Fail(Errc::kUnsupported,
+                "one stored element stands for several (Tensor.expand): ", StridesText(tensor),
+                ": save it contiguous");
   }
   if (CountRuns(tensor, dims) > most) {
-    return Fail(Errc::kUnsupported, StridesText(tensor) + " take more than " +
-                                        std::to_string(most) + " boxes: save it contiguous");
+    return Fail(Errc::kUnsupported, StridesText(tensor), " take more than ", most,
+                " boxes: save it contiguous");
   }
   const std::size_t rank = tensor.shape.size();
   const std::size_t inner = dims.spread.back();
@@ -174,8 +175,8 @@ Result<layout::Cut> CutByRuns(const pickle::Tensor& tensor, const Shape& whole,
   storage[inner] = elems;
   auto cut = layout::Cut::Make(whole, std::move(storage), std::move(boxes));
   if (cut) return cut;
-  return Fail(Errc::kUnsupported, "some of its elements lie in one place (" + StridesText(tensor) +
-                                      "): save it contiguous");
+  return Fail(Errc::kUnsupported, "some of its elements lie in one place (", StridesText(tensor),
+              "): save it contiguous");
 }
 
 Result<std::vector<StoredPart>> StoredParts(const pickle::Tensor& tensor, std::uint64_t elems,

@@ -121,9 +121,9 @@ Result<float> TorchStep(const Checkpoint& source, const Param& param) {
     if (step) return static_cast<float>(*step);
   }
   if (source.iteration) return static_cast<float>(*source.iteration);
-  return Fail(Errc::kUnsupported, Quoted(param.name) +
-                                      ": the source does not tell how many steps "
-                                      "its optimizer has made");
+  return Fail(Errc::kUnsupported, Quoted(param.name),
+              ": the source does not tell how many steps "
+              "its optimizer has made");
 }
 
 const Node* TorchOptions(const Checkpoint& source, const Group& group, pickle::Arena* made,

@@ -90,8 +90,8 @@ Result<std::size_t> ChooseWeights(std::span<const WeightCandidate> candidates, b
   for (const std::size_t i : equal) named.push_back(candidates[i]);
   return Fail(Errc::kUnsupported,
               "the checkpoint has several sets of weights with the same names, and nothing tells "
-              "which one is the model: " +
-                  ListedNames(named) + "; choose one with --weights-of NAME");
+              "which one is the model: ",
+              ListedNames(named), "; choose one with --weights-of NAME");
 }
 
 namespace {
@@ -117,10 +117,10 @@ Result<std::size_t> FindWeights(std::span<const WeightCandidate> candidates,
     if (HasParts(candidates[i].name, asked)) below.push_back(i);
   }
   if (below.size() == 1) return below.front();
-  return Fail(Errc::kUsage, "--weights-of " + std::string(asked) + ": " +
-                                (below.empty() ? "no set of weights of that name"
-                                               : "several sets of weights have it in their names") +
-                                "; the checkpoint has " + ListedNames(candidates));
+  return Fail(Errc::kUsage, "--weights-of ", asked, ": ",
+              (below.empty() ? "no set of weights of that name"
+                             : "several sets of weights have it in their names"),
+              "; the checkpoint has ", ListedNames(candidates));
 }
 
 std::vector<WeightSet> WeightSetsOf(std::span<const WeightCandidate> candidates,

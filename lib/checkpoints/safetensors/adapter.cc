@@ -89,13 +89,13 @@ Status Maker::ChooseAdapter() {
   if (!layout_.adapter.empty()) {
     adapter_ = layout_.adapter;
     if (adapters.contains(adapter_)) return {};
-    return Fail(Errc::kUsage,
-                "--adapter " + adapter_ + ": the checkpoint has adapters " + Joined(all, ", "));
+    return Fail(Errc::kUsage, "--adapter ", adapter_, ": the checkpoint has adapters ",
+                Joined(all, ", "));
   }
   if (adapters.size() > 1) {
-    return Fail(Errc::kUnsupported, "the checkpoint has several adapters: " + Joined(all, ", ") +
-                                        "; choose one with --adapter NAME, or write all tensors "
-                                        "under their own names with --adapter all");
+    return Fail(Errc::kUnsupported, "the checkpoint has several adapters: ", Joined(all, ", "),
+                "; choose one with --adapter NAME, or write all tensors "
+                "under their own names with --adapter all");
   }
   adapter_ = all.front();
   return {};
@@ -127,8 +127,8 @@ Status Maker::NameTensors() {
       name.erase(name.rfind('.'));
     }
     if (!seen.insert(name).second) {
-      return Fail(Errc::kBadInput, "two tensors of the adapter have the name " + Quoted(name) +
-                                       "; --adapter all writes all tensors under their own names");
+      return Fail(Errc::kBadInput, "two tensors of the adapter have the name ", Quoted(name),
+                  "; --adapter all writes all tensors under their own names");
     }
     const bool first = parts_[i]->kind == "lora_A" || parts_[i]->kind == "lora_embedding_A";
     if (first && !param.shape.empty()) ranks_[ModuleOf(i)] = param.shape[0];

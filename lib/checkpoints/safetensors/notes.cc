@@ -35,7 +35,7 @@ Json HyperJson(const GroupNote& group) {
 }
 
 tl::unexpected<Error> Wrong(std::string_view key) {
-  return Fail(Errc::kBadInput, "notes: \"" + std::string(key) + "\" is not as expected");
+  return Fail(Errc::kBadInput, "notes: \"", key, "\" is not as expected");
 }
 
 std::optional<double> RealOf(const Json& object, const char* key) {

@@ -68,21 +68,17 @@ Status CheckNumbers(const SourceSet& source) {
     // Ranks without data for a file do not write it.
     if (stem.starts_with(kPieceStem)) continue;
     if (counts.size() > 1) {
-      return Fail(Errc::kUnsupported,
-                  stem + "-*" + std::string(file_format::kSuffix) + ": of " +
-                      std::to_string(counts.begin()->first) + " and of " +
-                      std::to_string(counts.rbegin()->first) +
-                      " files, and no index says which of them count: move one of the sets to a "
-                      "folder of its own");
+      return Fail(Errc::kUnsupported, stem, "-*", file_format::kSuffix, ": of ",
+                  counts.begin()->first, " and of ", counts.rbegin()->first,
+                  " files, and no index says which of them count: move one of the sets to a "
+                  "folder of its own");
     }
     const auto& [count, numbers] = *counts.begin();
     for (std::uint64_t i = 0; i < count; ++i) {
       if (!numbers.contains(i + 1)) {
-        return Fail(Errc::kNotFound, stem + "-*" + std::string(file_format::kSuffix) + ": " +
-                                         std::to_string(numbers.size()) + " of " +
-                                         std::to_string(count) + " files are there, number " +
-                                         std::to_string(i + 1) +
-                                         " is missing: an incomplete download or save");
+        return Fail(Errc::kNotFound, stem, "-*", file_format::kSuffix, ": ", numbers.size(), " of ",
+                    count, " files are there, number ", i + 1,
+                    " is missing: an incomplete download or save");
       }
     }
   }
@@ -158,16 +154,16 @@ Status Reader::ReadIndex() {
     if (!there.contains(file)) missing.insert(file);
   }
   if (missing.empty()) return {};
-  return Fail(Errc::kNotFound, source_.tag + ": the index names files that are not there: " +
-                                   FirstFew({missing.begin(), missing.end()}) +
-                                   ": an incomplete download or save, or a stale index: without it "
-                                   "the files are read as they are named");
+  return Fail(Errc::kNotFound, source_.tag, ": the index names files that are not there: ",
+              FirstFew({missing.begin(), missing.end()}),
+              ": an incomplete download or save, or a stale index: without it "
+              "the files are read as they are named");
 }
 
 Status Reader::ReadHeader(std::uint32_t file) {
   const SourceFile& source = source_.files[file];
   const auto broken = [&](const std::string& what) {
-    return Fail(Errc::kBadInput, source.name + ": " + what);
+    return Fail(Errc::kBadInput, source.name, ": ", what);
   };
   if (source.containers.size() != 1) return broken("one header expected");
   const shardwright::files::ContainerMetadata& metadata = *source.containers.front().metadata;
@@ -213,12 +209,11 @@ Status Reader::SetPieces(std::uint32_t file, const std::string& text) {
     const json::Json* offsets = info == nullptr ? nullptr : json::Find(*info, "saved_offsets");
     const std::string where = "tensor " + Quoted(tensor.entry.name) + ": where it begins";
     if (offsets == nullptr || !offsets->is_array()) {
-      return Fail(Errc::kBadInput, where + " is not told");
+      return Fail(Errc::kBadInput, where, " is not told");
     }
     SW_TRY_ASSIGN(const Shape shape, file_format::ElemShape(tensor.entry));
     if (offsets->size() != shape.size()) {
-      return Fail(Errc::kBadInput,
-                  where + ": " + std::to_string(shape.size()) + " numbers expected");
+      return Fail(Errc::kBadInput, where, ": ", shape.size(), " numbers expected");
     }
     Shape at;
     for (const json::Json& offset : *offsets) {
@@ -245,8 +240,8 @@ Status Reader::CheckPieces() {
     std::string wanted = std::to_string(next++);
     if (wanted.size() < rank.size()) wanted.insert(0, rank.size() - wanted.size(), '0');
     if (rank == wanted) continue;
-    return Fail(Errc::kNotFound, source_.tag + ": the pieces of rank " + wanted + " are missing: " +
-                                     std::string(kPieceStem).append(wanted).append("-*"));
+    return Fail(Errc::kNotFound, source_.tag, ": the pieces of rank ", wanted,
+                " are missing: ", std::string(kPieceStem).append(wanted).append("-*"));
   }
   Warn("pieces of " + std::to_string(ranks.size()) +
        " ranks: the files do not tell how many ranks there were, nor how large the tensors are");
@@ -275,12 +270,11 @@ Status Reader::CheckNames() {
     if (!fresh) {
       const bool several = source_.manifest.empty() &&
                            !OfOneSet(NameOf(tensors_[at->second].file), NameOf(tensor.file));
-      return Fail(several ? Errc::kUnsupported : Errc::kBadInput,
-                  "tensor \"" + name + "\": in " + NameOf(tensors_[at->second].file) + " and in " +
-                      NameOf(tensor.file) +
-                      (several ? ": several sets of weights in one folder: give one file as INPUT, "
-                                 "or move one of the sets to a folder of its own"
-                               : ""));
+      return Fail(several ? Errc::kUnsupported : Errc::kBadInput, "tensor \"", name, "\": in ",
+                  NameOf(tensors_[at->second].file), " and in ", NameOf(tensor.file),
+                  (several ? ": several sets of weights in one folder: give one file as INPUT, "
+                             "or move one of the sets to a folder of its own"
+                           : ""));
     }
     if (source_.manifest.empty()) continue;
     const auto listed = index_.files.find(name);
@@ -293,8 +287,8 @@ Status Reader::CheckNames() {
   }
   for (const auto& [name, file] : index_.files) {
     if (by_name_.contains(name)) continue;
-    return Fail(Errc::kBadInput, "tensor " + Quoted(name) + ": the index says it is in " + file +
-                                     ", which lacks it" + kStale);
+    return Fail(Errc::kBadInput, "tensor ", Quoted(name), ": the index says it is in ", file,
+                ", which lacks it", kStale);
   }
   if (!unlisted.empty()) Warn("tensors that the index does not list: " + FirstFew(unlisted));
   if (index_.total_bytes && *index_.total_bytes != total) {
@@ -445,9 +439,8 @@ Result<Shape> Reader::WholeShape(const Tensor& first) const {
   for (const Tensor* piece : pieces) {
     SW_TRY_ASSIGN(const Shape shape, file_format::ElemShape(piece->entry));
     if (shape.size() != whole.size() || piece->entry.dtype != first.entry.dtype) {
-      return Fail(Errc::kBadInput, "tensor " + Quoted(first.entry.name) + ": its pieces in " +
-                                       NameOf(first.file) + " and " + NameOf(piece->file) +
-                                       " are of two types or ranks");
+      return Fail(Errc::kBadInput, "tensor ", Quoted(first.entry.name), ": its pieces in ",
+                  NameOf(first.file), " and ", NameOf(piece->file), " are of two types or ranks");
     }
     for (std::size_t dim = 0; dim < whole.size(); ++dim) {
       SW_TRY_ASSIGN(const std::uint64_t end, CheckedAdd((*piece->offsets)[dim], shape[dim]));

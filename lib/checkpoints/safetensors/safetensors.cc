@@ -21,25 +21,24 @@ constexpr std::uint64_t kShardBytes = 5'000'000'000;
 Result<DType> DTypeOf(std::string_view key, std::string_view value) {
   const auto dtype = DTypeFromName(value);
   if (dtype && IsFloating(*dtype) && !file_format::Word(*dtype).empty()) return *dtype;
-  return Fail(Errc::kUsage, "target " + std::string(key) + "=" + std::string(value) +
-                                ": a floating type expected, such as float32, bfloat16, float16 or "
-                                "float8_e4m3fn");
+  return Fail(Errc::kUsage, "target ", key, "=", value,
+              ": a floating type expected, such as float32, bfloat16, float16 or "
+              "float8_e4m3fn");
 }
 
 Result<std::uint64_t> ShardBytesOf(std::string_view key, std::string_view value) {
   const std::string where = "target " + std::string(key) + "=" + std::string(value);
   const auto bytes = ParseBytes(value);
-  if (!bytes) return Fail(Errc::kUsage, where + ": " + bytes.error().message);
+  if (!bytes) return Fail(Errc::kUsage, where, ": ", bytes.error().message);
   if (*bytes > 0) return *bytes;
-  return Fail(Errc::kUsage, where + ": a size above 0 expected, such as 5GB or 512MiB");
+  return Fail(Errc::kUsage, where, ": a size above 0 expected, such as 5GB or 512MiB");
 }
 
 Result<std::uint64_t> AlphaOf(std::string_view key, std::string_view value) {
   std::uint64_t alpha = 0;
   const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), alpha);
   if (error == std::errc() && end == value.data() + value.size() && alpha > 0) return alpha;
-  return Fail(Errc::kUsage, "target " + std::string(key) + "=" + std::string(value) +
-                                ": a whole number above 0 expected");
+  return Fail(Errc::kUsage, "target ", key, "=", value, ": a whole number above 0 expected");
 }
 
 }  // namespace
@@ -121,8 +120,7 @@ Status CheckKey(std::string_view key, std::string_view value) {
   } else if (key == "keep-prefixes") {
     if (value != "yes") return Fail(Errc::kUsage, "target keep-prefixes: yes expected");
   } else if (std::find(kOnlyWords.begin(), kOnlyWords.end(), value) == kOnlyWords.end()) {
-    return Fail(Errc::kUsage, "target " + std::string(key) + "=" + std::string(value) +
-                                  ": weight or master expected");
+    return Fail(Errc::kUsage, "target ", key, "=", value, ": weight or master expected");
   }
   return {};
 }

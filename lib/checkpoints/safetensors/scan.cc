@@ -64,8 +64,8 @@ Result<const Found*> ChooseIndex(const Names& names, std::vector<std::string>* w
     return index.name == names.indexes.front().name;
   });
   if (one) return &names.indexes.front();
-  return Fail(Errc::kUnsupported, names.indexes.front().path + " and " + names.indexes.back().name +
-                                      ": several sets of files in one folder");
+  return Fail(Errc::kUnsupported, names.indexes.front().path, " and ", names.indexes.back().name,
+              ": several sets of files in one folder");
 }
 
 /// Fails if an index names none of the folder's files although there are
@@ -79,10 +79,9 @@ Status CheckStale(const Found& index, const std::set<std::string, std::less<>>& 
   std::vector<std::string> others;
   others.reserve(files.size());
   for (const Found& file : files) others.push_back(file.name);
-  return Fail(Errc::kNotFound, index.path + ": a stale index: it names " +
-                                   FirstFew({wanted.begin(), wanted.end()}) +
-                                   ", none of which is here; here are " + FirstFew(others) +
-                                   ": move the index away to read the files as they are named");
+  return Fail(Errc::kNotFound, index.path, ": a stale index: it names ",
+              FirstFew({wanted.begin(), wanted.end()}), ", none of which is here; here are ",
+              FirstFew(others), ": move the index away to read the files as they are named");
 }
 
 /// Returns the rank in a sharded_state file name of vLLM: "model-rank-3-part-0.safetensors".
@@ -111,11 +110,10 @@ Status CheckVllm(const std::vector<Found>& files, std::vector<std::string>* warn
                         ": sharded_state of vLLM: names and fused tensors are those of vLLM");
     return {};
   }
-  return Fail(Errc::kUnsupported,
-              files.front().path + ": sharded_state of vLLM, of " +
-                  Plural(ranks.size(), "tensor-parallel rank") +
-                  ": its files do not tell how tensors were fused and cut; convert the model that "
-                  "it was made of");
+  return Fail(Errc::kUnsupported, files.front().path, ": sharded_state of vLLM, of ",
+              Plural(ranks.size(), "tensor-parallel rank"),
+              ": its files do not tell how tensors were fused and cut; convert the model that "
+              "it was made of");
 }
 
 }  // namespace

@@ -137,9 +137,8 @@ Status Writer::CheckMasters() const {
   for (const Param& param : source_.params) {
     if (param.kind != ParamKind::kTrainable || param.dtype == DType::kF32) continue;
     const Error& why = source_.only_weights->why;
-    return Fail(why.code, "--only master: the master weight of " + Quoted(param.name) +
-                              " cannot be read: " + why.message +
-                              "; --only weight writes the compute weights");
+    return Fail(why.code, "--only master: the master weight of ", Quoted(param.name),
+                " cannot be read: ", why.message, "; --only weight writes the compute weights");
   }
   return {};
 }

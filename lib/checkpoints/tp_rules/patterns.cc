@@ -50,9 +50,8 @@ Result<Shape> ResolveView(const std::vector<std::int64_t>& view, std::uint64_t e
     return resolved;
   }
   if (rest != view.end() || known != elems) {
-    return Fail(Errc::kBadInput, "a view of " + std::to_string(known) + " elements" +
-                                     (rest != view.end() ? " and a rest" : "") +
-                                     " of a tensor of " + std::to_string(elems));
+    return Fail(Errc::kBadInput, "a view of ", known, " elements",
+                (rest != view.end() ? " and a rest" : ""), " of a tensor of ", elems);
   }
   return resolved;
 }
@@ -66,8 +65,8 @@ Result<Ruled> ApplyDim(const PatternRule& pattern, std::span<const Shape> shards
   }
   if (pattern.rows != 0) {
     if (pattern.rows > ruled.whole.front()) {
-      return Fail(Errc::kBadInput, std::to_string(pattern.rows) + " real rows of " +
-                                       std::to_string(ruled.whole.front()) + " stored ones");
+      return Fail(Errc::kBadInput, pattern.rows, " real rows of ", ruled.whole.front(),
+                  " stored ones");
     }
     ruled.whole.front() = pattern.rows;
   }
@@ -99,8 +98,8 @@ Result<Ruled> ApplySub(const PatternRule& pattern, std::span<const Shape> shards
       SW_TRY_ASSIGN(parts, CheckedAdd(parts, part));
     }
     if (extent % parts != 0) {
-      return Fail(Errc::kBadInput, "an extent of " + std::to_string(extent) +
-                                       " does not divide into " + std::to_string(parts) + " parts");
+      return Fail(Errc::kBadInput, "an extent of ", extent, " does not divide into ", parts,
+                  " parts");
     }
     for (std::uint64_t part : pattern.ratio) rule.sub_sizes.push_back(extent / parts * part);
   }
@@ -108,8 +107,8 @@ Result<Ruled> ApplySub(const PatternRule& pattern, std::span<const Shape> shards
   for (std::uint64_t rank = 0; rank < shards.size(); ++rank) {
     SW_TRY_ASSIGN(const Shape shard, layout::ShardShape(rule, ruled.whole, shards.size(), rank));
     if (shard == shards[rank]) continue;
-    return Fail(Errc::kBadInput, "rank " + std::to_string(rank) + " should hold a shard " +
-                                     ToString(shard) + ", but holds " + ToString(shards[rank]));
+    return Fail(Errc::kBadInput, "rank ", rank, " should hold a shard ", ToString(shard),
+                ", but holds ", ToString(shards[rank]));
   }
   // A parameter that already has the view's shape needs only an ordinary rule.
   if (rule.view == ruled.whole) {

@@ -17,7 +17,7 @@ using Json = nlohmann::json;
 Status CheckKeys(const Json& object, std::initializer_list<std::string_view> known) {
   for (const auto& [key, value] : object.items()) {
     if (std::find(known.begin(), known.end(), key) == known.end()) {
-      return BadInput("key \"" + key + "\" is not known");
+      return BadInput("key \"", key, "\" is not known");
     }
   }
   return {};
@@ -26,18 +26,18 @@ Status CheckKeys(const Json& object, std::initializer_list<std::string_view> kno
 Result<std::string> Text(const Json& object, const char* key, bool needed) {
   const auto it = object.find(key);
   if (it == object.end()) {
-    if (needed) return BadInput(std::string("key \"") + key + "\" is missing");
+    if (needed) return BadInput("key \"", key, "\" is missing");
     return std::string();
   }
-  if (!it->is_string()) return BadInput(std::string("key \"") + key + "\": string expected");
+  if (!it->is_string()) return BadInput("key \"", key, "\": string expected");
   return it->get<std::string>();
 }
 
 Result<std::uint64_t> Count(const Json& value, const std::string& key, std::uint64_t least) {
   if (!value.is_number_unsigned() || value.get<std::uint64_t>() < least ||
       value.get<std::uint64_t>() > (std::uint64_t{1} << 62)) {
-    return BadInput("key \"" + key + "\": integer of at least " + std::to_string(least) +
-                    " expected, found " + value.dump());
+    return BadInput("key \"", key, "\": integer of at least ", least, " expected, found ",
+                    value.dump());
   }
   return value.get<std::uint64_t>();
 }
@@ -52,8 +52,7 @@ Result<std::uint64_t> CountOr(const Json& object, const char* key, std::uint64_t
 Result<std::uint32_t> Dim(const Json& object, const char* key) {
   SW_TRY_ASSIGN(const std::uint64_t dim, CountOr(object, key, 0, 0));
   if (dim >= limits::kTensorRank) {
-    return BadInput(std::string("key \"") + key + "\": " + std::to_string(dim) +
-                    " is no dimension");
+    return BadInput("key \"", key, "\": ", dim, " is no dimension");
   }
   return static_cast<std::uint32_t>(dim);
 }
@@ -61,8 +60,7 @@ Result<std::uint32_t> Dim(const Json& object, const char* key) {
 Result<bool> Flag(const Json& object, const char* key) {
   const auto it = object.find(key);
   if (it == object.end()) return false;
-  if (!it->is_boolean())
-    return BadInput(std::string("key \"") + key + "\": true or false expected");
+  if (!it->is_boolean()) return BadInput("key \"", key, "\": true or false expected");
   return it->get<bool>();
 }
 
@@ -77,7 +75,7 @@ Result<std::vector<std::uint64_t>> Counts(const Json& object, const char* key,
     return counts;
   }
   if (!it->is_array() || it->empty()) {
-    return BadInput(std::string("key \"") + key + "\": list of integers expected");
+    return BadInput("key \"", key, "\": list of integers expected");
   }
   for (const Json& item : *it) {
     SW_TRY_ASSIGN(const std::uint64_t one, Count(item, key, least));
@@ -155,16 +153,16 @@ Result<PatternRule> ParsePatternRule(const Json& object) {
     }
     const std::size_t subs = rule.sub_sizes.size() + parsed.ratio.size();
     if (rule.granule.size() > 1 && rule.granule.size() != subs) {
-      return BadInput("key \"granule\": one integer, or one for each of the " +
-                      std::to_string(subs) + " sub-tensors expected");
+      return BadInput("key \"granule\": one integer, or one for each of the ", subs,
+                      " sub-tensors expected");
     }
     if (!parsed.view.empty() && rule.dim >= parsed.view.size()) {
-      return BadInput("key \"dim\": " + std::to_string(rule.dim) + " is no dimension of the view");
+      return BadInput("key \"dim\": ", rule.dim, " is no dimension of the view");
     }
   } else {
     return BadInput(
-        "key \"split\": \"replicated\", \"average\", \"dim\" or \"sub\" expected, found \"" +
-        split + "\"");
+        "key \"split\": \"replicated\", \"average\", \"dim\" or \"sub\" expected, found \"", split,
+        "\"");
   }
   return parsed;
 }
@@ -199,7 +197,7 @@ Result<PatternFile> ParseFile(const Json& root, const std::string& origin) {
   const auto list = [&](const char* key) -> Result<Json> {
     const auto it = root.find(key);
     if (it == root.end()) return Json::array();
-    if (!it->is_array()) return BadInput(std::string("key \"") + key + "\": list expected");
+    if (!it->is_array()) return BadInput("key \"", key, "\": list expected");
     return *it;
   };
   const auto expressions = [&](const std::string& key) -> Result<Expressions> {
@@ -207,7 +205,7 @@ Result<PatternFile> ParseFile(const Json& root, const std::string& origin) {
     Expressions out;
     out.reserve(items.size());
     for (const Json& item : items) {
-      if (!item.is_string()) return BadInput("key \"" + key + "\": list of strings expected");
+      if (!item.is_string()) return BadInput("key \"", key, "\": list of strings expected");
       SW_TRY_ASSIGN(auto expression, Expression(item.get<std::string>(), key));
       out.push_back(std::move(expression));
     }
@@ -240,8 +238,8 @@ Result<PatternFile> ParseFile(const Json& root, const std::string& origin) {
 
 Result<PatternFile> ParsePatternFile(std::string_view text, const std::string& origin) {
   if (text.size() > limits::kJsonBytes) {
-    return Fail(Errc::kLimit, origin + ": " + std::to_string(text.size()) + " bytes, at most " +
-                                  std::to_string(limits::kJsonBytes) + " are read");
+    return Fail(Errc::kLimit, origin, ": ", text.size(), " bytes, at most ", limits::kJsonBytes,
+                " are read");
   }
   SW_TRY_ASSIGN(const Json root, json::Parse(text, origin));
   Result<PatternFile> file = ParseFile(root, origin);

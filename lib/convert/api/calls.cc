@@ -11,7 +11,7 @@ Result<convert::InputOptions> InputOf(const Source& source) {
     if (path.empty()) return Fail(Errc::kUsage, "a path of the source is empty");
   }
   if (source.maps.empty() && !source.map_sizes.empty()) {
-    return Fail(Errc::kUsage, "sizes \"" + source.map_sizes + "\" mean nothing without a map");
+    return Fail(Errc::kUsage, "sizes \"", source.map_sizes, "\" mean nothing without a map");
   }
   convert::InputOptions options;
   options.source_paths = source.paths;
@@ -26,12 +26,11 @@ Result<convert::InputOptions> InputOf(const Source& source) {
 
 Status CheckWork(unsigned threads, std::uint64_t memory_bytes) {
   if (threads < 1 || threads > kThreadsMax) {
-    return Fail(Errc::kUsage, std::to_string(threads) + " threads: 1 to " +
-                                  std::to_string(kThreadsMax) + " expected");
+    return Fail(Errc::kUsage, threads, " threads: 1 to ", kThreadsMax, " expected");
   }
   if (memory_bytes < kMemoryMinBytes) {
-    return Fail(Errc::kUsage, std::to_string(memory_bytes) + " bytes of memory: at least " +
-                                  std::to_string(kMemoryMinBytes) + " expected");
+    return Fail(Errc::kUsage, memory_bytes, " bytes of memory: at least ", kMemoryMinBytes,
+                " expected");
   }
   return {};
 }

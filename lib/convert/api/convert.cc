@@ -18,7 +18,7 @@ namespace {
 Result<const checkpoints::Format*> WrittenFormat(const std::string& name) {
   SW_TRY_ASSIGN(const checkpoints::Format* format, checkpoints::RequireFormat(name));
   if (format->write == nullptr) {
-    return Fail(Errc::kUsage, "format \"" + name + "\" is read only");
+    return Fail(Errc::kUsage, "format \"", name, "\" is read only");
   }
   return format;
 }

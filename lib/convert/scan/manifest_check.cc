@@ -39,10 +39,9 @@ std::optional<std::uint32_t> PayloadCrc32(const checkpoints::SourceFile& file) {
 
 tl::unexpected<Error> OtherThanListed(const std::string& path, const std::string& found,
                                       const std::string& listed, const std::string& manifest) {
-  return Fail(Errc::kBadInput,
-              path + ": " + found + ", " + manifest + " lists " + listed +
-                  ": it is of another run, or has taken another's place; without " +
-                  exec::kManifestName + " the folder is read as it is");
+  return Fail(Errc::kBadInput, path, ": ", found, ", ", manifest, " lists ", listed,
+              ": it is of another run, or has taken another's place; without ", exec::kManifestName,
+              " the folder is read as it is");
 }
 
 /// Compares the files of a tag folder with the entries under
@@ -55,8 +54,7 @@ Status CompareWithManifest(const checkpoints::SourceSet& set, const std::string&
   SW_TRY_ASSIGN(const json::Json parsed, json::Parse(*text, manifest));
   const auto listed = exec::ListedFiles(parsed);
   if (!listed) {
-    return Fail(Errc::kBadInput,
-                manifest + ": no manifest; without it the folder is read as it is");
+    return Fail(Errc::kBadInput, manifest, ": no manifest; without it the folder is read as it is");
   }
   const auto find = [&](const std::string& name) -> const exec::ListedFile* {
     const auto found = listed->find(prefix + name);

@@ -25,7 +25,7 @@ Result<const CudaPlugin*> OpenPlugin() {
   void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) return Fail(Errc::kNotFound, WhyNotOpened());
   const auto* const plugin = static_cast<const CudaPlugin*>(dlsym(library, kCudaPluginSymbol));
-  if (plugin == nullptr) return Fail(Errc::kNotFound, path + ": no plugin of Shardwright");
+  if (plugin == nullptr) return Fail(Errc::kNotFound, path, ": no plugin of Shardwright");
   if (plugin->form != kCudaPluginForm || std::string(plugin->version) != kVersion) {
     return Fail(Errc::kNotFound, path + ": of another release of Shardwright: " + kVersion +
                                      " expected, found " + plugin->version);

@@ -68,8 +68,7 @@ class HostDevice final : public Device {
 Result<std::unique_ptr<Device>> OpenHostDevice(comm::Comm& comm, const DeviceOptions& options) {
   Status there;
   if (options.ordinal.value_or(0) != 0) {
-    there = Fail(Errc::kUsage,
-                 "device host:" + std::to_string(*options.ordinal) + ": there is one, number 0");
+    there = Fail(Errc::kUsage, "device host:", *options.ordinal, ": there is one, number 0");
   }
   SW_TRY(comm.Agree(std::move(there)));
   return std::unique_ptr<Device>(std::make_unique<HostDevice>());

@@ -89,9 +89,8 @@ class HostCollective final : public Collective {
       std::span<const std::byte> from = got[static_cast<std::size_t>(members_[r])];
       if (r == Mine()) from = out[r];
       if (from.size() != in[r].size()) {
-        return Fail(Errc::kInternal, "collective: rank " + std::to_string(r) + " sends " +
-                                         std::to_string(from.size()) + " bytes, " +
-                                         std::to_string(in[r].size()) + " are expected");
+        return Fail(Errc::kInternal, "collective: rank ", r, " sends ", from.size(), " bytes, ",
+                    in[r].size(), " are expected");
       }
       if (!from.empty() && from.data() != in[r].data()) {
         std::memmove(in[r].data(), from.data(), from.size());

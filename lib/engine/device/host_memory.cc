@@ -64,9 +64,9 @@ class SharedMemory final : public Buffer {
 
 tl::unexpected<Error> NoMemory(std::uint64_t bytes, const std::string& why) {
   const Result<std::uint64_t> left = FreeHostBytes();
-  return Fail(Errc::kLimit, "no memory for " + std::to_string(bytes) + " bytes: " +
-                                (left ? std::to_string(*left) + " are free" : "nobody knows more") +
-                                (why.empty() ? "" : ": " + why));
+  return Fail(Errc::kLimit, "no memory for ", bytes,
+              " bytes: ", (left ? std::to_string(*left) + " are free" : "nobody knows more"),
+              (why.empty() ? "" : ": " + why));
 }
 
 /// Maps a file and takes ownership of its descriptor, also on failure.
@@ -88,7 +88,7 @@ Result<std::unique_ptr<Buffer>> Map(int fd, std::uint64_t bytes, bool may_be_sea
 
 Result<std::unique_ptr<Buffer>> AllocateShared(std::uint64_t bytes) {
   const int fd = ::memfd_create(kSharedName, MFD_CLOEXEC | MFD_ALLOW_SEALING);
-  if (fd < 0) return Fail(Errc::kIo, "no shared memory: " + ErrnoText(errno), errno);
+  if (fd < 0) return FailErrno(Errc::kIo, errno, "no shared memory: ", ErrnoText(errno));
   // Writing threads allocate the pages in parallel; reserving them here would use one thread.
   if (::ftruncate(fd, static_cast<off_t>(bytes)) != 0 ||
       ::fcntl(fd, F_ADD_SEALS, kSizeSeals) != 0) {
@@ -145,8 +145,7 @@ Result<Handle> ExportHost(const Buffer& buffer) {
 Result<std::unique_ptr<Buffer>> ImportHost(const Handle& handle) {
   if (handle.kind != Kind::kHost) {
     if (handle.descriptor >= 0) ::close(handle.descriptor);
-    return Fail(Errc::kBadInput,
-                "shared memory: of device " + std::string(Name(handle.kind)) + ", host expected");
+    return Fail(Errc::kBadInput, "shared memory: of device ", Name(handle.kind), ", host expected");
   }
   struct stat found {};
   if (handle.descriptor < 0 || ::fstat(handle.descriptor, &found) != 0) {
@@ -166,7 +165,7 @@ Result<std::unique_ptr<Buffer>> ImportHost(const Handle& handle) {
   }
   if (!wrong.empty()) {
     ::close(handle.descriptor);
-    return Fail(Errc::kBadInput, "shared memory: " + wrong);
+    return Fail(Errc::kBadInput, "shared memory: ", wrong);
   }
   return Map(handle.descriptor, handle.bytes, true);
 }

@@ -38,14 +38,14 @@ Result<std::unique_ptr<Buffer>> Find(const WindowAddress& told) {
   const ssize_t length = ::readlink(path.c_str(), link.data(), link.size());
   if (length <= 0 || !std::string_view(link.data(), static_cast<std::size_t>(length))
                           .starts_with(std::string("/memfd:") + kSharedName)) {
-    return Fail(Errc::kNotFound, path + ": no memory of a rank");
+    return Fail(Errc::kNotFound, path, ": no memory of a rank");
   }
   Handle handle;
   handle.bytes = told.bytes;
   handle.descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
   SW_TRY_ASSIGN(std::unique_ptr<Buffer> found, ImportHost(handle));
   if (std::memcmp(found->data(), told.mark.data(), sizeof told.mark) != 0) {
-    return Fail(Errc::kNotFound, path + ": memory of another process");
+    return Fail(Errc::kNotFound, path, ": memory of another process");
   }
   return found;
 }

@@ -40,7 +40,7 @@ Result<os::File> OpenUnchanged(const SourcePath& source, bool* grown) {
       what = std::to_string(source.identity.bytes) + " bytes then, " + std::to_string(now.bytes) +
              " now";
     }
-    return Fail(Errc::kNotFound, source.path + ": changed since it was catalogued: " + what);
+    return Fail(Errc::kNotFound, source.path, ": changed since it was catalogued: ", what);
   }
   return file;
 }

@@ -241,8 +241,8 @@ Status Exchange::Read(std::uint32_t member, std::uint64_t offset, std::span<std:
     return {};
   }
   if (local) return local_.Read(member, offset, out);
-  return Fail(Errc::kInternal, source_.files[source_.members[member].file] +
-                                   ": bytes of another node that were not asked for");
+  return Fail(Errc::kInternal, source_.files[source_.members[member].file],
+              ": bytes of another node that were not asked for");
 }
 
 Status InRounds(comm::Comm& comm, std::uint64_t count, std::uint64_t most,

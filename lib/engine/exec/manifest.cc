@@ -19,8 +19,8 @@ namespace {
 constexpr std::int64_t kCopyNs = std::int64_t{60} * 1'000'000'000;
 
 Status Refuse(const std::string& output, const std::string& why) {
-  return Fail(Errc::kBusy, output + ": " + why +
-                               ", so --force does not replace it; remove it, or take another name");
+  return Fail(Errc::kBusy, output, ": ", why,
+              ", so --force does not replace it; remove it, or take another name");
 }
 
 constexpr const char* kPayloadSum = "payload_crc32";
@@ -163,9 +163,8 @@ Status CheckTextSum(std::string_view text, const std::string& where) {
   const std::string_view said = text.substr(at, kDigits);
   const std::string found = SumAround(text, at);
   if (said == found) return {};
-  return Fail(Errc::kBadInput,
-              where + ": \"" + kTextSum + "\" says " + std::string(said) + ", the text has " +
-                  found + ": it is damaged, or was changed on purpose: then remove the field");
+  return Fail(Errc::kBadInput, where, ": \"", kTextSum, "\" says ", said, ", the text has ", found,
+              ": it is damaged, or was changed on purpose: then remove the field");
 }
 
 }  // namespace shardwright::exec

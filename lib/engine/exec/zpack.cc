@@ -37,9 +37,7 @@ std::array<std::byte, kFooterBytes> Encode(const Footer& footer) {
 /// Reads and checks footer and index. Returns the compressed size of every block.
 Result<std::vector<std::uint32_t>> ReadIndex(const os::File& file, Footer* footer) {
   SW_TRY_ASSIGN(const os::Identity identity, file.Stat());
-  const auto bad = [&](const char* what) {
-    return Fail(Errc::kBadInput, file.path() + ": " + what);
-  };
+  const auto bad = [&](const char* what) { return Fail(Errc::kBadInput, file.path(), ": ", what); };
   if (identity.bytes < kFooterBytes) return bad("too short for a pack file");
   std::array<std::byte, kFooterBytes> tail;
   SW_TRY(file.ReadAt(identity.bytes - kFooterBytes, tail));
@@ -168,7 +166,7 @@ Status ZpackWriter::Append(std::span<const std::byte> plain, tbb::task_arena& ar
     frame.bytes = ZSTD_compress2(contexts_->local().get(), frame.room.data(), frame.room.size(),
                                  block.data(), block.size());
     if (!ZstdFailed(frame.bytes)) return {};
-    return Fail(Errc::kInternal, file_.path() + ": " + ZSTD_getErrorName(frame.bytes));
+    return Fail(Errc::kInternal, file_.path(), ": ", ZSTD_getErrorName(frame.bytes));
   }));
   for (std::uint64_t i = 0; i < blocks; ++i) {
     SW_TRY(AppendBytes(std::span(frames_[i].room).first(frames_[i].bytes)));
@@ -232,7 +230,7 @@ Result<const ZpackBytes::Index*> ZpackBytes::IndexOf(std::uint32_t file) {
 Status ZpackBytes::Load(std::uint32_t file, std::uint64_t block, Block* to) {
   SW_TRY_ASSIGN(const Index* index, IndexOf(file));
   if (block + 1 >= index->begin.size())
-    return Fail(Errc::kBadInput, paths_[file] + ": read past the packed bytes");
+    return Fail(Errc::kBadInput, paths_[file], ": read past the packed bytes");
   SW_TRY_ASSIGN(const auto open, pool_.Get(file));
   to->block = ~std::uint64_t{0};
   to->frame.resize(index->begin[block + 1] - index->begin[block]);
@@ -243,7 +241,7 @@ Status ZpackBytes::Load(std::uint32_t file, std::uint64_t block, Block* to) {
   const std::size_t got = ZSTD_decompressDCtx(to->context.get(), to->plain.data(), to->plain.size(),
                                               to->frame.data(), to->frame.size());
   if (ZstdFailed(got) || got != to->plain.size()) {
-    return Fail(Errc::kBadInput, paths_[file] + ": block " + std::to_string(block) + " is damaged");
+    return Fail(Errc::kBadInput, paths_[file], ": block ", block, " is damaged");
   }
   to->file = file;
   to->block = block;
@@ -259,7 +257,7 @@ Status ZpackBytes::Read(std::uint32_t member, std::uint64_t offset, std::span<st
     if (block.file != file || block.block != index) SW_TRY(Load(file, index, &block));
     const std::uint64_t from = at % kZpackBlockBytes;
     if (from >= block.plain.size())
-      return Fail(Errc::kBadInput, paths_[file] + ": read past the packed bytes");
+      return Fail(Errc::kBadInput, paths_[file], ": read past the packed bytes");
     const std::size_t count = std::min<std::size_t>(out.size(), block.plain.size() - from);
     std::memcpy(out.data(), block.plain.data() + from, count);
     out = out.subspan(count);

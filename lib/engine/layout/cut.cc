@@ -90,8 +90,8 @@ Result<Cut> Cut::Make(Shape view, Shape shard, std::vector<Box> boxes,
   Cut cut;
   const std::size_t rank = view.size();
   if (shard.size() != rank) {
-    return Fail(Errc::kBadInput,
-                "shard " + ToString(shard) + " and view " + ToString(view) + " differ in rank");
+    return Fail(Errc::kBadInput, "shard ", ToString(shard), " and view ", ToString(view),
+                " differ in rank");
   }
   SW_TRY(CheckAxes(axes, rank));
   if (std::is_sorted(axes.begin(), axes.end())) axes.clear();
@@ -105,9 +105,8 @@ Result<Cut> Cut::Make(Shape view, Shape shard, std::vector<Box> boxes,
                Inside(box.at_shard[dim], SizeInShard(box, axes, dim), shard[dim]);
     }
     if (!inside) {
-      return Fail(Errc::kBadInput, "box of " + ToString(box.sizes) + " at " +
-                                       ToString(box.at_view) + " leaves the tensor " +
-                                       ToString(view) + " or its shard " + ToString(shard));
+      return Fail(Errc::kBadInput, "box of ", ToString(box.sizes), " at ", ToString(box.at_view),
+                  " leaves the tensor ", ToString(view), " or its shard ", ToString(shard));
     }
   }
   std::erase_if(boxes, IsEmpty);
@@ -115,9 +114,9 @@ Result<Cut> Cut::Make(Shape view, Shape shard, std::vector<Box> boxes,
     std::vector<PlacedBox> placed;
     AddPlaced(boxes, axes, side, &placed);
     if (const auto both = FindOverlap(std::move(placed))) {
-      return Fail(Errc::kBadInput,
-                  "boxes at " + ToString(both->first.at) + " and " + ToString(both->second.at) +
-                      " of " + ToString(side == Side::kLogical ? view : shard) + " overlap");
+      return Fail(Errc::kBadInput, "boxes at ", ToString(both->first.at), " and ",
+                  ToString(both->second.at), " of ",
+                  ToString(side == Side::kLogical ? view : shard), " overlap");
     }
   }
   const std::vector<std::uint64_t> view_strides = ContiguousStrides(view);

@@ -24,11 +24,11 @@ std::optional<std::size_t> PlaceAfter(std::uint64_t factor, std::span<const std:
 
 Status CheckSplits(std::span<const std::uint64_t> sizes, std::span<const MeshSplit> splits) {
   if (sizes.size() != splits.size()) {
-    return Fail(Errc::kBadInput, "placements " + Explain(splits) + " for a mesh of " +
-                                     Plural(sizes.size(), "dimension"));
+    return Fail(Errc::kBadInput, "placements ", Explain(splits), " for a mesh of ",
+                Plural(sizes.size(), "dimension"));
   }
   if (std::find(sizes.begin(), sizes.end(), 0) != sizes.end()) {
-    return Fail(Errc::kBadInput, "mesh " + ToString(sizes) + " has no ranks");
+    return Fail(Errc::kBadInput, "mesh ", ToString(sizes), " has no ranks");
   }
   return {};
 }
@@ -38,8 +38,8 @@ Status CheckCoordinate(std::span<const std::uint64_t> sizes,
   bool inside = sizes.size() == coordinate.size();
   for (std::size_t i = 0; inside && i < sizes.size(); ++i) inside = coordinate[i] < sizes[i];
   if (inside) return {};
-  return Fail(Errc::kBadInput,
-              "coordinate " + ToString(coordinate) + " is not in a mesh " + ToString(sizes));
+  return Fail(Errc::kBadInput, "coordinate ", ToString(coordinate), " is not in a mesh ",
+              ToString(sizes));
 }
 
 }  // namespace
@@ -75,9 +75,8 @@ Result<std::vector<SplitOrder>> OrderOf(std::span<const std::uint64_t> sizes,
         split.kind == MeshSplit::Kind::kStridedShard ? split.split_factor : 1;
     const auto place = PlaceAfter(factor, dims, sizes);
     if (!place) {
-      return Fail(Errc::kBadInput, "placements " + Explain(splits) + " on a mesh " +
-                                       ToString(sizes) + ": the factor of " + Explain(split) +
-                                       " fits no order");
+      return Fail(Errc::kBadInput, "placements ", Explain(splits), " on a mesh ", ToString(sizes),
+                  ": the factor of ", Explain(split), " fits no order");
     }
     dims.insert(dims.begin() + static_cast<std::ptrdiff_t>(*place), static_cast<std::uint32_t>(i));
   }
@@ -98,18 +97,16 @@ Result<Piece> PieceAt(std::span<const std::uint64_t> shape, std::span<const std:
   std::vector<bool> used(sizes.size(), false);
   for (const SplitOrder& one : order) {
     if (one.dim >= shape.size() || cut[one.dim]) {
-      return Fail(Errc::kBadInput, "dimension " + std::to_string(one.dim) + " of a tensor " +
-                                       ToString(shape) +
-                                       (one.dim < shape.size() ? " is split twice" : " is split"));
+      return Fail(Errc::kBadInput, "dimension ", one.dim, " of a tensor ", ToString(shape),
+                  (one.dim < shape.size() ? " is split twice" : " is split"));
     }
     cut[one.dim] = true;
     std::uint64_t& offset = piece.offset[one.dim];
     std::uint64_t& extent = piece.sizes[one.dim];
     for (const std::uint32_t mesh_dim : one.mesh_dims) {
       if (mesh_dim >= sizes.size() || used[mesh_dim]) {
-        return Fail(Errc::kBadInput, "dimension " + std::to_string(mesh_dim) + " of a mesh " +
-                                         ToString(sizes) + " is to split a tensor" +
-                                         (mesh_dim < sizes.size() ? " twice" : ""));
+        return Fail(Errc::kBadInput, "dimension ", mesh_dim, " of a mesh ", ToString(sizes),
+                    " is to split a tensor", (mesh_dim < sizes.size() ? " twice" : ""));
       }
       used[mesh_dim] = true;
       const std::uint64_t step = CeilDiv(extent, sizes[mesh_dim]);

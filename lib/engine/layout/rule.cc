@@ -27,12 +27,11 @@ Status CheckFits(const SplitRule& rule, const Shape& shape) {
   SW_TRY_ASSIGN(const std::uint64_t elems, CountElems(shape));
   SW_TRY_ASSIGN(const std::uint64_t view_elems, CountElems(view));
   if (elems != view_elems) {
-    return Fail(Errc::kBadInput,
-                "a view " + ToString(view) + " of a tensor of shape " + ToString(shape));
+    return Fail(Errc::kBadInput, "a view ", ToString(view), " of a tensor of shape ",
+                ToString(shape));
   }
   if (rule.dim >= view.size()) {
-    return Fail(Errc::kBadInput,
-                "cut along " + Along(rule) + ", but the shape is " + ToString(view));
+    return Fail(Errc::kBadInput, "cut along ", Along(rule), ", but the shape is ", ToString(view));
   }
   if (rule.split != Split::kSub) return {};
   std::uint64_t sum = 0;
@@ -40,8 +39,8 @@ Status CheckFits(const SplitRule& rule, const Shape& shape) {
     SW_TRY_ASSIGN(sum, CheckedAdd(sum, size));
   }
   if (sum != view[rule.dim]) {
-    return Fail(Errc::kBadInput, "sub-tensors of " + std::to_string(sum) + " elements along " +
-                                     Along(rule) + ", but the shape is " + ToString(view));
+    return Fail(Errc::kBadInput, "sub-tensors of ", sum, " elements along ", Along(rule),
+                ", but the shape is ", ToString(view));
   }
   return {};
 }
@@ -74,8 +73,7 @@ Result<Widths> RealOf(Widths padded, std::uint64_t extent) {
     left -= width;
   }
   if (left != 0) {
-    return Fail(Errc::kBadInput, "widths add up to " + std::to_string(extent - left) + " of " +
-                                     std::to_string(extent) + " rows");
+    return Fail(Errc::kBadInput, "widths add up to ", extent - left, " of ", extent, " rows");
   }
   return padded;
 }
@@ -88,25 +86,23 @@ Result<Widths> PlainWidths(const SplitRule& rule, std::size_t sub, std::uint64_t
       SW_TRY_ASSIGN(sum, CheckedAdd(sum, width));
     }
     if (sum != extent) {
-      return Fail(Errc::kBadInput, "widths add up to " + std::to_string(sum) + ", but the extent " +
-                                       "along " + Along(rule) + " is " + std::to_string(extent));
+      return Fail(Errc::kBadInput, "widths add up to ", sum, ", but the extent ", "along ",
+                  Along(rule), " is ", extent);
     }
     return *widths;
   }
   if (ranks == 1) return Widths{extent};
   const std::uint64_t granule = GranuleOf(rule, sub);
   if (extent % granule != 0) {
-    return Fail(Errc::kBadInput, "the extent " + std::to_string(extent) + " along " + Along(rule) +
-                                     " is no multiple of the granule " + std::to_string(granule));
+    return Fail(Errc::kBadInput, "the extent ", extent, " along ", Along(rule),
+                " is no multiple of the granule ", granule);
   }
   const std::uint64_t count = extent / granule;
   if (count % ranks != 0 && !rule.uneven) {
-    return Fail(Errc::kUnsupported,
-                "the extent " + std::to_string(extent) + " along " + Along(rule) +
-                    (granule > 1 ? ", in units of " + std::to_string(granule) + "," : "") +
-                    " does not divide by " + std::to_string(ranks) +
-                    " ranks, and the rule does not allow uneven widths" +
-                    (rule.origin.empty() ? "" : " (" + rule.origin + ")"));
+    return Fail(Errc::kUnsupported, "the extent ", extent, " along ", Along(rule),
+                (granule > 1 ? ", in units of " + std::to_string(granule) + "," : ""),
+                " does not divide by ", ranks, " ranks, and the rule does not allow uneven widths",
+                (rule.origin.empty() ? "" : " (" + rule.origin + ")"));
   }
   Widths widths(ranks);
   for (std::uint64_t rank = 0; rank < ranks; ++rank) {
@@ -118,14 +114,12 @@ Result<Widths> PlainWidths(const SplitRule& rule, std::size_t sub, std::uint64_t
 Status CheckRank(const SplitRule& rule, std::uint64_t ranks, std::uint64_t rank) {
   SW_CHECK(ranks > 0 && rank < ranks);
   if (rule.split == Split::kUnknown && ranks > 1) {
-    return Fail(Errc::kUnsupported,
-                "no rule says how " + std::to_string(ranks) + " tensor-parallel ranks cut it");
+    return Fail(Errc::kUnsupported, "no rule says how ", ranks, " tensor-parallel ranks cut it");
   }
   if (rule.split == Split::kListed && ranks > 1 && rule.cuts.size() != ranks) {
-    return Fail(Errc::kUnsupported, "the layout is only known for " +
-                                        std::to_string(rule.cuts.size()) +
-                                        " tensor-parallel ranks, not for " + std::to_string(ranks) +
-                                        (rule.origin.empty() ? "" : " (" + rule.origin + ")"));
+    return Fail(Errc::kUnsupported, "the layout is only known for ", rule.cuts.size(),
+                " tensor-parallel ranks, not for ", ranks,
+                (rule.origin.empty() ? "" : " (" + rule.origin + ")"));
   }
   return {};
 }
@@ -161,17 +155,16 @@ std::optional<std::vector<std::size_t>> GroupView(const Shape& view, const Shape
 Result<Shape> ConcatShape(const std::vector<Shape>& shards, std::size_t dim) {
   Shape whole = shards.front();
   if (dim >= whole.size()) {
-    return Fail(Errc::kBadInput, "cut along dimension " + std::to_string(dim) +
-                                     ", but a shard's shape is " + ToString(whole));
+    return Fail(Errc::kBadInput, "cut along dimension ", dim, ", but a shard's shape is ",
+                ToString(whole));
   }
   whole[dim] = 0;
   for (const Shape& shard : shards) {
     bool same = shard.size() == whole.size();
     for (std::size_t i = 0; same && i < whole.size(); ++i) same = i == dim || shard[i] == whole[i];
     if (!same) {
-      return Fail(Errc::kBadInput, "shards of shapes " + ToString(shards.front()) + " and " +
-                                       ToString(shard) + " differ outside dimension " +
-                                       std::to_string(dim));
+      return Fail(Errc::kBadInput, "shards of shapes ", ToString(shards.front()), " and ",
+                  ToString(shard), " differ outside dimension ", dim);
     }
     SW_TRY_ASSIGN(whole[dim], CheckedAdd(whole[dim], shard[dim]));
   }
@@ -189,18 +182,17 @@ Result<Shape> WholeOfView(const SplitRule& rule, const std::vector<Shape>& shard
     const auto groups = GroupView(rule.view, *whole);
     if (!groups || (*groups)[dim] > rule.dim || rule.dim >= (*groups)[dim + 1]) continue;
     if (found && *found != *whole) {
-      return Fail(Errc::kUnsupported,
-                  "shards of shape " + ToString(shards.front()) + " and the view " +
-                      ToString(rule.view) + " fit a tensor of shape " + ToString(*found) +
-                      " and one of " + ToString(*whole) +
-                      "; give a rule without a view: sub-tensors by their sizes along a dimension "
-                      "of the parameter, or a plain cut along it");
+      return Fail(Errc::kUnsupported, "shards of shape ", ToString(shards.front()),
+                  " and the view ", ToString(rule.view), " fit a tensor of shape ",
+                  ToString(*found), " and one of ", ToString(*whole),
+                  "; give a rule without a view: sub-tensors by their sizes along a dimension "
+                  "of the parameter, or a plain cut along it");
     }
     found = *whole;
   }
   if (found) return *std::move(found);
-  return Fail(Errc::kBadInput, "shards of shape " + ToString(shards.front()) +
-                                   " do not fit the view " + ToString(rule.view));
+  return Fail(Errc::kBadInput, "shards of shape ", ToString(shards.front()),
+              " do not fit the view ", ToString(rule.view));
 }
 
 }  // namespace
@@ -234,9 +226,8 @@ Result<Cut> MakeCut(const SplitRule& rule, const Shape& shape, std::uint64_t ran
   if (CutsNothing(rule, ranks)) return Cut::Whole(shape);
   if (rule.split == Split::kListed) {
     if (Elems(rule.cuts[rank].view()) != Elems(shape)) {
-      return Fail(Errc::kBadInput, "the listed layout is of a tensor of shape " +
-                                       ToString(rule.cuts[rank].view()) + ", not " +
-                                       ToString(shape));
+      return Fail(Errc::kBadInput, "the listed layout is of a tensor of shape ",
+                  ToString(rule.cuts[rank].view()), ", not ", ToString(shape));
     }
     return rule.cuts[rank];
   }
@@ -271,9 +262,9 @@ Result<Shape> ShardShape(const SplitRule& rule, const Shape& shape, std::uint64_
   if (cut.view() == shape) return cut.shard();
   const auto groups = GroupView(cut.view(), shape);
   if (!groups) {
-    return Fail(Errc::kUnsupported, "the view " + ToString(cut.view()) +
-                                        " mixes dimensions of the shape " + ToString(shape) +
-                                        ", so a shard of it has no shape of that rank");
+    return Fail(Errc::kUnsupported, "the view ", ToString(cut.view()),
+                " mixes dimensions of the shape ", ToString(shape),
+                ", so a shard of it has no shape of that rank");
   }
   Shape shard(shape.size(), 1);
   for (std::size_t dim = 0; dim < shape.size(); ++dim) {
@@ -291,9 +282,9 @@ Result<Shape> WholeShape(const SplitRule& rule, const std::vector<Shape>& shards
       if (rule.cuts.size() == shards.size() && shards.size() > 1) {
         for (std::size_t rank = 0; rank < shards.size(); ++rank) {
           if (rule.cuts[rank].shard() == shards[rank]) continue;
-          return Fail(Errc::kBadInput, "rank " + std::to_string(rank) + " holds a shard of shape " +
-                                           ToString(shards[rank]) + ", the listed layout says " +
-                                           ToString(rule.cuts[rank].shard()));
+          return Fail(Errc::kBadInput, "rank ", rank, " holds a shard of shape ",
+                      ToString(shards[rank]), ", the listed layout says ",
+                      ToString(rule.cuts[rank].shard()));
         }
         return rule.cuts.front().view();
       }
@@ -307,8 +298,8 @@ Result<Shape> WholeShape(const SplitRule& rule, const std::vector<Shape>& shards
     case Split::kAverage:
       for (const Shape& shard : shards) {
         if (shard == shards.front()) continue;
-        return Fail(Errc::kBadInput, "copies of shapes " + ToString(shards.front()) + " and " +
-                                         ToString(shard) + " differ");
+        return Fail(Errc::kBadInput, "copies of shapes ", ToString(shards.front()), " and ",
+                    ToString(shard), " differ");
       }
       return shards.front();
     case Split::kDim:

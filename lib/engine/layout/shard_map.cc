@@ -37,9 +37,8 @@ Status CheckRegions(const ShardMap& map) {
       SW_TRY_ASSIGN(const std::uint64_t bytes, CheckedMul(region.elems, ItemSize(array.dtype)));
       SW_TRY_ASSIGN(const std::uint64_t end, CheckedAdd(region.offset, bytes));
       if (end > member.bytes) {
-        return Fail(Errc::kBadInput, map.files[member.file] + ": " + member.name + ": " +
-                                         std::to_string(end) + " bytes needed, " +
-                                         std::to_string(member.bytes) + " there");
+        return Fail(Errc::kBadInput, map.files[member.file], ": ", member.name, ": ", end,
+                    " bytes needed, ", member.bytes, " there");
       }
     }
   }
@@ -49,17 +48,16 @@ Status CheckRegions(const ShardMap& map) {
 /// Checks that every element of the shard has a place in the array's regions.
 Status CheckPlacement(const ShardMap& map, const LogicalTensor& tensor, const Fragment& fragment) {
   if (fragment.at.array >= map.arrays.size())
-    return Fail(Errc::kInternal, Label(tensor) + ": unknown array");
+    return Fail(Errc::kInternal, Label(tensor), ": unknown array");
   const Array& array = map.arrays[fragment.at.array];
   if (array.dtype != tensor.dtype) {
-    return Fail(Errc::kBadInput, Label(tensor) + ": " + std::string(Name(tensor.dtype)) +
-                                     " expected, " + std::string(Name(array.dtype)) + " found in " +
-                                     Where(map, fragment));
+    return Fail(Errc::kBadInput, Label(tensor), ": ", Name(tensor.dtype), " expected, ",
+                Name(array.dtype), " found in ", Where(map, fragment));
   }
   const Placement& at = fragment.at;
   const std::uint64_t elems = fragment.cut->shard_elems();
   if (elems == 0) return {};
-  if (at.chunk == 0) return Fail(Errc::kInternal, Label(tensor) + ": empty chunk");
+  if (at.chunk == 0) return Fail(Errc::kInternal, Label(tensor), ": empty chunk");
   SW_TRY_ASSIGN(const std::uint64_t end, CheckedAdd(at.vector_offset, elems));
   for (std::uint64_t holder = at.vector_offset / at.chunk; holder <= (end - 1) / at.chunk;
        ++holder) {
@@ -67,15 +65,13 @@ Status CheckPlacement(const ShardMap& map, const LogicalTensor& tensor, const Fr
     const std::uint64_t last = std::min(end - base, at.chunk);
     SW_TRY_ASSIGN(const std::uint64_t needed, CheckedAdd(at.region_offset, last));
     if (holder >= array.regions.size()) {
-      return Fail(Errc::kBadInput, Label(tensor) + ": elements of rank " + std::to_string(holder) +
-                                       " needed, the checkpoint has " +
-                                       std::to_string(array.regions.size()) + " ranks");
+      return Fail(Errc::kBadInput, Label(tensor), ": elements of rank ", holder,
+                  " needed, the checkpoint has ", array.regions.size(), " ranks");
     }
     if (needed > array.regions[holder].elems) {
-      return Fail(Errc::kBadInput, FileOf(map, array, holder) + ": " + Label(tensor) + ": " +
-                                       std::to_string(needed) + " elements expected in " +
-                                       map.members[array.regions[holder].member].name + ", found " +
-                                       std::to_string(array.regions[holder].elems));
+      return Fail(Errc::kBadInput, FileOf(map, array, holder), ": ", Label(tensor), ": ", needed,
+                  " elements expected in ", map.members[array.regions[holder].member].name,
+                  ", found ", array.regions[holder].elems);
     }
   }
   return {};
@@ -157,14 +153,12 @@ Status CheckOwners(const ShardMap& map, const LogicalTensor& tensor, std::uint64
   }
   if (owners.size() > 4) files += ", ...";
   if (covered != elems) {
-    return Fail(Errc::kBadInput, Label(tensor) + " " + ToString(tensor.shape) + ": " +
-                                     std::to_string(elems) +
-                                     " elements expected, its shards hold " +
-                                     std::to_string(covered) + " (" + files + ")");
+    return Fail(Errc::kBadInput, Label(tensor), " ", ToString(tensor.shape), ": ", elems,
+                " elements expected, its shards hold ", covered, " (", files, ")");
   }
   if (!CutsDisjoint(owners, Side::kLogical)) {
-    return Fail(Errc::kBadInput, Label(tensor) + " " + ToString(tensor.shape) +
-                                     ": its shards overlap (" + files + ")");
+    return Fail(Errc::kBadInput, Label(tensor), " ", ToString(tensor.shape),
+                ": its shards overlap (", files, ")");
   }
   return {};
 }
@@ -173,20 +167,18 @@ Status CheckCoverage(const ShardMap& map, const LogicalTensor& tensor) {
   SW_TRY_ASSIGN(const std::uint64_t elems, CountElems(tensor.shape));
   std::size_t partial = 0;
   for (const Fragment& fragment : tensor.fragments) {
-    if (!fragment.cut) return Fail(Errc::kInternal, Label(tensor) + ": fragment without a cut");
+    if (!fragment.cut) return Fail(Errc::kInternal, Label(tensor), ": fragment without a cut");
     if (Elems(fragment.cut->view()) != elems) {
-      return Fail(Errc::kBadInput, Label(tensor) + " " + ToString(tensor.shape) +
-                                       ": cut through a view " + ToString(fragment.cut->view()) +
-                                       " of another size");
+      return Fail(Errc::kBadInput, Label(tensor), " ", ToString(tensor.shape),
+                  ": cut through a view ", ToString(fragment.cut->view()), " of another size");
     }
     SW_TRY(CheckPlacement(map, tensor, fragment));
     if (fragment.role == Role::kPartial) {
       ++partial;
       if (fragment.cut->covered_elems() != elems) {
-        return Fail(Errc::kBadInput, Label(tensor) + ": a partial fragment holds " +
-                                         std::to_string(fragment.cut->covered_elems()) + " of " +
-                                         std::to_string(elems) + " elements (" +
-                                         Where(map, fragment) + ")");
+        return Fail(Errc::kBadInput, Label(tensor), ": a partial fragment holds ",
+                    fragment.cut->covered_elems(), " of ", elems, " elements (",
+                    Where(map, fragment), ")");
       }
     }
     if (fragment.role == Role::kReplica) {
@@ -196,14 +188,14 @@ Status CheckCoverage(const ShardMap& map, const LogicalTensor& tensor) {
                    (other.cut == fragment.cut || *other.cut == *fragment.cut);
           });
       if (!known) {
-        return Fail(Errc::kBadInput, Label(tensor) + ": the replica in " + Where(map, fragment) +
-                                         " repeats no owner's elements");
+        return Fail(Errc::kBadInput, Label(tensor), ": the replica in ", Where(map, fragment),
+                    " repeats no owner's elements");
       }
     }
   }
   if (partial == 0) return CheckOwners(map, tensor, elems);
   if (partial != tensor.fragments.size()) {
-    return Fail(Errc::kInternal, Label(tensor) + ": partial and whole fragments are mixed");
+    return Fail(Errc::kInternal, Label(tensor), ": partial and whole fragments are mixed");
   }
   return {};
 }
@@ -230,9 +222,8 @@ bool Overlap(const Place& a, const Place& b) {
 tl::unexpected<Error> OverlapError(const ShardMap& map, const Place& a, const Place& b) {
   const Array& array = map.arrays[a.fragment->at.array];
   return Fail(Errc::kBadInput,
-              (array.regions.empty() ? std::string("array") : FileOf(map, array, 0)) + ": " +
-                  Label(map.tensors[a.tensor]) + " and " + Label(map.tensors[b.tensor]) +
-                  " overlap");
+              (array.regions.empty() ? std::string("array") : FileOf(map, array, 0)), ": ",
+              Label(map.tensors[a.tensor]), " and ", Label(map.tensors[b.tensor]), " overlap");
 }
 
 /// Checks fragments with the same place, which share a shard: several
@@ -375,7 +366,7 @@ Status Validate(const ShardMap& map) {
   std::unordered_set<std::string> names;
   for (const LogicalTensor& tensor : map.tensors) {
     if (!names.insert(tensor.name + '\n' + tensor.state).second) {
-      return Fail(Errc::kBadInput, Label(tensor) + " appears twice");
+      return Fail(Errc::kBadInput, Label(tensor), " appears twice");
     }
     SW_TRY(CheckCoverage(map, tensor));
   }

@@ -136,23 +136,21 @@ Status Plan::FindFeeds(std::span<const std::uint32_t> known) {
     if (!found && weight) found = index.Find(tensor.name, layout::kMaster);
     if (!found && tensor.state == layout::kMaster) found = index.Find(tensor.name, layout::kWeight);
     if (!found)
-      return Fail(Errc::kBadInput,
-                  Label(tensor) + ": needed by the target, the source does not hold it");
+      return Fail(Errc::kBadInput, Label(tensor),
+                  ": needed by the target, the source does not hold it");
     const LogicalTensor& from = source_->tensors[*found];
     if (from.shape != tensor.shape && Elems(from.shape) != Elems(tensor.shape)) {
-      return Fail(Errc::kBadInput, Label(tensor) + ": target shape " + ToString(tensor.shape) +
-                                       ", source shape " + ToString(from.shape));
+      return Fail(Errc::kBadInput, Label(tensor), ": target shape ", ToString(tensor.shape),
+                  ", source shape ", ToString(from.shape));
     }
     if (!CanConvert(from.dtype, tensor.dtype)) {
-      return Fail(Errc::kUnsupported, Label(tensor) + ": no conversion from " +
-                                          std::string(Name(from.dtype)) + " to " +
-                                          std::string(Name(tensor.dtype)));
+      return Fail(Errc::kUnsupported, Label(tensor), ": no conversion from ", Name(from.dtype),
+                  " to ", Name(tensor.dtype));
     }
     const bool mean = !from.fragments.empty() && from.fragments[0].role == Role::kPartial;
     if (mean && (!CanAverage(from.dtype) || !CanAverage(tensor.dtype))) {
-      return Fail(Errc::kUnsupported, Label(tensor) + ": the mean of its ranks' values, of " +
-                                          std::string(Name(from.dtype)) + " as " +
-                                          std::string(Name(tensor.dtype)));
+      return Fail(Errc::kUnsupported, Label(tensor), ": the mean of its ranks' values, of ",
+                  Name(from.dtype), " as ", Name(tensor.dtype));
     }
     feeds_.push_back({*found, !primary_tensors_[*found]});
     primary_tensors_[*found] = true;
@@ -197,7 +195,7 @@ Status Plan::CountReads() {
       if (payload.kind != Payload::Kind::kMember) continue;
       if (payload.member >= source_->members.size() ||
           source_->members[payload.member].bytes != payload.bytes) {
-        return Fail(Errc::kInternal, file.path + ": copies a source member of another size");
+        return Fail(Errc::kInternal, file.path, ": copies a source member of another size");
       }
       totals_.read_bytes += payload.bytes;
       copied[payload.member] = true;

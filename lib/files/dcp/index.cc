@@ -59,11 +59,9 @@ Status CheckVolumes(const Index& index) {
     }
     const std::uint64_t whole = Elems(entry.shape);
     if (sum == whole) continue;
-    return Fail(Errc::kBadInput,
-                "tensor \"" + entry.name + "\" " + ToString(entry.shape) + ": its " +
-                    std::to_string(entry.chunks.size()) + " chunks have " + std::to_string(sum) +
-                    " of " + std::to_string(whole) + " elements" +
-                    (sum > whole ? ": they overlap" : ": a part of it is missing"));
+    return Fail(Errc::kBadInput, "tensor \"", entry.name, "\" ", ToString(entry.shape), ": its ",
+                entry.chunks.size(), " chunks have ", sum, " of ", whole, " elements",
+                (sum > whole ? ": they overlap" : ": a part of it is missing"));
   }
   return {};
 }
@@ -80,8 +78,8 @@ Status CheckPaths(const Index& index) {
   std::unordered_map<std::string_view, Container> containers;  // by the text before the dot
   containers.reserve(index.entries.size() / 2);
   const auto collide = [](std::string_view prefix) {
-    return Fail(Errc::kBadInput, "planner_data: \"" + std::string(prefix) +
-                                     "\" is one thing by one path and another by another");
+    return Fail(Errc::kBadInput, "planner_data: \"", prefix,
+                "\" is one thing by one path and another by another");
   };
   for (const Entry& entry : index.entries) {
     if (entry.path.empty()) continue;  // path of one part
@@ -104,9 +102,8 @@ Status CheckPaths(const Index& index) {
   for (const auto& [prefix, container] : containers) {
     for (std::size_t i = 0; container.is_list && i < container.numbers.size(); ++i) {
       if (container.numbers.contains(std::to_string(i))) continue;
-      return Fail(Errc::kBadInput, "planner_data: list \"" + std::string(prefix) + "\" has " +
-                                       std::to_string(container.numbers.size()) +
-                                       " items, and none with index " + std::to_string(i));
+      return Fail(Errc::kBadInput, "planner_data: list \"", prefix, "\" has ",
+                  container.numbers.size(), " items, and none with index ", i);
     }
   }
   return {};

@@ -28,8 +28,8 @@ std::string_view MetadataClass(const Cell& cell) {
 }
 
 tl::unexpected<Error> Expected(std::string_view what, const Cell* found) {
-  return Fail(Errc::kBadInput, std::string(what) + " expected, found " +
-                                   (found == nullptr ? "nothing" : Describe(*found)));
+  return Fail(Errc::kBadInput, what, " expected, found ",
+              (found == nullptr ? "nothing" : Describe(*found)));
 }
 
 Result<std::uint64_t> CountOf(const Cell* cell, std::string_view what) {
@@ -38,8 +38,7 @@ Result<std::uint64_t> CountOf(const Cell* cell, std::string_view what) {
   if (value >= 0 && static_cast<std::uint64_t>(value) <= kMostExtent) {
     return static_cast<std::uint64_t>(value);
   }
-  return Fail(Errc::kBadInput, std::string(what) + ": " + std::to_string(value) +
-                                   " is no number of bytes or elements");
+  return Fail(Errc::kBadInput, what, ": ", value, " is no number of bytes or elements");
 }
 
 /// Reads a torch.Size, or a tuple or list in its place.
@@ -54,8 +53,8 @@ Result<Shape> ShapeOf(const Cell* cell, std::string_view what) {
     return Expected(std::string(what) + ": torch.Size", cell);
   }
   if (box->items.size() > limits::kTensorRank) {
-    return Fail(Errc::kLimit, std::string(what) + ": " + std::to_string(box->items.size()) +
-                                  " dimensions, at most " + std::to_string(limits::kTensorRank));
+    return Fail(Errc::kLimit, what, ": ", box->items.size(), " dimensions, at most ",
+                limits::kTensorRank);
   }
   Shape shape;
   shape.reserve(box->items.size());
@@ -130,8 +129,7 @@ Status CheckFileName(std::string_view name) {
   const bool bare = !name.empty() && name != "." && name != ".." && name.size() < 256 &&
                     name.find_first_of(std::string_view("/\\\0", 3)) == std::string_view::npos;
   if (bare) return {};
-  return Fail(Errc::kBadInput,
-              "data file \"" + std::string(name.substr(0, 256)) + "\" is not the name of a file");
+  return Fail(Errc::kBadInput, "data file \"", name.substr(0, 256), "\" is not the name of a file");
 }
 
 Result<Entry> TensorOf(std::string_view name, const Cell& value) {
@@ -153,9 +151,8 @@ Result<Entry> TensorOf(std::string_view name, const Cell& value) {
     SW_TRY_ASSIGN(chunk.offsets, ShapeOf(AttributeOf(item, "offsets"), "offsets"));
     SW_TRY_ASSIGN(chunk.sizes, ShapeOf(AttributeOf(item, "sizes"), "sizes"));
     const auto wrong = [&](const std::string& what) {
-      return Fail(Errc::kBadInput, "chunk at " + ToString(chunk.offsets) + " of " +
-                                       ToString(chunk.sizes) + ": " + what + " " +
-                                       ToString(entry.shape));
+      return Fail(Errc::kBadInput, "chunk at ", ToString(chunk.offsets), " of ",
+                  ToString(chunk.sizes), ": ", what, " ", ToString(entry.shape));
     };
     if (chunk.offsets.size() != entry.shape.size() || chunk.sizes.size() != entry.shape.size()) {
       return wrong("of another rank than its tensor");
@@ -297,11 +294,10 @@ Result<Table> IndexReader::TakeTable(const Cell& root, std::string_view name, bo
   }
   if (needed && !box->items.empty()) {
     const Cell& value = box->items[1];
-    return Fail(Errc::kBadInput,
-                std::string(name) + ": " +
-                    (box->items[0].is_text() ? "\"" + std::string(box->items[0].text()) + "\""
-                                             : Describe(box->items[0])) +
-                    ": found " + Describe(value));
+    return Fail(Errc::kBadInput, name, ": ",
+                (box->items[0].is_text() ? "\"" + std::string(box->items[0].text()) + "\""
+                                         : Describe(box->items[0])),
+                ": found ", Describe(value));
   }
   const auto found = tables_.find(box->number);
   Table table = found == tables_.end() ? Table() : std::move(found->second);
@@ -318,7 +314,7 @@ Status IndexReader::AddEntries(Table table) {
   for (std::uint32_t i = 0; i < index_.entries.size(); ++i) {
     const std::string& name = index_.entries[i].name;
     if (!by_name_.emplace(name, i).second) {
-      return Fail(Errc::kBadInput, "\"" + name + "\" is twice in state_dict_metadata");
+      return Fail(Errc::kBadInput, "\"", name, "\" is twice in state_dict_metadata");
     }
   }
   return {};
@@ -337,9 +333,9 @@ std::optional<std::uint32_t> IndexReader::EntryOf(std::string_view name) {
 }
 
 tl::unexpected<Error> NoPlace(const Entry& entry, const Shape* offset) {
-  return Fail(Errc::kBadInput, "\"" + entry.name + "\"" +
-                                   (offset == nullptr ? "" : ": chunk at " + ToString(*offset)) +
-                                   ": storage_data does not say where it lies");
+  return Fail(Errc::kBadInput, "\"", entry.name, "\"",
+              (offset == nullptr ? "" : ": chunk at " + ToString(*offset)),
+              ": storage_data does not say where it lies");
 }
 
 /// Assigns each chunk and object its place, by name and offset.
@@ -357,8 +353,8 @@ Status IndexReader::AddPlaces(const Table& table) {
   for (std::uint32_t i = 0; i < table.stored.size(); ++i) {
     const auto found = EntryOf(table.stored[i].key.name);
     if (!found) {
-      return Fail(Errc::kBadInput, "storage_data has \"" + std::string(table.stored[i].key.name) +
-                                       "\", state_dict_metadata does not");
+      return Fail(Errc::kBadInput, "storage_data has \"", table.stored[i].key.name,
+                  "\", state_dict_metadata does not");
     }
     refs.push_back({*found, i});
   }
@@ -377,8 +373,8 @@ Status IndexReader::AddPlaces(const Table& table) {
               [](const Chunk* a, const Chunk* b) { return a->offsets < b->offsets; });
     for (std::size_t c = 1; c < chunks.size(); ++c) {
       if (chunks[c]->offsets != chunks[c - 1]->offsets) continue;
-      return Fail(Errc::kBadInput,
-                  "tensor \"" + entry.name + "\": two chunks at " + ToString(chunks[c]->offsets));
+      return Fail(Errc::kBadInput, "tensor \"", entry.name, "\": two chunks at ",
+                  ToString(chunks[c]->offsets));
     }
     const std::size_t count = entry.is_tensor ? chunks.size() : 1;
     for (std::size_t c = 0; c < count; ++c) {
@@ -389,10 +385,9 @@ Status IndexReader::AddPlaces(const Table& table) {
       if (entry.is_tensor) {
         if (!stored.key.offset || *wanted < *stored.key.offset) return NoPlace(entry, wanted);
         if (*stored.key.offset != *wanted) {
-          return Fail(Errc::kBadInput, "tensor \"" + entry.name +
-                                           "\": storage_data has a chunk at " +
-                                           ToString(*stored.key.offset) +
-                                           " that the tensor does not have, or has it twice");
+          return Fail(Errc::kBadInput, "tensor \"", entry.name, "\": storage_data has a chunk at ",
+                      ToString(*stored.key.offset),
+                      " that the tensor does not have, or has it twice");
         }
         chunks[c]->at = stored.at;
       } else {
@@ -401,8 +396,8 @@ Status IndexReader::AddPlaces(const Table& table) {
       ++at;
     }
     if (at < refs.size() && refs[at].entry == i) {
-      return Fail(Errc::kBadInput,
-                  "\"" + entry.name + "\": storage_data has more places than chunks, or one twice");
+      return Fail(Errc::kBadInput, "\"", entry.name,
+                  "\": storage_data has more places than chunks, or one twice");
     }
   }
   return {};
@@ -417,7 +412,7 @@ Status IndexReader::AddPaths(Table table) {
     if (!found) continue;
     Entry& entry = index_.entries[*found];
     if (!entry.path.empty()) {
-      return Fail(Errc::kBadInput, "planner_data has \"" + entry.name + "\" twice");
+      return Fail(Errc::kBadInput, "planner_data has \"", entry.name, "\" twice");
     }
     entry.path = std::move(path.parts);
     order.push_back(*found);
@@ -425,7 +420,7 @@ Status IndexReader::AddPaths(Table table) {
   for (const Entry& entry : index_.entries) {
     if (order.size() == index_.entries.size()) break;
     if (!entry.path.empty()) continue;
-    return Fail(Errc::kBadInput, "planner_data does not have \"" + entry.name + "\"");
+    return Fail(Errc::kBadInput, "planner_data does not have \"", entry.name, "\"");
   }
   SW_TRY(CheckPaths(index_));
   for (Entry& entry : index_.entries) {
@@ -469,10 +464,10 @@ Status IndexReader::Root(const Cell& root) {
   if (!box->items.empty()) {
     const auto found = tables_.find(box->number);
     if (found == tables_.end()) return {};
-    return Fail(Errc::kBadInput, "planner_data: \"" +
-                                     (box->items[0].is_text() ? std::string(box->items[0].text())
-                                                              : Describe(box->items[0])) +
-                                     "\" has no path that its name is made of");
+    return Fail(
+        Errc::kBadInput, "planner_data: \"",
+        (box->items[0].is_text() ? std::string(box->items[0].text()) : Describe(box->items[0])),
+        "\" has no path that its name is made of");
   }
   SW_TRY_ASSIGN(Table paths, TakeTable(root, "planner_data", false));
   return AddPaths(std::move(paths));

@@ -23,12 +23,12 @@ Status IndexUnion::CheckSame(std::uint32_t first, const Entry& other,
       (!entry.is_tensor || (entry.dtype == other.dtype && entry.shape == other.shape));
   const std::string& origin = names_[origins_[first]];
   if (!same) {
-    return Fail(Errc::kBadInput, name + ": \"" + other.name + "\" is " + What(other) + ", in " +
-                                     origin + " " + What(entry));
+    return Fail(Errc::kBadInput, name, ": \"", other.name, "\" is ", What(other), ", in ", origin,
+                " ", What(entry));
   }
   if (entry.path == other.path) return {};
-  return Fail(Errc::kBadInput,
-              name + ": planner_data: \"" + other.name + "\" has another path than in " + origin);
+  return Fail(Errc::kBadInput, name, ": planner_data: \"", other.name,
+              "\" has another path than in ", origin);
 }
 
 Status IndexUnion::Add(const std::string& name, Index index) {
@@ -36,9 +36,9 @@ Status IndexUnion::Add(const std::string& name, Index index) {
   names_.push_back(name);
   if (all_.entries.empty()) all_.has_paths = index.has_paths;
   if (!index.entries.empty() && index.has_paths != all_.has_paths) {
-    return Fail(Errc::kBadInput,
-                name + ": " + (index.has_paths ? "has planner_data" : "has no planner_data") +
-                    ", unlike " + names_[origins_.front()]);
+    return Fail(Errc::kBadInput, name, ": ",
+                (index.has_paths ? "has planner_data" : "has no planner_data"), ", unlike ",
+                names_[origins_.front()]);
   }
   std::vector<std::uint32_t> file_numbers;
   for (std::string& file : index.files) {
@@ -92,10 +92,10 @@ Status IndexUnion::FindCopies(std::uint32_t number) {
     }
     const Chunk& first = entry.chunks.back();
     if (first.sizes != chunk.sizes) {
-      return Fail(Errc::kBadInput, "tensor \"" + entry.name + "\": chunk at " +
-                                       ToString(chunk.offsets) + " is " + ToString(first.sizes) +
-                                       " in " + all_.files[first.at.file] + " and " +
-                                       ToString(chunk.sizes) + " in " + all_.files[chunk.at.file]);
+      return Fail(Errc::kBadInput, "tensor \"", entry.name, "\": chunk at ",
+                  ToString(chunk.offsets), " is ", ToString(first.sizes), " in ",
+                  all_.files[first.at.file], " and ", ToString(chunk.sizes), " in ",
+                  all_.files[chunk.at.file]);
     }
     all_.copies.push_back({number, static_cast<std::uint32_t>(entry.chunks.size() - 1), chunk.at});
   }

@@ -9,9 +9,8 @@ namespace shardwright::pickle {
 
 Status CheckBounds(const Tensor& tensor, std::uint64_t elems) {
   if (tensor.shape.size() != tensor.strides.size()) {
-    return Fail(Errc::kBadInput, "tensor with " + std::to_string(tensor.shape.size()) +
-                                     " sizes but " + std::to_string(tensor.strides.size()) +
-                                     " strides");
+    return Fail(Errc::kBadInput, "tensor with ", tensor.shape.size(), " sizes but ",
+                tensor.strides.size(), " strides");
   }
   SW_TRY_ASSIGN(std::uint64_t count, CountElems(tensor.shape));
   SW_TRY_ASSIGN(count, CheckedMul(count, ItemSize(tensor.dtype)));
@@ -22,9 +21,8 @@ Status CheckBounds(const Tensor& tensor, std::uint64_t elems) {
     SW_TRY_ASSIGN(last, CheckedAdd(last, step));
   }
   if (last >= elems) {
-    return Fail(Errc::kBadInput, "tensor " + ToString(tensor.shape) + " reaches element " +
-                                     std::to_string(last) + " of a storage of " +
-                                     std::to_string(elems));
+    return Fail(Errc::kBadInput, "tensor ", ToString(tensor.shape), " reaches element ", last,
+                " of a storage of ", elems);
   }
   return {};
 }

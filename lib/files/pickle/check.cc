@@ -163,9 +163,9 @@ Status CheckDistinct(const std::vector<const Node*>& nodes, std::size_t every,
     } else {
       const std::optional<std::size_t> key = (*keys)(node);
       if (!key) {
-        return Fail(
-            Errc::kBadInput,
-            std::string(noun).append(" of a ").append(whole).append(" is ") + Describe(node));
+        return Fail(Errc::kBadInput,
+                    std::string(noun).append(" of a ").append(whole).append(" is "),
+                    Describe(node));
       }
       fresh = others.insert(*key).second;
     }
@@ -212,10 +212,10 @@ Status CheckGraph(const Node* root) {
     std::uint16_t leaf = 1;
     std::uint16_t& below = IsLeaf(*child) ? leaf : heights[child];
     if (below == kOpen) {
-      return Fail(Errc::kUnsupported, "object graph contains itself: " + Describe(child));
+      return Fail(Errc::kUnsupported, "object graph contains itself: ", Describe(child));
     }
     if (path.size() + std::max<std::uint64_t>(below, 1) > limits::kPickleDepth) {
-      return Fail(Errc::kLimit, "nesting deeper than " + std::to_string(limits::kPickleDepth));
+      return Fail(Errc::kLimit, "nesting deeper than ", limits::kPickleDepth);
     }
     if (below == kUnseen) {
       below = kOpen;

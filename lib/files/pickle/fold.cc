@@ -28,8 +28,8 @@ class Folding {
 
   Status Run() {
     if (pickle_.size() > limits::kPickleBytes) {
-      return Fail(Errc::kLimit, "pickle of " + std::to_string(pickle_.size()) + " bytes, at most " +
-                                    std::to_string(limits::kPickleBytes) + " are read");
+      return Fail(Errc::kLimit, "pickle of ", pickle_.size(), " bytes, at most ",
+                  limits::kPickleBytes, " are read");
     }
     if (pickle_.empty() || static_cast<std::uint8_t>(pickle_[0]) != op::kProto) {
       return Bad("not a pickle of protocol 2 or later");
@@ -59,7 +59,7 @@ class Folding {
   Result<std::string_view> Take(unsigned length_bytes);
   Result<std::string_view> Line();
   tl::unexpected<Error> Bad(const std::string& message) const {
-    return Fail(Errc::kBadInput, "byte " + std::to_string(op_at_) + ": " + message);
+    return Fail(Errc::kBadInput, "byte ", op_at_, ": ", message);
   }
 
   Status Push(Cell cell);
@@ -138,9 +138,8 @@ Result<std::string_view> Folding::Line() {
 Status Folding::Push(Cell cell) {
   const std::uint64_t open = pool_.open() * kBoxBytes + stack_.size() * sizeof(Cell);
   if (open > open_most_) {
-    return Fail(Errc::kLimit, "byte " + std::to_string(op_at_) + ": more than " +
-                                  std::to_string(kOpenBytesPerByte) +
-                                  " bytes are open per byte of the pickle");
+    return Fail(Errc::kLimit, "byte ", op_at_, ": more than ", kOpenBytesPerByte,
+                " bytes are open per byte of the pickle");
   }
   stack_.push_back(std::move(cell));
   return {};
@@ -244,8 +243,7 @@ Status Folding::Hold(Box* holder, const Cell& cell) const {
   box->held = true;
   holder->depth = std::max<std::uint16_t>(holder->depth, box->depth + 1);
   if (holder->depth <= limits::kPickleDepth) return {};
-  return Fail(Errc::kLimit, "byte " + std::to_string(op_at_) + ": nesting deeper than " +
-                                std::to_string(limits::kPickleDepth));
+  return Fail(Errc::kLimit, "byte ", op_at_, ": nesting deeper than ", limits::kPickleDepth);
 }
 
 Status Folding::MakeTuple(std::size_t first) {
@@ -270,8 +268,8 @@ Status Folding::Change(const Cell& target, bool* ignored) {
   const Box* box = target.box();
   if (box == nullptr) return Bad("items for " + Describe(target));
   if (box->held) {
-    return Fail(Errc::kUnsupported, "byte " + std::to_string(op_at_) + ": " + Describe(target) +
-                                        " changes after another one holds it");
+    return Fail(Errc::kUnsupported, "byte ", op_at_, ": ", Describe(target),
+                " changes after another one holds it");
   }
   *ignored = box->kind == Box::Kind::kObject;
   return {};
@@ -371,8 +369,7 @@ Status Folding::Build() {
   if (box->kind == Box::Kind::kDict) return {};  // attributes of an ordered dict
   if (!object) return Bad("BUILD on " + Describe(target));
   if (box->items.size() > 2) {
-    return Fail(Errc::kUnsupported,
-                "byte " + std::to_string(op_at_) + ": BUILD twice on " + Describe(target));
+    return Fail(Errc::kUnsupported, "byte ", op_at_, ": BUILD twice on ", Describe(target));
   }
   SW_TRY(Hold(box, state));
   box->items.push_back(std::move(state));

@@ -16,8 +16,8 @@ Machine::Machine(std::string_view pickle, std::uint64_t most) : pickle_(pickle) 
 
 Result<Graph> Machine::Run() {
   if (pickle_.size() > limits::kPickleBytes) {
-    return Fail(Errc::kLimit, "pickle of " + std::to_string(pickle_.size()) + " bytes, at most " +
-                                  std::to_string(limits::kPickleBytes) + " are read");
+    return Fail(Errc::kLimit, "pickle of ", pickle_.size(), " bytes, at most ",
+                limits::kPickleBytes, " are read");
   }
   if (pickle_.empty() || static_cast<std::uint8_t>(pickle_[0]) != op::kProto) {
     return Bad("not a pickle of protocol 2 or later");

@@ -333,12 +333,11 @@ Result<Meaning> Interpret(std::string_view module, std::string_view name, unsign
   meaning.dotted = std::string(module) + "." + std::string(name.substr(0, dot));
   if (dot != std::string_view::npos) meaning.nested = name.substr(dot + 1);
   if (GivesAccess(module, meaning.dotted) || Contains(kRefusedMembers, name.substr(0, dot))) {
-    return Fail(Errc::kBadInput, "refused: pickle names " + meaning.dotted);
+    return Fail(Errc::kBadInput, "refused: pickle names ", meaning.dotted);
   }
   if (absent) {
-    return Fail(Errc::kBadInput, "module " + std::string(as_written) +
-                                     " of Python 2 in a pickle of protocol " +
-                                     std::to_string(protocol));
+    return Fail(Errc::kBadInput, "module ", as_written, " of Python 2 in a pickle of protocol ",
+                protocol);
   }
   Classify(meaning);
   return meaning;

@@ -45,7 +45,7 @@ std::string_view KindName(Kind kind) {
 }
 
 tl::unexpected<Error> Expected(std::string_view what, const Node* found) {
-  return Fail(Errc::kBadInput, std::string(what) + " expected, found " + Describe(found));
+  return Fail(Errc::kBadInput, what, " expected, found ", Describe(found));
 }
 
 }  // namespace
@@ -100,7 +100,7 @@ Result<std::int64_t> AsInt(const Node* node) {
 Result<std::uint64_t> AsCount(const Node* node) {
   if (node != nullptr && node->kind == Kind::kInt) {
     if (node->integer >= 0) return static_cast<std::uint64_t>(node->integer);
-    return Fail(Errc::kBadInput, "count expected, found " + std::to_string(node->integer));
+    return Fail(Errc::kBadInput, "count expected, found ", node->integer);
   }
   return Expected("count", node);
 }

@@ -118,8 +118,7 @@ Result<std::optional<std::size_t>> Walk(std::string_view stream, std::size_t& re
     const auto code = static_cast<std::uint8_t>(stream[resume]);
     const Operand operand = OperandOf(code);
     if (operand.kind == Operand::Kind::kUnknown) {
-      return Fail(Errc::kBadInput, "byte " + std::to_string(resume) + ": unsupported opcode " +
-                                       std::to_string(code));
+      return Fail(Errc::kBadInput, "byte ", resume, ": unsupported opcode ", code);
     }
     if (code == op::kStop) return std::optional<std::size_t>(resume + 1);
     const std::optional<std::uint64_t> bytes = OperandBytes(operand, stream.substr(resume + 1));

@@ -203,7 +203,7 @@ Status Dumper::EmitObject(const Node& node) {
       node.callable != nullptr && node.args != nullptr && node.args->kind == Kind::kTuple;
   const bool keyword = node.build == Build::kNewObjEx;
   if (!whole || (keyword && node.args->items.size() != 2)) {
-    return Fail(Errc::kBadInput, Describe(&node) + " lacks its class or arguments");
+    return Fail(Errc::kBadInput, Describe(&node), " lacks its class or arguments");
   }
   // Protocol 2 has no NEWOBJ_EX opcode: emit the equivalent call by name.
   if (keyword) EmitKnown("copyreg.__newobj_ex__");
@@ -252,18 +252,17 @@ Status Dumper::EmitTensor(const Node& node) {
 // Emits a call of the rebuild function; with attributes, as arguments of _rebuild_from_type_v2.
 Status Dumper::EmitStrided(const Tensor& tensor, bool requires_grad) {
   if (tensor.storage >= storages_.size()) {
-    return Fail(Errc::kBadInput, "tensor refers to storage " + std::to_string(tensor.storage) +
-                                     " of " + std::to_string(storages_.size()));
+    return Fail(Errc::kBadInput, "tensor refers to storage ", tensor.storage, " of ",
+                storages_.size());
   }
   const StorageUse& use = storages_[tensor.storage];
   const bool typed = !use.untyped && !StorageClass(use.dtype).empty();
   if (!use.untyped && use.dtype != tensor.dtype) {
-    return Fail(Errc::kBadInput, "tensor of " + std::string(Name(tensor.dtype)) +
-                                     " in a storage of " + std::string(Name(use.dtype)));
+    return Fail(Errc::kBadInput, "tensor of ", Name(tensor.dtype), " in a storage of ",
+                Name(use.dtype));
   }
   if (!IsKnownToTorch(tensor.dtype)) {
-    return Fail(Errc::kUnsupported,
-                "tensor of " + std::string(Name(tensor.dtype)) + ": PyTorch has no such type");
+    return Fail(Errc::kUnsupported, "tensor of ", Name(tensor.dtype), ": PyTorch has no such type");
   }
   SW_TRY(CheckBounds(tensor, use.untyped ? use.elems / ItemSize(tensor.dtype) : use.elems));
   EmitKnown(typed ? "torch._utils._rebuild_tensor_v2" : "torch._utils._rebuild_tensor_v3");
@@ -350,7 +349,7 @@ void Dumper::EmitHooks() {
 Status Dumper::EmitGlobal(std::string_view dotted) {
   const std::size_t dot = dotted.rfind('.');
   if (dot == std::string_view::npos) {
-    return Fail(Errc::kBadInput, "class without a module: " + std::string(dotted));
+    return Fail(Errc::kBadInput, "class without a module: ", dotted);
   }
   // Never write a global that our reader rejects.
   SW_TRY(Interpret(dotted.substr(0, dot), dotted.substr(dot + 1), 2));

@@ -61,7 +61,7 @@ Result<std::uint64_t> BytesOf(const TypeInfo& type, const Shape& shape) {
   }
   if (empty) return 0;
   if (most % 8 != 0) {
-    return Fail(Errc::kBadInput, std::to_string(most) + " bits are no whole number of bytes");
+    return Fail(Errc::kBadInput, most, " bits are no whole number of bytes");
   }
   return most / 8;
 }
@@ -72,7 +72,7 @@ Result<Entry> EntryOf(RawEntry raw) {
   const auto* const type = std::find_if(kTypes.begin(), kTypes.end(),
                                         [&](const TypeInfo& t) { return t.word == raw.dtype; });
   if (type == kTypes.end()) {
-    return Fail(Errc::kUnsupported, Named(raw.name) + ": unknown dtype \"" + raw.dtype + "\"");
+    return Fail(Errc::kUnsupported, Named(raw.name), ": unknown dtype \"", raw.dtype, "\"");
   }
   entry.dtype = type->dtype;
   const auto bytes = BytesOf(*type, raw.shape);
@@ -81,10 +81,9 @@ Result<Entry> EntryOf(RawEntry raw) {
                   bytes.error());
   }
   if (raw.first > raw.last || raw.last - raw.first != *bytes) {
-    return Fail(Errc::kBadInput,
-                Named(raw.name) + ": " + std::to_string(*bytes) + " bytes expected from shape " +
-                    ToString(raw.shape) + " of " + raw.dtype + ", found data_offsets [" +
-                    std::to_string(raw.first) + ", " + std::to_string(raw.last) + "]");
+    return Fail(Errc::kBadInput, Named(raw.name), ": ", *bytes, " bytes expected from shape ",
+                ToString(raw.shape), " of ", raw.dtype, ", found data_offsets [", raw.first, ", ",
+                raw.last, "]");
   }
   entry.name = std::move(raw.name);
   entry.shape = std::move(raw.shape);
@@ -99,9 +98,8 @@ Status CheckCover(const std::vector<Entry>& entries, std::uint64_t data_bytes) {
   std::uint64_t most = 0;
   for (const Entry& entry : entries) most = std::max(most, entry.offset + entry.bytes);
   if (most > data_bytes) {
-    return Fail(Errc::kBadInput, "truncated: " + std::to_string(most) +
-                                     " bytes of tensors expected from the header, found " +
-                                     std::to_string(data_bytes));
+    return Fail(Errc::kBadInput, "truncated: ", most,
+                " bytes of tensors expected from the header, found ", data_bytes);
   }
   const Entry* before = nullptr;
   for (const Entry& entry : entries) {
@@ -110,15 +108,14 @@ Status CheckCover(const std::vector<Entry>& entries, std::uint64_t data_bytes) {
           entry.offset < end
               ? ": overlaps what lies before it"
               : ": a hole of " + std::to_string(entry.offset - end) + " bytes lies before it";
-      return Fail(Errc::kBadInput,
-                  Named(entry.name) + what + (before == nullptr ? "" : ", " + Named(before->name)));
+      return Fail(Errc::kBadInput, Named(entry.name), what,
+                  (before == nullptr ? "" : ", " + Named(before->name)));
     }
     end += entry.bytes;
     before = &entry;
   }
   if (end != data_bytes) {
-    return Fail(Errc::kBadInput,
-                std::to_string(data_bytes - end) + " bytes follow the last tensor");
+    return Fail(Errc::kBadInput, data_bytes - end, " bytes follow the last tensor");
   }
   return {};
 }
@@ -148,9 +145,8 @@ Result<Shape> ElemShape(const Entry& entry) {
   Shape shape = entry.shape;
   if (together == 1) return shape;
   if (shape.empty() || shape.back() % together != 0) {
-    return Fail(Errc::kUnsupported, Named(entry.name) + ": rows of " + std::string(type->word) +
-                                        " that do not fill whole bytes: shape " +
-                                        ToString(entry.shape));
+    return Fail(Errc::kUnsupported, Named(entry.name), ": rows of ", type->word,
+                " that do not fill whole bytes: shape ", ToString(entry.shape));
   }
   shape.back() = shape.back() / together * (together * type->bits / 8);
   return shape;
@@ -170,23 +166,20 @@ Result<HeaderText> ReadHeaderText(const os::File& file) {
   const bool ours =
       fits && (prefix.back() == '{' || kSpaces.find(prefix.back()) != std::string_view::npos);
   if (const std::string_view kind = OtherKind(prefix); !ours && !kind.empty()) {
-    return Fail(Errc::kBadInput, "no safetensors file, but " + std::string(kind));
+    return Fail(Errc::kBadInput, "no safetensors file, but ", kind);
   }
   if (identity.bytes < kLengthBytes + 2) {
-    return Fail(Errc::kBadInput,
-                "no safetensors file: " + std::to_string(identity.bytes) + " bytes long");
+    return Fail(Errc::kBadInput, "no safetensors file: ", identity.bytes, " bytes long");
   }
   if (header_bytes > limits::kSafetensorsHeaderBytes) {
     // Up to a few times the cap, the file was probably not split; larger values are not a length.
     return Fail(fits ? Errc::kLimit : Errc::kBadInput,
-                std::string(fits ? "" : "no safetensors file: ") + "a header of " +
-                    std::to_string(header_bytes) + " bytes, at most " +
-                    std::to_string(limits::kSafetensorsHeaderBytes));
+                fits ? "" : "no safetensors file: ", "a header of ", header_bytes,
+                " bytes, at most ", limits::kSafetensorsHeaderBytes);
   }
   if (header_bytes < 2 || !fits) {
-    return Fail(Errc::kBadInput, "no safetensors file, or truncated: a header of " +
-                                     std::to_string(header_bytes) + " bytes in a file of " +
-                                     std::to_string(identity.bytes));
+    return Fail(Errc::kBadInput, "no safetensors file, or truncated: a header of ", header_bytes,
+                " bytes in a file of ", identity.bytes);
   }
   HeaderText header;
   header.file_bytes = identity.bytes;
@@ -199,8 +192,8 @@ Result<Header> ParseHeader(const HeaderText& source) {
   const std::string_view text = source.text;
   if (text.size() > limits::kSafetensorsHeaderBytes ||
       text.size() + kLengthBytes > source.file_bytes) {
-    return Fail(Errc::kBadInput, "a header of " + std::to_string(text.size()) +
-                                     " bytes in a file of " + std::to_string(source.file_bytes));
+    return Fail(Errc::kBadInput, "a header of ", text.size(), " bytes in a file of ",
+                source.file_bytes);
   }
   const std::size_t first = text.find_first_not_of(kSpaces);
   if (first == std::string_view::npos || text[first] != '{') {
@@ -208,7 +201,7 @@ Result<Header> ParseHeader(const HeaderText& source) {
   }
   // The parser would treat a NUL as the end of the text.
   if (const std::size_t nul = text.find('\0'); nul != std::string_view::npos) {
-    return Fail(Errc::kBadInput, "header: no JSON at byte " + std::to_string(nul + 1) + ": NUL");
+    return Fail(Errc::kBadInput, "header: no JSON at byte ", nul + 1, ": NUL");
   }
   Header header;
   if (first > 0) header.warnings.emplace_back("white space before the header's {");
@@ -234,7 +227,7 @@ Result<Header> ParseHeader(const HeaderText& source) {
     header.warnings.push_back("fields that the format does not have, such as " + raw.unknown_field);
   }
   if (const std::string* name = Repeated(header.entries)) {
-    return Fail(Errc::kBadInput, Named(*name) + ": twice in the header");
+    return Fail(Errc::kBadInput, Named(*name), ": twice in the header");
   }
   std::sort(header.entries.begin(), header.entries.end(), [](const Entry& a, const Entry& b) {
     // Sort empty tensors at the same offset by name.

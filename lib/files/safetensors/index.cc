@@ -15,19 +15,19 @@ using json::Json;
 
 Result<Index> ParseIndex(std::string_view text, const std::string& where) {
   if (text.size() > limits::kSafetensorsIndexBytes) {
-    return Fail(Errc::kLimit, where + ": " + std::to_string(text.size()) + " bytes, at most " +
-                                  std::to_string(limits::kSafetensorsIndexBytes));
+    return Fail(Errc::kLimit, where, ": ", text.size(), " bytes, at most ",
+                limits::kSafetensorsIndexBytes);
   }
   SW_TRY_ASSIGN(const Json json, json::Parse(text, where));
   const Json* map = json::Find(json, "weight_map");
   if (map == nullptr || !map->is_object()) {
-    return Fail(Errc::kBadInput, where + ": no index: weight_map expected, an object");
+    return Fail(Errc::kBadInput, where, ": no index: weight_map expected, an object");
   }
   Index index;
   for (const auto& [name, file] : map->items()) {
     const std::string at = where + ": weight_map of " + Quoted(name);
     if (!file.is_string()) {
-      return Fail(Errc::kBadInput, at + ": a file name expected, found " + json::KindOf(file));
+      return Fail(Errc::kBadInput, at, ": a file name expected, found ", json::KindOf(file));
     }
     const auto& text_of_file = file.get_ref<const std::string&>();
     const Status safe = os::SafeName(text_of_file);

@@ -22,7 +22,7 @@ Result<std::size_t> TypeIndex(DType dtype) {
   for (std::size_t i = 0; i < kTypes.size(); ++i) {
     if (kTypes[i].dtype == dtype) return i;
   }
-  return Fail(Errc::kUnsupported, std::string(Name(dtype)) + ": safetensors has no such type");
+  return Fail(Errc::kUnsupported, Name(dtype), ": safetensors has no such type");
 }
 
 Status CheckName(const std::string& name) {
@@ -40,7 +40,7 @@ Result<Shape> HeaderShape(const TypeInfo& type, const Shape& shape) {
   const std::uint64_t bytes = together * type.bits / 8;
   Shape values = shape;
   if (values.empty() || values.back() % bytes != 0) {
-    return Fail(Errc::kBadInput, "packed rows of shape " + ToString(shape) + " bytes");
+    return Fail(Errc::kBadInput, "packed rows of shape ", ToString(shape), " bytes");
   }
   SW_TRY_ASSIGN(values.back(), CheckedMul(values.back() / bytes, together));
   return values;
@@ -50,9 +50,8 @@ Result<Shape> HeaderShape(const TypeInfo& type, const Shape& shape) {
 Result<std::string> Finish(std::string header) {
   header.resize(RoundUp(kLengthBytes + header.size(), Layout::kAlignBytes) - kLengthBytes, ' ');
   if (header.size() > limits::kSafetensorsHeaderBytes) {
-    return Fail(Errc::kLimit, "a header of " + std::to_string(header.size()) + " bytes, at most " +
-                                  std::to_string(limits::kSafetensorsHeaderBytes) +
-                                  ": too many tensors for one file");
+    return Fail(Errc::kLimit, "a header of ", header.size(), " bytes, at most ",
+                limits::kSafetensorsHeaderBytes, ": too many tensors for one file");
   }
   std::string head;
   for (std::size_t i = 0; i < kLengthBytes; ++i) {
@@ -120,7 +119,7 @@ Result<Layout> Layout::Make(std::span<const TensorSpec> tensors,
   std::sort(names.begin(), names.end());
   const auto twice = std::adjacent_find(names.begin(), names.end());
   if (twice != names.end()) {
-    return Fail(Errc::kBadInput, "tensor \"" + std::string(*twice) + "\": two of that name");
+    return Fail(Errc::kBadInput, "tensor \"", *twice, "\": two of that name");
   }
   return layout;
 }

@@ -40,8 +40,7 @@ class Stream {
       }
       if (buffer_.size() == file_bytes_) return BadInput("truncated inside a pickle");
       if (buffer_.size() > limits::kPickleBytes) {
-        return Fail(Errc::kLimit,
-                    "pickle of more than " + std::to_string(limits::kPickleBytes) + " bytes");
+        return Fail(Errc::kLimit, "pickle of more than ", limits::kPickleBytes, " bytes");
       }
       SW_TRY(Grow());
     }
@@ -69,7 +68,7 @@ Status CheckHead(Stream& stream) {
   SW_TRY_ASSIGN(const pickle::Graph version, pickle::Load(version_pickle));
   SW_TRY_ASSIGN(const std::int64_t number, pickle::AsInt(version.root));
   if (number != kVersion) {
-    return Fail(Errc::kUnsupported, "legacy stream of version " + std::to_string(number));
+    return Fail(Errc::kUnsupported, "legacy stream of version ", number);
   }
   SW_TRY_ASSIGN(const std::string machine_pickle, stream.NextPickle());
   SW_TRY_ASSIGN(const pickle::Graph machine, pickle::Load(machine_pickle));
@@ -84,7 +83,7 @@ Status CheckHead(Stream& stream) {
 // Locates the raw data of one storage and advances `offset` past it.
 Result<Storage> TakeStorage(const files::Part& file, std::uint64_t file_bytes,
                             const pickle::StorageUse& use, std::uint64_t& offset) {
-  if (file_bytes - offset < 8) return BadInput("storage " + use.key + ": file is truncated");
+  if (file_bytes - offset < 8) return BadInput("storage ", use.key, ": file is truncated");
   std::array<std::byte, 8> count_bytes{};
   SW_TRY(file.ReadAt(offset, count_bytes));
   std::uint64_t count = 0;
@@ -92,17 +91,16 @@ Result<Storage> TakeStorage(const files::Part& file, std::uint64_t file_bytes,
     count = (count << 8) | std::to_integer<std::uint64_t>(count_bytes[i - 1]);
   }
   if (count != use.elems) {
-    return BadInput("storage " + use.key + ": " + std::to_string(use.elems) +
-                    " elements expected from the pickle, found " + std::to_string(count));
+    return BadInput("storage ", use.key, ": ", use.elems,
+                    " elements expected from the pickle, found ", count);
   }
   Storage storage;
   storage.key = use.key;
   storage.offset = offset + 8;
   storage.bytes = use.elems * ItemSize(use.dtype);
   if (file_bytes - storage.offset < storage.bytes) {
-    return BadInput("storage " + use.key + ": " + std::to_string(storage.bytes) +
-                    " bytes expected, the file ends after " +
-                    std::to_string(file_bytes - storage.offset));
+    return BadInput("storage ", use.key, ": ", storage.bytes,
+                    " bytes expected, the file ends after ", file_bytes - storage.offset);
   }
   offset = storage.offset + storage.bytes;
   return storage;
@@ -131,15 +129,14 @@ Result<ContainerMetadata> ReadLegacy(const files::Part& file, std::uint64_t file
     SW_TRY_ASSIGN(const std::string_view name, pickle::AsString(key));
     const auto use = uses.find(name);
     // A key is removed from the table when it is used, so a duplicate is also unknown.
-    if (use == uses.end())
-      return BadInput("storage " + std::string(name) + " is twice or in no tensor");
+    if (use == uses.end()) return BadInput("storage ", name, " is twice or in no tensor");
     SW_TRY_ASSIGN(Storage storage, TakeStorage(file, file_bytes, *use->second, offset));
     metadata.storages.push_back(std::move(storage));
     uses.erase(use);
   }
-  if (!uses.empty()) return BadInput("storage " + std::string(uses.begin()->first) + " is missing");
+  if (!uses.empty()) return BadInput("storage ", uses.begin()->first, " is missing");
   if (offset != file_bytes) {
-    return BadInput(std::to_string(file_bytes - offset) + " bytes after the last storage");
+    return BadInput(file_bytes - offset, " bytes after the last storage");
   }
   return metadata;
 }

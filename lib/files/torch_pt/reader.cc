@@ -30,7 +30,7 @@ Result<Kind> Sniff(const files::Part& file, std::uint64_t file_bytes) {
   SW_TRY(file.ReadAt(0, std::as_writable_bytes(std::span(head)).first(bytes)));
   const std::string_view text(head.data(), bytes);
   const auto unsupported = [&](std::string_view what) {
-    return Fail(Errc::kUnsupported, file.path() + ": " + std::string(what));
+    return Fail(Errc::kUnsupported, file.path(), ": ", what);
   };
   if (text.starts_with("PK\x03\x04"sv)) return Kind::kZip;
   if (text.starts_with(LegacyMagic())) return Kind::kLegacy;
@@ -40,7 +40,7 @@ Result<Kind> Sniff(const files::Part& file, std::uint64_t file_bytes) {
     return unsupported("tar file of torch before 0.1.10: load it with torch and save it again");
   }
   if (bytes > 8 && text[8] == '{') return unsupported("a safetensors file, not one of torch.save");
-  return BadInput(file.path() + ": not a file of torch.save");
+  return BadInput(file.path(), ": not a file of torch.save");
 }
 
 constexpr std::string_view kData = "data/";
@@ -51,19 +51,19 @@ using Records = std::unordered_map<std::string_view, const zip::Member*>;
 Result<Records> Root(const zip::Container& container) {
   const std::string& first = container.members.front().name;
   const std::size_t slash = first.find('/');
-  if (slash == std::string::npos) return BadInput("member " + first + " is in no folder");
+  if (slash == std::string::npos) return BadInput("member ", first, " is in no folder");
   const std::string_view root = std::string_view(first).substr(0, slash + 1);
   Records records;
   for (const zip::Member& member : container.members) {
     std::string_view name = member.name;
     if (!name.starts_with(root)) {
-      return BadInput("member " + member.name + " is not in folder " + std::string(root));
+      return BadInput("member ", member.name, " is not in folder ", root);
     }
     name.remove_prefix(root.size());
     if (!name.empty() && name.back() != '/') {
       if (!name.starts_with(kData)) records.emplace(name, &member);
     } else if (member.bytes != 0) {
-      return BadInput("folder " + member.name + " has content");
+      return BadInput("folder ", member.name, " has content");
     }
   }
   return records;
@@ -72,14 +72,14 @@ Result<Records> Root(const zip::Container& container) {
 Status CheckVersion(const files::Part& file, const Records& records) {
   auto record = records.find("version");
   if (record == records.end()) record = records.find(".data/version");
-  if (record == records.end()) return BadInput(file.path() + ": no member version");
+  if (record == records.end()) return BadInput(file.path(), ": no member version");
   SW_TRY_ASSIGN(const std::string text, zip::ReadMember(file, *record->second, kSmallMember));
   int version = 0;
   const char* end = text.data() + text.size();
   const auto parsed = std::from_chars(text.data(), end, version);
   const bool ends = parsed.ptr == end || (parsed.ptr + 1 == end && *parsed.ptr == '\n');
   if (parsed.ec != std::errc() || !ends || version < 1 || version > 10) {
-    return BadInput(file.path() + ": member version is not a number from 1 to 10");
+    return BadInput(file.path(), ": member version is not a number from 1 to 10");
   }
   return {};
 }
@@ -89,8 +89,8 @@ Status CheckByteOrder(const files::Part& file, const Records& records) {
   if (record == records.end()) return {};
   SW_TRY_ASSIGN(const std::string text, zip::ReadMember(file, *record->second, kSmallMember));
   if (text == "little") return {};
-  if (text == "big") return Fail(Errc::kUnsupported, file.path() + ": big-endian file");
-  return BadInput(file.path() + ": member byteorder is neither little nor big");
+  if (text == "big") return Fail(Errc::kUnsupported, file.path(), ": big-endian file");
+  return BadInput(file.path(), ": member byteorder is neither little nor big");
 }
 
 bool IsKey(std::string_view key) {
@@ -106,10 +106,10 @@ Result<ContainerMetadata> ReadZip(const files::Part& file) {
   Result<Records> records = Root(container);
   if (!records) return Within(file.path(), std::move(records).error());
   if (records->contains("constants.pkl")) {
-    return Fail(Errc::kUnsupported, file.path() + ": a TorchScript program, not a checkpoint");
+    return Fail(Errc::kUnsupported, file.path(), ": a TorchScript program, not a checkpoint");
   }
   const auto pickle = records->find("data.pkl");
-  if (pickle == records->end()) return BadInput(file.path() + ": no member data.pkl");
+  if (pickle == records->end()) return BadInput(file.path(), ": no member data.pkl");
   SW_TRY(CheckVersion(file, *records));
   SW_TRY(CheckByteOrder(file, *records));
   ContainerMetadata metadata;
@@ -123,7 +123,7 @@ Result<ContainerMetadata> ReadZip(const files::Part& file) {
     if (Status stored = zip::CheckStored(member); !stored) {
       return Within(file.path(), std::move(stored).error());
     }
-    if (!IsKey(key)) return BadInput(file.path() + ": unsafe name of member " + member.name);
+    if (!IsKey(key)) return BadInput(file.path(), ": unsafe name of member ", member.name);
     Storage storage{std::string(key), member.payload_offset, member.bytes, std::nullopt};
     // A stored 0 means that the CRC was not computed, except for an empty member.
     if (member.crc32 != 0 || member.bytes == 0) storage.crc32 = member.crc32;
@@ -137,14 +137,13 @@ Result<Document::StorageRef> Resolve(
     const std::unordered_map<std::string_view, const Storage*>& storages) {
   const std::string where = "byte " + std::to_string(use.at) + ": storage data/" + use.key;
   const auto found = storages.find(use.key);
-  if (found == storages.end()) return BadInput(where + " is missing");
+  if (found == storages.end()) return BadInput(where, " is missing");
   const Storage& storage = *found->second;
   const std::uint64_t bytes = use.elems * ItemSize(use.dtype);
   if (storage.bytes != bytes) {
-    return BadInput(where + ": " + std::to_string(bytes) + " bytes expected for " +
-                    std::to_string(use.elems) + " elements of " +
-                    (use.untyped ? "untyped storage" : std::string(Name(use.dtype))) + ", found " +
-                    std::to_string(storage.bytes));
+    return BadInput(where, ": ", bytes, " bytes expected for ", use.elems, " elements of ",
+                    (use.untyped ? "untyped storage" : std::string(Name(use.dtype))), ", found ",
+                    storage.bytes);
   }
   Document::StorageRef ref;
   ref.dtype = use.dtype;

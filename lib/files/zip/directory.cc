@@ -107,17 +107,17 @@ Result<Place> ReadPlace(const files::Part& file, const Tail& tail, std::size_t a
 Status CheckPlace(const Place& place) {
   const Result<std::uint64_t> sum = CheckedAdd(place.offset, place.bytes);
   if (!sum || *sum != place.end) {
-    return BadInput("central directory of " + std::to_string(place.bytes) + " bytes at " +
-                    std::to_string(place.offset) + " does not end at " + std::to_string(place.end));
+    return BadInput("central directory of ", place.bytes, " bytes at ", place.offset,
+                    " does not end at ", place.end);
   }
   if (place.bytes > limits::kZipDirectoryBytes || place.entries > limits::kZipRecords) {
-    return Fail(Errc::kLimit, "central directory of " + std::to_string(place.entries) +
-                                  " members in " + std::to_string(place.bytes) + " bytes");
+    return Fail(Errc::kLimit, "central directory of ", place.entries, " members in ", place.bytes,
+                " bytes");
   }
   if (place.entries == 0) return BadInput("zip file without members");
   if (place.bytes / kEntryBytes < place.entries) {
-    return BadInput("central directory of " + std::to_string(place.bytes) + " bytes cannot hold " +
-                    std::to_string(place.entries) + " members");
+    return BadInput("central directory of ", place.bytes, " bytes cannot hold ", place.entries,
+                    " members");
   }
   return {};
 }
@@ -191,9 +191,8 @@ Result<Entry> TakeEntry(Bytes& rest) {
   entry.name.assign(reinterpret_cast<const char*>(rest.data()) + kEntryBytes, name_bytes);
   if (!IsSafeName(entry.name)) return BadInput("unsafe name of a member");
   if (const auto needed = std::to_integer<unsigned>(rest[6]); needed > kVersionMost) {
-    return Fail(Errc::kUnsupported, "member " + entry.name + " needs version " +
-                                        std::to_string(needed / 10) + "." +
-                                        std::to_string(needed % 10) + " of zip");
+    return Fail(Errc::kUnsupported, "member ", entry.name, " needs version ", needed / 10, ".",
+                needed % 10, " of zip");
   }
   entry.flags = U16(rest, 8);
   entry.method = U16(rest, 10);

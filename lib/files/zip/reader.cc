@@ -61,8 +61,8 @@ class NameSet {
 Status CheckEntry(const Entry& entry) {
   if ((entry.flags & kEncrypted) != 0) return BadInput("encrypted");
   if (entry.method == 0 && entry.bytes != entry.compressed_bytes) {
-    return BadInput("stored, but its two sizes differ: " + std::to_string(entry.bytes) + " and " +
-                    std::to_string(entry.compressed_bytes));
+    return BadInput("stored, but its two sizes differ: ", entry.bytes, " and ",
+                    entry.compressed_bytes);
   }
   return {};
 }
@@ -82,12 +82,11 @@ Status CheckOrder(const std::vector<Entry>& entries, std::uint64_t directory_off
     const bool fits = entry.header_offset <= limit && limit - entry.header_offset >= fixed &&
                       limit - entry.header_offset - fixed >= entry.compressed_bytes;
     if (!fits) {
-      return BadInput("member " + entry.name + " of " + std::to_string(entry.compressed_bytes) +
-                      " bytes at " + std::to_string(entry.header_offset) +
-                      " overlaps what follows at " + std::to_string(limit));
+      return BadInput("member ", entry.name, " of ", entry.compressed_bytes, " bytes at ",
+                      entry.header_offset, " overlaps what follows at ", limit);
     }
     if (!names.Insert(entry.name)) {
-      return BadInput("member " + entry.name + " is there twice");
+      return BadInput("member ", entry.name, " is there twice");
     }
   }
   return {};
@@ -167,9 +166,8 @@ Result<Member> Locate(Bytes header, Entry& entry, std::uint64_t limit) {
   member.method = entry.method;
   member.crc32 = entry.crc32;
   if (member.payload_offset > limit || limit - member.payload_offset < entry.compressed_bytes) {
-    return BadInput(std::to_string(entry.compressed_bytes) + " bytes at " +
-                    std::to_string(member.payload_offset) + " overlap what follows at " +
-                    std::to_string(limit));
+    return BadInput(entry.compressed_bytes, " bytes at ", member.payload_offset,
+                    " overlap what follows at ", limit);
   }
   member.name = std::move(entry.name);
   return member;
@@ -217,9 +215,8 @@ Result<Container> ReadContainer(const files::Part& file) {
 
 Status CheckStored(const Member& member) {
   if (member.method == 0) return {};
-  return Fail(Errc::kUnsupported, "member " + member.name + " is compressed (method " +
-                                      std::to_string(member.method) +
-                                      "): only stored members are read");
+  return Fail(Errc::kUnsupported, "member ", member.name, " is compressed (method ", member.method,
+              "): only stored members are read");
 }
 
 Result<std::string> ReadMember(const files::Part& file, const Member& member,
@@ -229,14 +226,14 @@ Result<std::string> ReadMember(const files::Part& file, const Member& member,
     return Within(file.path(), std::move(stored).error());
   }
   if (member.bytes > max_bytes) {
-    return Fail(Errc::kLimit, where + ": " + std::to_string(member.bytes) + " bytes, at most " +
-                                  std::to_string(max_bytes) + " are read");
+    return Fail(Errc::kLimit, where, ": ", member.bytes, " bytes, at most ", max_bytes,
+                " are read");
   }
   std::string bytes(member.bytes, '\0');
   const std::span<std::byte> out = std::as_writable_bytes(std::span(bytes));
   SW_TRY(file.ReadAt(member.payload_offset, out));
   if (member.crc32 != 0 && Crc32(out) != member.crc32) {
-    return Fail(Errc::kBadInput, where + ": wrong CRC-32: the file is damaged");
+    return Fail(Errc::kBadInput, where, ": wrong CRC-32: the file is damaged");
   }
   return bytes;
 }

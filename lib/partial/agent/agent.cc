@@ -498,14 +498,13 @@ Status Agent::CheckStore(const std::string& what, const MemoryCheckpoint& checkp
   SW_TRY_ASSIGN(const bool there, Store::IsStore(path));
   if (!there) {
     if (checkpoint.recovery == 0) return {};
-    return Fail(Errc::kNotFound, path + ": no store here, but " + what + " knows of its recovery " +
-                                     std::to_string(checkpoint.recovery));
+    return Fail(Errc::kNotFound, path, ": no store here, but ", what, " knows of its recovery ",
+                checkpoint.recovery);
   }
   SW_TRY_ASSIGN(const Store store, Store::Open(path));
   if (store.head().fingerprint != model.fingerprint) {
-    return Fail(Errc::kMismatch, what + ": fingerprint " + exec::Hex(store.head().fingerprint) +
-                                     " of " + path + " expected, found " +
-                                     exec::Hex(model.fingerprint));
+    return Fail(Errc::kMismatch, what, ": fingerprint ", exec::Hex(store.head().fingerprint),
+                " of ", path, " expected, found ", exec::Hex(model.fingerprint));
   }
   return store.CheckPast(checkpoint.recovery, checkpoint.manifest.iteration, what);
 }

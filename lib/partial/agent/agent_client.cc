@@ -72,7 +72,7 @@ Result<os::Connection> AgentClient::Open() const {
     // A crowded agent may close a connection before it sees the end of the handshake.
     const int error = agent.error().sys;
     const bool crowded = key_ && (error == ECONNRESET || error == EPIPE);
-    return Fail(crowded ? Errc::kBusy : agent.error().code, agent.error().message, error);
+    return FailErrno(crowded ? Errc::kBusy : agent.error().code, error, agent.error().message);
   }
   if (accepts_) SW_TRY(accepts_(*agent));
   return connection;
@@ -127,27 +127,27 @@ Result<std::string> AgentClient::AskText(const std::string& request) {
 Result<std::vector<AgentClient::Listed>> ParseAgentList(std::string_view text,
                                                         const std::string& where) {
   SW_TRY_ASSIGN(const Json list, json::Parse(text, where));
-  if (!list.is_array()) return Fail(Errc::kBadInput, where + ": no list of checkpoints");
+  if (!list.is_array()) return Fail(Errc::kBadInput, where, ": no list of checkpoints");
   std::vector<AgentClient::Listed> out;
   for (const Json& one : list) {
     const auto state = one.is_object() ? one.find("state") : one.end();
     const auto manifest = one.is_object() ? one.find("manifest") : one.end();
     if (!one.is_object() || state == one.end() || manifest == one.end() || !state->is_string() ||
         !manifest->is_string()) {
-      return Fail(Errc::kBadInput, where + ": a checkpoint without \"state\" and \"manifest\"");
+      return Fail(Errc::kBadInput, where, ": a checkpoint without \"state\" and \"manifest\"");
     }
     AgentClient::Listed& listed = out.emplace_back();
     listed.state = state->get<std::string>();
     if (const auto recovery = one.find("recovery"); recovery != one.end()) {
       if (!recovery->is_number_unsigned()) {
-        return Fail(Errc::kBadInput, where + ": \"recovery\" is no number");
+        return Fail(Errc::kBadInput, where, ": \"recovery\" is no number");
       }
       listed.recovery = recovery->get<std::uint64_t>();
     }
     if (const auto replayed = one.find("replayed"); replayed != one.end()) {
       for (const auto& [name, from] : replayed->items()) {
         if (!replayed->is_object() || !from.is_number_unsigned()) {
-          return Fail(Errc::kBadInput, where + ": \"replayed\" does not have iterations by name");
+          return Fail(Errc::kBadInput, where, ": \"replayed\" does not have iterations by name");
         }
         listed.replayed[name] = from.get<std::uint64_t>();
       }
@@ -181,8 +181,7 @@ Status AgentClient::Read(const exec::Digest& digest, std::uint64_t offset,
     SW_TRY_ASSIGN(const std::uint64_t crc, ParseNumber(words[1], 0xffffffff, where));
     SW_TRY(connection.Receive(part));
     if (const std::uint32_t found = Crc32(part); found != crc) {
-      return Fail(Errc::kBadInput, where + ": CRC-32 " + std::to_string(crc) + " expected, found " +
-                                       std::to_string(found));
+      return Fail(Errc::kBadInput, where, ": CRC-32 ", crc, " expected, found ", found);
     }
     Return(std::move(connection));
     offset += part.size();
@@ -212,8 +211,8 @@ Result<std::uint64_t> AgentClient::Push(const MemoryCheckpoint& checkpoint, Limi
     SW_TRY_ASSIGN(const exec::Digest digest, ParseDigest(need.substr(at, end - at)));
     const auto found = checkpoint.blobs.find(digest);
     if (found == checkpoint.blobs.end()) {
-      return Fail(Errc::kBadInput, connection.name() + ": asks for blob " + exec::Hex(digest) +
-                                       ", which the copy does not name");
+      return Fail(Errc::kBadInput, connection.name(), ": asks for blob ", exec::Hex(digest),
+                  ", which the copy does not name");
     }
     blobs.push_back(found->second);
     bytes += found->second->ref().bytes;

@@ -47,14 +47,13 @@ Result<Hello> ParseHello(std::string_view text, const std::string& where) {
                 os::ParseNumber(words.empty() ? std::string_view() : words[0], ~std::uint64_t{0},
                                 where + ": version of the agents' protocol"));
   if (version != kAgentVersion) {
-    return Fail(Errc::kUnsupported, where + ": version " + std::to_string(kAgentVersion) +
-                                        " of the agents' protocol expected, found version " +
-                                        std::to_string(version) +
-                                        "; use the same release of Shardwright on both sides");
+    return Fail(Errc::kUnsupported, where, ": version ", kAgentVersion,
+                " of the agents' protocol expected, found version ", version,
+                "; use the same release of Shardwright on both sides");
   }
   const bool good = words.size() == 4 && (words[1] == kRoleAgent || words[1] == kRoleClient) &&
                     IsAgentName(words[2]) && IsAgentName(words[3]);
-  if (!good) return Fail(Errc::kBadInput, where + ": role, name and id of a process expected");
+  if (!good) return Fail(Errc::kBadInput, where, ": role, name and id of a process expected");
   return Hello{words[1] == kRoleAgent ? Hello::Role::kAgent : Hello::Role::kClient,
                std::string(words[2]), std::string(words[3])};
 }
@@ -67,22 +66,22 @@ Result<Hello> Greet(os::Connection& connection, const Hello& self) {
     const bool older = answer.error().code == Errc::kUsage &&
                        answer.error().message.find("no such request") != std::string::npos;
     if (!older) return tl::unexpected<Error>(answer.error());
-    return Fail(Errc::kUnsupported, where +
-                                        ": an agent of an older version, which does not state its "
-                                        "name; use the same release of Shardwright on both sides");
+    return Fail(Errc::kUnsupported, where,
+                ": an agent of an older version, which does not state its "
+                "name; use the same release of Shardwright on both sides");
   }
   SW_TRY_ASSIGN(Hello other, ParseHello(*answer, where));
   if (other.role != Hello::Role::kAgent) {
-    return Fail(Errc::kMismatch, where + ": an agent expected at the other end, found a client");
+    return Fail(Errc::kMismatch, where, ": an agent expected at the other end, found a client");
   }
   if (other.id == self.id) {
-    return Fail(Errc::kMismatch, where +
-                                     ": leads back to this agent itself: its own address is given "
-                                     "as that of a peer, or a relay stands in between");
+    return Fail(Errc::kMismatch, where,
+                ": leads back to this agent itself: its own address is given "
+                "as that of a peer, or a relay stands in between");
   }
   if (self.role == Hello::Role::kAgent && other.name == self.name) {
-    return Fail(Errc::kMismatch, where + ": an agent with this agent's name, \"" + self.name +
-                                     "\"; give agents different names with --name");
+    return Fail(Errc::kMismatch, where, ": an agent with this agent's name, \"", self.name,
+                "\"; give agents different names with --name");
   }
   return other;
 }

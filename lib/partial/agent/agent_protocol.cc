@@ -25,13 +25,13 @@ Status CheckUnits(const std::vector<std::uint32_t>& units, const BlobRef& expect
   std::uint64_t sum = 0;
   for (const std::uint32_t bytes : units) {
     if (bytes == 0 || bytes > plan::kUnitBytes) {
-      return Fail(Errc::kBadInput, where + ": a unit of " + std::to_string(bytes) + " bytes");
+      return Fail(Errc::kBadInput, where, ": a unit of ", bytes, " bytes");
     }
     sum += bytes;
   }
   if (sum == expected.bytes) return {};
-  return Fail(Errc::kBadInput, where + ": units of " + std::to_string(expected.bytes) +
-                                   " bytes expected, found " + std::to_string(sum));
+  return Fail(Errc::kBadInput, where, ": units of ", expected.bytes, " bytes expected, found ",
+              sum);
 }
 
 /// Receives the lengths of units. Counts memory for their checksums too: units may be tiny.
@@ -74,8 +74,8 @@ Result<std::string> ReceiveAnswer(os::Connection& connection) {
 
 Result<std::string> ReceiveText(os::Connection& connection, std::uint64_t bytes, Counted* counted) {
   if (bytes > kAgentTextBytes) {
-    return Fail(Errc::kLimit, connection.name() + ": a text of " + std::to_string(bytes) +
-                                  " bytes is above " + std::to_string(kAgentTextBytes));
+    return Fail(Errc::kLimit, connection.name(), ": a text of ", bytes, " bytes is above ",
+                kAgentTextBytes);
   }
   std::string text;
   while (text.size() < bytes) {
@@ -114,11 +114,10 @@ Result<BlobPtr> ReceiveBlob(os::Connection& connection, const BlobRef& expected,
   const std::string where = connection.name() + ": blob " + exec::Hex(expected.digest);
   SW_TRY_ASSIGN(const std::string head, ReceiveAnswer(connection));
   const std::vector<std::string_view> words = WordsOf(head);
-  if (words.size() != 2) return Fail(Errc::kBadInput, where + ": size and units expected");
+  if (words.size() != 2) return Fail(Errc::kBadInput, where, ": size and units expected");
   SW_TRY_ASSIGN(const std::uint64_t bytes, ParseNumber(words[0], ~std::uint64_t{0}, where));
   if (bytes != expected.bytes) {
-    return Fail(Errc::kBadInput, where + ": " + std::to_string(expected.bytes) +
-                                     " bytes expected, found " + std::to_string(bytes));
+    return Fail(Errc::kBadInput, where, ": ", expected.bytes, " bytes expected, found ", bytes);
   }
   SW_TRY(pool->CheckRoom(bytes, where));
   SW_TRY_ASSIGN(const std::uint64_t count, ParseNumber(words[1], bytes, where + ": units"));
@@ -128,7 +127,7 @@ Result<BlobPtr> ReceiveBlob(os::Connection& connection, const BlobRef& expected,
   // Pages that are not written use no memory.
   os::Buffer buffer = os::MakeBuffer(bytes);
   if (!buffer) {
-    return Fail(Errc::kLimit, where + ": the machine has no " + FormatBytes(bytes) + " left");
+    return Fail(Errc::kLimit, where, ": the machine has no ", FormatBytes(bytes), " left");
   }
   std::vector<exec::UnitSum> sums;
   sums.reserve(units.size());
@@ -146,7 +145,7 @@ Result<BlobPtr> ReceiveBlob(os::Connection& connection, const BlobRef& expected,
   }
   const BlobRef found = Summarize(sums);
   if (found != expected) {
-    return Fail(Errc::kBadInput, where + ": found digest " + exec::Hex(found.digest));
+    return Fail(Errc::kBadInput, where, ": found digest ", exec::Hex(found.digest));
   }
   return std::make_shared<const MemoryBlob>(std::move(counted), std::move(buffer), found,
                                             std::move(units));

@@ -131,9 +131,8 @@ Status RoundWeights(const Module& module, const layout::ShardMap& map, Brought* 
       continue;
     }
     if (!CanConvert(DType::kF32, logical.dtype)) {
-      return Fail(Errc::kUnsupported, Quoted(logical.name) + ": weights in " +
-                                          std::string(Name(logical.dtype)) +
-                                          " are not rounded masters");
+      return Fail(Errc::kUnsupported, Quoted(logical.name), ": weights in ", Name(logical.dtype),
+                  " are not rounded masters");
     }
     const Room& master = one->rooms[static_cast<std::size_t>(Component::kMaster)];
     Convert(DType::kF32, master.bytes().subspan(param->param.offset, param->elems * sizeof(float)),
@@ -151,7 +150,7 @@ Status Make(const Module& module, const layout::ShardMap& map, const ReplayLog& 
     const MemoryBlob& old = *one->old[c];
     std::ranges::copy(old.bytes(), one->rooms[c].bytes().begin());
     if (SumsOf(one->rooms[c].bytes(), old.unit_bytes()).digest != old.ref().digest) {
-      return BadInput("blob " + exec::Hex(old.ref().digest) + " has changed in memory");
+      return BadInput("blob ", exec::Hex(old.ref().digest), " has changed in memory");
     }
   }
   SW_TRY(MakeParams(log, reads, stop, work, one));

@@ -75,8 +75,8 @@ class Runner {
  private:
   Status Work(std::list<AgentServer>* servers) {
     if (!IsAgentName(options_.name)) {
-      return Fail(Errc::kUsage, "--name \"" + options_.name +
-                                    "\": 1 to 128 printable characters without spaces expected");
+      return Fail(Errc::kUsage, "--name \"", options_.name,
+                  "\": 1 to 128 printable characters without spaces expected");
     }
     SW_TRY_ASSIGN(commands_.self.id, RandomHex(kIdBytes));
     if (options_.agent.replay) SW_TRY(CheckReplay());
@@ -171,12 +171,11 @@ class Runner {
   Result<std::uint64_t> TakeLatest(const os::Identity& latest, const RecoveryFile& restore,
                                    std::int64_t not_before_ns) {
     if (restore.sequence != seen_restore_ && latest.mtime_ns < restore.written_ns) {
-      return Fail(Errc::kMismatch, PointerPath().value_or(options_.input.source_paths.front()) +
-                                       ": written before recovery " +
-                                       std::to_string(restore.sequence) + " of " +
-                                       agent_.options().save.store +
-                                       ", so taken for a past that was given up; if it is not, "
-                                       "ask for the snapshot");
+      return Fail(Errc::kMismatch, PointerPath().value_or(options_.input.source_paths.front()),
+                  ": written before recovery ", restore.sequence, " of ",
+                  agent_.options().save.store,
+                  ", so taken for a past that was given up; if it is not, "
+                  "ask for the snapshot");
     }
     return Snapshot("", restore.sequence, not_before_ns, {});
   }
@@ -268,10 +267,9 @@ class Runner {
     }
     for (const Component component : {Component::kMaster, Component::kMoments}) {
       if (!keep[static_cast<std::size_t>(component)]) continue;
-      return Fail(Errc::kUnsupported,
-                  save.store + ": keeps " + std::string(Name(component)) +
-                      " of all experts in each checkpoint, so that older experts are of two "
-                      "iterations; steps that are made again need all of one");
+      return Fail(Errc::kUnsupported, save.store, ": keeps ", Name(component),
+                  " of all experts in each checkpoint, so that older experts are of two "
+                  "iterations; steps that are made again need all of one");
     }
     return {};
   }

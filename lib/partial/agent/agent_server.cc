@@ -32,8 +32,8 @@ Result<std::string> StretchesText(const std::vector<FileStretch>& stretches) {
     text += std::to_string(one.first) + " " + std::to_string(one.bytes) + " " + one.name + "\n";
   }
   if (text.size() <= kAgentTextBytes) return text;
-  return Fail(Errc::kLimit, "what the snapshot reads is a list of " + FormatBytes(text.size()) +
-                                ", at most " + FormatBytes(kAgentTextBytes) + " are sent");
+  return Fail(Errc::kLimit, "what the snapshot reads is a list of ", FormatBytes(text.size()),
+              ", at most ", FormatBytes(kAgentTextBytes), " are sent");
 }
 
 std::string StatusText(const Agent& agent, const std::string& checkpoints) {
@@ -324,7 +324,7 @@ Status AgentServer::Answer(os::Connection& connection, const std::string& line,
   if (is("get", 1)) {
     SW_TRY_ASSIGN(const exec::Digest digest, ParseDigest(words[1]));
     const BlobPtr blob = agent_.Find(digest);
-    if (!blob) return Fail(Errc::kNotFound, "blob " + exec::Hex(digest) + " is not in memory");
+    if (!blob) return Fail(Errc::kNotFound, "blob ", exec::Hex(digest), " is not in memory");
     Limiter::Job job(agent_.limiter());  // a client waits
     return SendBlob(connection, *blob, job);
   }
@@ -341,7 +341,7 @@ Status AgentServer::Answer(os::Connection& connection, const std::string& line,
         return SendText(connection, entry.checkpoint->catalogue);
       }
     }
-    return Fail(Errc::kNotFound, "catalogue " + exec::Hex(digest) + " is not in memory");
+    return Fail(Errc::kNotFound, "catalogue ", exec::Hex(digest), " is not in memory");
   }
   // Without the recovery number it comes from an older version.
   if (is("push", 3) || is("push", 4)) return Push(connection, words, client);
@@ -352,7 +352,7 @@ Status AgentServer::Answer(os::Connection& connection, const std::string& line,
   if (is("snapshot", 0) || is("snapshot", 1) || is("offer", 1) || is("stop", 0) ||
       is("experts", 0) || is("roots", 1) || is("gradients", 2) || is("marks", 1)) {
     if (!connection.is_local()) {
-      return Fail(Errc::kUsage, std::string(verb) + ": only over a socket file");
+      return Fail(Errc::kUsage, verb, ": only over a socket file");
     }
     if (verb == "stop") {
       SW_TRY(commands_.stop());
@@ -407,12 +407,10 @@ Status AgentServer::List(os::Connection& connection) const {
 Status AgentServer::Read(os::Connection& connection, const exec::Digest& digest,
                          std::uint64_t offset, std::uint64_t bytes) {
   const BlobPtr blob = agent_.Find(digest);
-  if (!blob) return Fail(Errc::kNotFound, "blob " + exec::Hex(digest) + " is not in memory");
+  if (!blob) return Fail(Errc::kNotFound, "blob ", exec::Hex(digest), " is not in memory");
   const std::uint64_t size = blob->ref().bytes;
   if (offset > size || bytes > size - offset) {
-    return Fail(Errc::kUsage, "read: bytes " + std::to_string(offset) + " and " +
-                                  std::to_string(bytes) + " more of a blob of " +
-                                  std::to_string(size));
+    return Fail(Errc::kUsage, "read: bytes ", offset, " and ", bytes, " more of a blob of ", size);
   }
   const std::span<const std::byte> part = blob->bytes().subspan(offset, bytes);
   Limiter::Job(agent_.limiter()).Spend(bytes);
@@ -432,9 +430,9 @@ Status AgentServer::Push(os::Connection& connection, const std::vector<std::stri
     return Fail(Errc::kBadInput, std::move(message));
   }
   if (origin == commands_.self.name) {
-    return Fail(Errc::kMismatch, "push: a copy of agent \"" + std::string(origin) +
-                                     "\", which is this agent's own name; give agents different "
-                                     "names with --name");
+    return Fail(Errc::kMismatch, "push: a copy of agent \"", origin,
+                "\", which is this agent's own name; give agents different "
+                "names with --name");
   }
   SW_TRY_ASSIGN(const std::uint64_t manifest, ParseNumber(words[2], kAgentTextBytes, "manifest"));
   SW_TRY_ASSIGN(const std::uint64_t catalogue, ParseNumber(words[3], kAgentTextBytes, "catalogue"));
@@ -476,11 +474,11 @@ Status AgentServer::AwaitFilled(os::Connection& connection) {
     SW_TRY_ASSIGN(const bool there, connection.HasLine(os::kLineBytes, kAcceptTick));
     if (!there) continue;
     SW_TRY_ASSIGN(const std::optional<std::string> line, connection.ReceiveLine(os::kLineBytes));
-    if (!line) return Fail(Errc::kIo, connection.name() + ": closed before all was handed over");
+    if (!line) return Fail(Errc::kIo, connection.name(), ": closed before all was handed over");
     if (*line == "filled") return {};
-    return Fail(Errc::kStopped, connection.name() + ": given up by the trainer");
+    return Fail(Errc::kStopped, connection.name(), ": given up by the trainer");
   }
-  return Fail(Errc::kIo, connection.name() + ": not handed over in time");
+  return Fail(Errc::kIo, connection.name(), ": not handed over in time");
 }
 
 /// Receives a copy of another agent's checkpoint: requests the blobs that are missing here.

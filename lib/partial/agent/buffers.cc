@@ -45,16 +45,14 @@ void SnapshotBuffers::MakeIdle(std::size_t buffer) { buffers_[buffer] = Buffer()
 
 Result<std::size_t> SnapshotBuffers::Begin(std::uint64_t iteration) {
   if (const auto filling = Find(BufferState::kFilling)) {
-    return Fail(Errc::kBusy, "snapshot of iteration " + std::to_string(iteration) +
-                                 ": the one of iteration " +
-                                 std::to_string(buffers_[*filling].iteration) + " has not ended");
+    return Fail(Errc::kBusy, "snapshot of iteration ", iteration, ": the one of iteration ",
+                buffers_[*filling].iteration, " has not ended");
   }
   Content content;
   if (const auto newest = NewestComplete()) {
     if (iteration < buffers_[*newest].iteration) {
-      return Fail(Errc::kUsage, "snapshot of iteration " + std::to_string(iteration) +
-                                    ": there is one of iteration " +
-                                    std::to_string(buffers_[*newest].iteration) + " already");
+      return Fail(Errc::kUsage, "snapshot of iteration ", iteration, ": there is one of iteration ",
+                  buffers_[*newest].iteration, " already");
     }
     content = buffers_[*newest].content;
   }
@@ -75,7 +73,7 @@ Result<std::size_t> SnapshotBuffers::Begin(std::uint64_t iteration) {
 
 Status SnapshotBuffers::Put(const ModuleId& module, std::shared_ptr<const void> data) {
   const auto filling = Find(BufferState::kFilling);
-  if (!filling) return Fail(Errc::kUsage, Name(module) + ": no snapshot has begun");
+  if (!filling) return Fail(Errc::kUsage, Name(module), ": no snapshot has begun");
   Buffer& buffer = buffers_[*filling];
   buffer.content[module] = {buffer.iteration, std::move(data)};
   return {};
@@ -87,9 +85,8 @@ Status SnapshotBuffers::End() {
   Buffer& buffer = buffers_[*filling];
   for (const auto& [module, blob] : buffer.content) {
     if (module.is_complete() && blob.version != buffer.iteration) {
-      return Fail(Errc::kMismatch, Name(module) + " is of iteration " +
-                                       std::to_string(blob.version) + " in a snapshot of " +
-                                       std::to_string(buffer.iteration));
+      return Fail(Errc::kMismatch, Name(module), " is of iteration ", blob.version,
+                  " in a snapshot of ", buffer.iteration);
     }
   }
   buffer.state = BufferState::kFilled;

@@ -28,20 +28,20 @@ constexpr std::uint64_t kGreatest = std::numeric_limits<std::int64_t>::max();
 Result<std::uint64_t> Whole(const Json& in, const char* name, std::uint64_t last,
                             const std::string& where) {
   const Json* const value = in.is_object() ? json::Find(in, name) : nullptr;
-  if (value == nullptr) return BadInput(where + ": " + Quoted(name) + " is missing");
+  if (value == nullptr) return BadInput(where, ": ", Quoted(name), " is missing");
   return json::WholeOf(*value, 0, last, where + ": " + Quoted(name));
 }
 
 Result<std::string> Text(const Json& in, const char* name, const std::string& where) {
   const Json* const value = in.is_object() ? json::Find(in, name) : nullptr;
   if (value != nullptr && value->is_string()) return value->get<std::string>();
-  return BadInput(where + ": " + Quoted(name) + " is no text");
+  return BadInput(where, ": ", Quoted(name), " is no text");
 }
 
 Result<const Json*> List(const Json& in, const char* name, const std::string& where) {
   const Json* const value = in.is_object() ? json::Find(in, name) : nullptr;
   if (value != nullptr && value->is_array()) return value;
-  return BadInput(where + ": " + Quoted(name) + " is no list");
+  return BadInput(where, ": ", Quoted(name), " is no list");
 }
 
 Status AddPiece(const Json& in, const Handing& handing, const std::string& where,
@@ -57,23 +57,20 @@ Status AddPiece(const Json& in, const Handing& handing, const std::string& where
   SW_TRY_ASSIGN(const std::string name, Text(in, "dtype", who));
   const auto dtype = DTypeFromName(name);
   if (!dtype || (*dtype != DType::kF32 && *dtype != DType::kBF16 && *dtype != DType::kF16)) {
-    return Fail(Errc::kUnsupported, who + ": gradients in " + Quoted(name));
+    return Fail(Errc::kUnsupported, who, ": gradients in ", Quoted(name));
   }
   piece.dtype = *dtype;
   piece.tensor = static_cast<std::uint32_t>(tensor);
   const std::uint64_t item = ItemSize(piece.dtype);
   if (tensor >= handing.tensors || piece.count > (handing.place_bytes - piece.offset) / item) {
-    return BadInput(who + ": " + std::to_string(piece.count) + " elements at byte " +
-                    std::to_string(piece.offset) + " of " + std::to_string(handing.place_bytes) +
-                    ", tensor " + std::to_string(tensor) + " of " +
-                    std::to_string(handing.tensors));
+    return BadInput(who, ": ", piece.count, " elements at byte ", piece.offset, " of ",
+                    handing.place_bytes, ", tensor ", tensor, " of ", handing.tensors);
   }
   // Size limit of a piece in a log.
   const std::uint64_t most = kLogPieceBytes / item;
   if (piece.param.size() > kNameBytes || pieces->size() + CeilDiv(piece.count, most) > kPieces) {
-    return Fail(Errc::kLimit, where + ": names of more than " + std::to_string(kNameBytes) +
-                                  " bytes, or a module of more than " + std::to_string(kPieces) +
-                                  " pieces");
+    return Fail(Errc::kLimit, where, ": names of more than ", kNameBytes,
+                " bytes, or a module of more than ", kPieces, " pieces");
   }
   for (std::uint64_t left = piece.count; left > 0; left -= piece.count) {
     piece.count = std::min(left, most);
@@ -104,8 +101,7 @@ Result<Handing> ParseHanding(std::string_view text, std::uint32_t writer,
   out.places = static_cast<std::uint32_t>(places);
   SW_TRY_ASSIGN(out.place_bytes, Whole(root, "place_bytes", std::uint64_t{1} << 44, where));
   if (places == 0 || out.place_bytes == 0 || places > kGreatest / out.place_bytes) {
-    return BadInput(where + ": " + std::to_string(places) + " places of " +
-                    std::to_string(out.place_bytes) + " bytes");
+    return BadInput(where, ": ", places, " places of ", out.place_bytes, " bytes");
   }
   SW_TRY_ASSIGN(const std::uint64_t tensors, Whole(root, "tensors", kMany, where));
   out.tensors = static_cast<std::uint32_t>(tensors);
@@ -215,8 +211,8 @@ Result<std::optional<exec::Digest>> GradientLogs::AddRoots(optimizer_steps::Root
   const exec::Digest digest = DigestOf(roots);
   const std::lock_guard lock(mutex_);
   if (roots_.size() >= kRootTables && !roots_.contains(digest)) {
-    return Fail(Errc::kLimit, "more than " + std::to_string(kRootTables) +
-                                  " tables of square roots that no step has named");
+    return Fail(Errc::kLimit, "more than ", kRootTables,
+                " tables of square roots that no step has named");
   }
   roots_.emplace(digest, std::move(roots));
   return std::optional(digest);
@@ -310,8 +306,7 @@ Result<std::uint64_t> GradientLogs::Append(const Handing& handing, std::uint64_t
                                            std::span<const LogStep> steps) {
   const std::string where = "gradients of iteration " + std::to_string(iteration);
   if (steps.size() != handing.tensors || place.size() != handing.place_bytes) {
-    return BadInput(where + ": " + std::to_string(handing.tensors) + " steps expected, found " +
-                    std::to_string(steps.size()));
+    return BadInput(where, ": ", handing.tensors, " steps expected, found ", steps.size());
   }
   Writer& writer = Find(handing.writer);
   std::uint64_t bytes = 0;

@@ -58,14 +58,14 @@ class Entered {
 /// Returns the source of the newest checkpoint of a store.
 Result<checkpoints::SourceSet> NewestSource(const std::string& path) {
   SW_TRY_ASSIGN(const bool there, Store::IsStore(path));
-  if (!there) return Fail(Errc::kNotFound, path + ": no snapshot and no checkpoint yet");
+  if (!there) return Fail(Errc::kNotFound, path, ": no snapshot and no checkpoint yet");
   SW_TRY_ASSIGN(const Store store, Store::Open(path));
   SW_TRY_ASSIGN(const std::vector<StoredCheckpoint> all, store.List());
   const StoredCheckpoint* newest = nullptr;
   for (const StoredCheckpoint& one : all) {
     if (!one.abandoned) newest = &one;
   }
-  if (newest == nullptr) return Fail(Errc::kNotFound, path + ": no checkpoint");
+  if (newest == nullptr) return Fail(Errc::kNotFound, path, ": no checkpoint");
   SW_TRY_ASSIGN(const Manifest manifest, store.ReadManifest(*newest));
   return store.ReadCatalogue(manifest);
 }
@@ -215,10 +215,10 @@ Status AgentServer::TakeGradients(os::Connection& connection,
     SW_TRY_ASSIGN(const bool there, connection.HasLine(os::kLineBytes, kStepTick));
     if (!there) continue;
     SW_TRY_ASSIGN(const std::optional<std::string> line, connection.ReceiveLine(os::kLineBytes));
-    if (!line) return Fail(Errc::kIo, where + ": the trainer has closed the connection");
+    if (!line) return Fail(Errc::kIo, where, ": the trainer has closed the connection");
     const std::vector<std::string_view> step = WordsOf(*line);
     if (step.size() != 4 || step[0] != "step") {
-      return BadInput(where + ": step ITERATION PLACE BYTES expected");
+      return BadInput(where, ": step ITERATION PLACE BYTES expected");
     }
     SW_TRY_ASSIGN(const std::uint64_t iteration,
                   ParseNumber(step[1], ~std::uint64_t{0}, "iteration"));
@@ -234,7 +234,7 @@ Status AgentServer::TakeGradients(os::Connection& connection,
         connection, {},
         std::to_string(iteration) + " " + std::to_string(place) + " " + std::to_string(done)));
   }
-  return Fail(Errc::kStopped, where + ": the agent is about to end");
+  return Fail(Errc::kStopped, where, ": the agent is about to end");
 }
 
 /// Waits for the first checkpoint to reach the store, because a log requires it.
@@ -243,7 +243,7 @@ Status AgentServer::AwaitStore() {
   for (;;) {
     SW_TRY_ASSIGN(const bool there, Store::IsStore(path));
     if (there) return {};
-    if (stop_.load()) return Fail(Errc::kStopped, path + ": no checkpoint was saved");
+    if (stop_.load()) return Fail(Errc::kStopped, path, ": no checkpoint was saved");
     std::this_thread::sleep_for(kStoreTick);
   }
 }

@@ -55,10 +55,10 @@ Status AgentServer::TakeMarks(os::Connection& connection, std::string_view rank)
     SW_TRY_ASSIGN(const bool there, connection.HasLine(os::kLineBytes, kMarkTick));
     if (!there) continue;
     SW_TRY_ASSIGN(const std::optional<std::string> line, connection.ReceiveLine(os::kLineBytes));
-    if (!line) return Fail(Errc::kIo, where + ": the trainer has closed the connection");
-    return Fail(Errc::kBadInput, where + ": nothing more is said on this connection");
+    if (!line) return Fail(Errc::kIo, where, ": the trainer has closed the connection");
+    return Fail(Errc::kBadInput, where, ": nothing more is said on this connection");
   }
-  return Fail(Errc::kStopped, where + ": the agent is about to end");
+  return Fail(Errc::kStopped, where, ": the agent is about to end");
 }
 
 /// Answers with the times and sizes of sends, and the idle intervals of ranks.

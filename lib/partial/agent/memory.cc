@@ -26,7 +26,7 @@ class MemoryBytes final : public exec::ByteSource {
   Status Read(std::uint32_t member, std::uint64_t offset, std::span<std::byte> out) override {
     const Place& place = places_[member];
     if (!place.blob) {
-      return Fail(Errc::kInternal, "member " + std::to_string(member) + " is not in memory");
+      return Fail(Errc::kInternal, "member ", member, " is not in memory");
     }
     std::memcpy(out.data(), place.blob->bytes().data() + place.offset + offset, out.size());
     bytes_.fetch_add(out.size(), std::memory_order_relaxed);
@@ -45,11 +45,11 @@ Result<BlobPtr> BlobOf(const MemoryCheckpoint& checkpoint, const BlobRef& ref, s
                        const std::string& what) {
   const auto found = checkpoint.blobs.find(ref.digest);
   if (found == checkpoint.blobs.end()) {
-    return Fail(Errc::kBadInput, what + ": blob " + exec::Hex(ref.digest) + " is not in memory");
+    return Fail(Errc::kBadInput, what, ": blob ", exec::Hex(ref.digest), " is not in memory");
   }
   if (ref.bytes != bytes || found->second->ref().bytes != bytes) {
-    return Fail(Errc::kBadInput, what + ": " + std::to_string(bytes) + " bytes expected, found " +
-                                     std::to_string(found->second->ref().bytes));
+    return Fail(Errc::kBadInput, what, ": ", bytes, " bytes expected, found ",
+                found->second->ref().bytes);
   }
   return found->second;
 }
@@ -83,9 +83,8 @@ class MapBuilder {
     const auto& ref = checkpoint_.manifest.passed;
     if (members.empty() || !ref) {
       if (members.empty() == !ref) return {};
-      return Fail(Errc::kBadInput, "client state: " + std::to_string(bytes) +
-                                       " bytes expected, found " +
-                                       std::to_string(ref ? ref->bytes : 0));
+      return Fail(Errc::kBadInput, "client state: ", bytes, " bytes expected, found ",
+                  ref ? ref->bytes : 0);
     }
     SW_TRY_ASSIGN(const BlobPtr blob, BlobOf(checkpoint_, *ref, bytes, "client state"));
     std::uint64_t offset = 0;
@@ -141,8 +140,8 @@ Status MemoryPool::Count(std::uint64_t bytes) {
 /// \pre the caller has locked mutex_
 Status MemoryPool::CountLocked(std::uint64_t bytes) {
   if (bytes > limit_bytes_ || used_bytes_ > limit_bytes_ - bytes) {
-    return Fail(Errc::kLimit, FormatBytes(used_bytes_) + " in memory and " + FormatBytes(bytes) +
-                                  " more are above the limit of " + FormatBytes(limit_bytes_));
+    return Fail(Errc::kLimit, FormatBytes(used_bytes_), " in memory and ", FormatBytes(bytes),
+                " more are above the limit of ", FormatBytes(limit_bytes_));
   }
   used_bytes_ += bytes;
   while (free_bytes_ > limit_bytes_ - used_bytes_) {
@@ -172,7 +171,7 @@ Result<os::Buffer> MemoryPool::Take(std::uint64_t bytes) {
   os::Buffer buffer = os::MakeBuffer(bytes);
   if (buffer) return buffer;
   Free(bytes);
-  return Fail(Errc::kLimit, "the machine has no " + FormatBytes(bytes) + " of memory left");
+  return Fail(Errc::kLimit, "the machine has no ", FormatBytes(bytes), " of memory left");
 }
 
 void MemoryPool::Give(os::Buffer buffer, std::uint64_t bytes) {
@@ -185,9 +184,8 @@ void MemoryPool::Give(os::Buffer buffer, std::uint64_t bytes) {
 Status MemoryPool::CheckRoom(std::uint64_t bytes, const std::string& what) const {
   const std::uint64_t used = used_bytes();
   if (bytes <= limit_bytes_ && used <= limit_bytes_ - bytes) return {};
-  return Fail(Errc::kLimit, what + ": " + FormatBytes(bytes) + " are needed beside " +
-                                FormatBytes(used) + " in use; the limit is " +
-                                FormatBytes(limit_bytes_));
+  return Fail(Errc::kLimit, what, ": ", FormatBytes(bytes), " are needed beside ",
+              FormatBytes(used), " in use; the limit is ", FormatBytes(limit_bytes_));
 }
 
 void MemoryPool::Reserve(std::uint64_t bytes) {
@@ -199,10 +197,9 @@ Status MemoryPool::CheckSpare(std::uint64_t bytes) const {
   const std::lock_guard lock(mutex_);
   const std::uint64_t free = limit_bytes_ - used_bytes_;
   if (reserved_bytes_ <= free && bytes <= free - reserved_bytes_) return {};
-  return Fail(Errc::kLimit,
-              FormatBytes(bytes) + " are needed, and " + FormatBytes(reserved_bytes_) +
-                  " of room for another snapshot, beside " + FormatBytes(used_bytes_) +
-                  " in use; the limit is " + FormatBytes(limit_bytes_));
+  return Fail(Errc::kLimit, FormatBytes(bytes), " are needed, and ", FormatBytes(reserved_bytes_),
+              " of room for another snapshot, beside ", FormatBytes(used_bytes_),
+              " in use; the limit is ", FormatBytes(limit_bytes_));
 }
 
 std::uint64_t MemoryPool::used_bytes() const {
@@ -233,8 +230,8 @@ Result<std::unique_ptr<convert::Input>> OpenMemory(const MemoryCheckpoint& check
                                                    const std::vector<std::string>& pattern_files) {
   const Manifest& manifest = checkpoint.manifest;
   if (exec::DigestOf(std::as_bytes(std::span(checkpoint.catalogue))) != manifest.catalogue) {
-    return Fail(Errc::kBadInput, "catalogue of iteration " + std::to_string(manifest.iteration) +
-                                     ": digest " + exec::Hex(manifest.catalogue) + " expected");
+    return Fail(Errc::kBadInput, "catalogue of iteration ", manifest.iteration, ": digest ",
+                exec::Hex(manifest.catalogue), " expected");
   }
   auto input = std::make_unique<convert::Input>();
   SW_TRY_ASSIGN(input->set, checkpoints::DeserializeSource(checkpoint.catalogue));
@@ -242,15 +239,13 @@ Result<std::unique_ptr<convert::Input>> OpenMemory(const MemoryCheckpoint& check
   SW_TRY_ASSIGN(input->checkpoint, checkpoints::ReadCheckpoint(input->set, input->patterns));
   SW_TRY_ASSIGN(const Model model, DescribeModel(input->checkpoint));
   if (model.modules.size() != manifest.modules.size()) {
-    return Fail(Errc::kBadInput, "manifest of iteration " + std::to_string(manifest.iteration) +
-                                     ": " + std::to_string(model.modules.size()) +
-                                     " modules expected, found " +
-                                     std::to_string(manifest.modules.size()));
+    return Fail(Errc::kBadInput, "manifest of iteration ", manifest.iteration, ": ",
+                model.modules.size(), " modules expected, found ", manifest.modules.size());
   }
   for (std::size_t i = 0; i < model.modules.size(); ++i) {
     if (model.modules[i].name == manifest.names[i]) continue;
-    return Fail(Errc::kBadInput, "module " + std::to_string(i) + ": " + model.modules[i].name +
-                                     " expected, found " + manifest.names[i]);
+    return Fail(Errc::kBadInput, "module ", i, ": ", model.modules[i].name, " expected, found ",
+                manifest.names[i]);
   }
   layout::ShardMap map;
   SW_TRY_ASSIGN(input->bytes, MapBuilder(checkpoint, input->checkpoint).Build(model, &map));

@@ -21,23 +21,23 @@ Status CheckCover(const LoggedParam& param, std::span<const LogLink::Piece> piec
   for (const LogLink::Piece& each : pieces) {
     const LogPiece& piece = *each.piece;
     if (piece.elems != param.elems) {
-      return BadInput(who + ": " + std::to_string(param.elems) + " elements expected, found " +
-                      std::to_string(piece.elems) + " in " + *each.path);
+      return BadInput(who, ": ", param.elems, " elements expected, found ", piece.elems, " in ",
+                      *each.path);
     }
     if (piece.first > at) {
-      return Fail(Errc::kNotFound, who + ": " + Range(at, piece.first) + " are missing");
+      return Fail(Errc::kNotFound, who, ": ", Range(at, piece.first), " are missing");
     }
     if (piece.first < at) {
-      return BadInput(who + ": " + Range(piece.first, at) + " come twice, the second time in " +
+      return BadInput(who, ": ", Range(piece.first, at), " come twice, the second time in ",
                       *each.path);
     }
     if (*each.step != *pieces.front().step) {
-      return BadInput(who + ": two steps that differ, the second one in " + *each.path);
+      return BadInput(who, ": two steps that differ, the second one in ", *each.path);
     }
     at = piece.first + piece.count;
   }
   if (at < param.elems) {
-    return Fail(Errc::kNotFound, who + ": " + Range(at, param.elems) + " are missing");
+    return Fail(Errc::kNotFound, who, ": ", Range(at, param.elems), " are missing");
   }
   return {};
 }
@@ -49,8 +49,7 @@ Status CheckCount(const optimizer_steps::Step* before, const optimizer_steps::St
   // torch counts in float32, which stops at 2^24.
   const float expected = step.skipped ? before->count : before->count + 1.0F;
   if (step.count == expected) return {};
-  return BadInput(where + ": step " + std::to_string(expected) + " expected, found " +
-                  std::to_string(step.count));
+  return BadInput(where, ": step ", expected, " expected, found ", step.count);
 }
 
 }  // namespace
@@ -85,9 +84,9 @@ Result<std::vector<LogLink>> GradientLog::ChainOf(
     for (const LogPiece& piece : record.pieces) {
       const auto param = by_name.find(piece.param);
       if (param == by_name.end()) {
-        return BadInput("gradients of " + Quoted(module) + ", iteration " +
-                        std::to_string(record.iteration) + ": it has no parameter " +
-                        Quoted(piece.param) + ", which " + paths_[entry.path] + " has");
+        return BadInput("gradients of ", Quoted(module), ", iteration ", record.iteration,
+                        ": it has no parameter ", Quoted(piece.param), ", which ",
+                        paths_[entry.path], " has");
       }
       found[record.iteration].push_back(
           {param->second, &record.steps[piece.step], &piece, &entry.logged->payload,
@@ -102,7 +101,7 @@ Result<std::vector<LogLink>> GradientLog::ChainOf(
         "gradients of " + Quoted(module) + ", iteration " + std::to_string(iteration);
     const auto at = found.find(iteration);
     if (at == found.end()) {
-      return Fail(Errc::kNotFound, where + ": no record has them");
+      return Fail(Errc::kNotFound, where, ": no record has them");
     }
     std::vector<LogLink::Piece>& pieces = at->second;
     std::ranges::stable_sort(pieces, [](const LogLink::Piece& a, const LogLink::Piece& b) {

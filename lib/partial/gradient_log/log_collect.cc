@@ -22,22 +22,21 @@ Result<std::optional<std::uint64_t>> OldBytes(const os::File& file, log::Segment
   SW_TRY_ASSIGN(const os::Identity identity, file.Stat());
   const std::uint64_t bytes = identity.bytes;
   SW_TRY_ASSIGN(const auto head, log::ReadHead(file, bytes, id, fingerprint));
-  if (!head) return BadInput(file.path() + ": its head is cut short, and segments follow it");
+  if (!head) return BadInput(file.path(), ": its head is cut short, and segments follow it");
   std::uint64_t index = head->first_index;
   for (std::uint64_t at = log::kFrameBytes; at < bytes; ++index) {
     const std::string where = file.path() + ", byte " + std::to_string(at);
     SW_TRY_ASSIGN(const log::RecordFront front, log::ReadFront(file, at, bytes));
     if (!front.wrong.empty() || front.head.index != index) {
       return BadInput(
-          where + ": record " + std::to_string(index) + " is damaged: " +
+          where, ": record ", index, " is damaged: ",
           (front.wrong.empty() ? "it is record " + std::to_string(front.head.index) : front.wrong));
     }
     at += log::RecordBytes(front.head);
     if (front.head.kind == log::Kind::kMark) continue;
     if (front.head.kind != log::Kind::kGradients) {
-      return Fail(Errc::kUnsupported,
-                  where + ": a record of kind " +
-                      std::to_string(static_cast<std::uint32_t>(front.head.kind)));
+      return Fail(Errc::kUnsupported, where, ": a record of kind ",
+                  static_cast<std::uint32_t>(front.head.kind));
     }
     SW_TRY_ASSIGN(const LogRecord record, ParseLogRecord(front.meta, where));
     if (record.iteration > through) return std::optional<std::uint64_t>();

@@ -32,8 +32,8 @@ Status ForStored(const os::File& file, const LogLink::Piece& piece, std::uint64_
         std::span(room).first(std::min<std::uint64_t>(kLogSumBytes, payload.bytes - begin));
     SW_TRY(file.ReadAt(payload.offset + begin, part));
     if (exec::DigestOf(part) != payload.sums[block]) {
-      return BadInput(WhereOf(piece) + ": bytes " + std::to_string(payload.offset + begin) +
-                      " to " + std::to_string(payload.offset + begin + part.size() - 1) +
+      return BadInput(WhereOf(piece), ": bytes ", payload.offset + begin, " to ",
+                      payload.offset + begin + part.size() - 1,
                       " have changed since the log was proved");
     }
     const std::uint64_t from = std::max(first, begin) - begin;
@@ -63,7 +63,7 @@ Status ReadFrame(const os::File& file, const LogLink::Piece& piece, std::uint64_
                        ZSTD_outBuffer plain{to.data(), to.size(), 0};
                        const std::size_t rest = ZSTD_decompressStream(context.get(), &plain, &in);
                        if (ZstdFailed(rest)) {
-                         return BadInput(WhereOf(piece) + ": " + ZSTD_getErrorName(rest));
+                         return BadInput(WhereOf(piece), ": ", ZSTD_getErrorName(rest));
                        }
                        if (skip > 0) {
                          skip -= plain.pos;
@@ -76,8 +76,7 @@ Status ReadFrame(const os::File& file, const LogLink::Piece& piece, std::uint64_
                      return skip > 0 || !out.empty();
                    }));
   if (skip == 0 && out.empty()) return {};
-  return BadInput(WhereOf(piece) + ": a zstd frame that ends " + std::to_string(skip + out.size()) +
-                  " bytes early");
+  return BadInput(WhereOf(piece), ": a zstd frame that ends ", skip + out.size(), " bytes early");
 }
 
 }  // namespace

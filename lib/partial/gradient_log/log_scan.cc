@@ -133,16 +133,15 @@ struct GradientLog::Scan {
 Status GradientLog::Scan::CheckOrder(const Found& found, const std::string& where) {
   const std::uint64_t index = found.head.index;
   if (index > end.next_index) {
-    return BadInput(where + ": records " + std::to_string(end.next_index) + " to " +
-                    std::to_string(index - 1) + " are missing before record " +
-                    std::to_string(index));
+    return BadInput(where, ": records ", end.next_index, " to ", index - 1,
+                    " are missing before record ", index);
   }
   if (index < end.next_index) {
-    return BadInput(where + ": record " + std::to_string(end.next_index) + " expected, found " +
-                    std::to_string(index) + ", which comes twice or out of order");
+    return BadInput(where, ": record ", end.next_index, " expected, found ", index,
+                    ", which comes twice or out of order");
   }
   if (!first && found.head.previous != end.previous) {
-    return BadInput(where + ": record " + std::to_string(index) +
+    return BadInput(where, ": record ", index,
                     " does not follow the one before it: they are of different logs");
   }
   return {};
@@ -151,9 +150,8 @@ Status GradientLog::Scan::CheckOrder(const Found& found, const std::string& wher
 Status GradientLog::Scan::Take(Found* found, const std::string& where) {
   if (found->head.kind == log::Kind::kMark) return {};
   if (found->head.kind != log::Kind::kGradients) {
-    return Fail(Errc::kUnsupported,
-                where + ": a record of kind " +
-                    std::to_string(static_cast<std::uint32_t>(found->head.kind)));
+    return Fail(Errc::kUnsupported, where, ": a record of kind ",
+                static_cast<std::uint32_t>(found->head.kind));
   }
   SW_TRY_ASSIGN(LogRecord record, ParseLogRecord(found->meta, where));
   std::uint64_t offset = found->payload.offset;
@@ -166,7 +164,7 @@ Status GradientLog::Scan::Take(Found* found, const std::string& where) {
     offset += piece.bytes;
   }
   if (!fits || offset != payload_end) {
-    return BadInput(where + ": " + std::to_string(found->payload.bytes) +
+    return BadInput(where, ": ", found->payload.bytes,
                     " bytes of gradients, its pieces have others");
   }
   log->by_module_[record.module].push_back(log->entries_.size());
@@ -182,7 +180,7 @@ Status GradientLog::Scan::Segment(log::SegmentId id, bool last, Scanned scanned)
   end.number = id.number;
   end.end = 0;
   if (!scanned.head) {
-    if (!last) return BadInput(path + ": its head is cut short, and segments follow it");
+    if (!last) return BadInput(path, ": its head is cut short, and segments follow it");
     end.torn_bytes = scanned.bytes;
     log->torn_.push_back({path, scanned.bytes});
     return {};
@@ -190,8 +188,8 @@ Status GradientLog::Scan::Segment(log::SegmentId id, bool last, Scanned scanned)
   const std::uint64_t first_index = scanned.head->first_index;
   if (first) end.next_index = first_index;
   if (first_index != end.next_index) {
-    return BadInput(path + ": begins with record " + std::to_string(first_index) +
-                    ", the segment before it ends before record " + std::to_string(end.next_index));
+    return BadInput(path, ": begins with record ", first_index,
+                    ", the segment before it ends before record ", end.next_index);
   }
   std::uint64_t at = log::kFrameBytes;
   const auto where = [&] { return path + ", byte " + std::to_string(at); };
@@ -205,8 +203,7 @@ Status GradientLog::Scan::Segment(log::SegmentId id, bool last, Scanned scanned)
   }
   if (!scanned.wrong.empty()) {
     if (!last || scanned.mark_follows) {
-      return BadInput(where() + ": record " + std::to_string(end.next_index) +
-                      " is damaged: " + scanned.wrong);
+      return BadInput(where(), ": record ", end.next_index, " is damaged: ", scanned.wrong);
     }
     end.torn_bytes = scanned.bytes - at;
     log->torn_.push_back({path, end.torn_bytes});

@@ -23,7 +23,7 @@ Result<std::vector<SegmentId>> ListSegments(const std::string& folder,
     if (id && entry.type == os::EntryType::kFile && id->number > 0) {
       segments[id->writer].insert(id->number);
     } else if (!IsRootsName(entry.name) && !entry.name.ends_with(".tmp")) {
-      return BadInput(folder + "/" + entry.name + ": not of a log of gradients");
+      return BadInput(folder, "/", entry.name, ": not of a log of gradients");
     }
   }
   std::vector<SegmentId> ids;
@@ -36,7 +36,7 @@ Result<std::vector<SegmentId>> ListSegments(const std::string& folder,
         const SegmentId before = ids.back();
         SW_TRY_ASSIGN(const bool there, os::Exists(SegmentPath(folder, before)));
         if (there) {
-          return BadInput(SegmentPath(folder, {writer, before.number + 1}) + " is missing before " +
+          return BadInput(SegmentPath(folder, {writer, before.number + 1}), " is missing before ",
                           SegmentName(writer, number));
         }
         ids.resize(begin);
@@ -55,21 +55,19 @@ Result<std::optional<SegmentHead>> ReadHead(const os::File& file, std::uint64_t 
   std::optional<SegmentHead> head = SegmentHeadOf(frame);
   const std::string& path = file.path();
   if (!head) {
-    return BadInput(path + ": no segment of a log of gradients, or its head is damaged");
+    return BadInput(path, ": no segment of a log of gradients, or its head is damaged");
   }
   if (head->version != kLogVersion) {
-    return Fail(Errc::kUnsupported, path + ": version " + std::to_string(kLogVersion) +
-                                        " of the log expected, found " +
-                                        std::to_string(head->version));
+    return Fail(Errc::kUnsupported, path, ": version ", kLogVersion, " of the log expected, found ",
+                head->version);
   }
   if (head->writer != id.writer || head->number != id.number) {
-    return BadInput(path + ": it is segment " + SegmentName(head->writer, head->number) +
+    return BadInput(path, ": it is segment ", SegmentName(head->writer, head->number),
                     " under another name");
   }
   if (head->fingerprint != fingerprint) {
-    return Fail(Errc::kMismatch, path + ": the gradients of another model: fingerprint " +
-                                     exec::Hex(fingerprint) + " expected, found " +
-                                     exec::Hex(head->fingerprint));
+    return Fail(Errc::kMismatch, path, ": the gradients of another model: fingerprint ",
+                exec::Hex(fingerprint), " expected, found ", exec::Hex(head->fingerprint));
   }
   return head;
 }

@@ -32,14 +32,14 @@ class Members {
     const Json* const value = object_.is_object() ? json::Find(object_, name) : nullptr;
     const bool real = kind == Json::value_t::number_float && value != nullptr && value->is_number();
     if (value == nullptr || (value->type() != kind && !real)) {
-      return BadInput(where_ + ": " + Quoted(name) + " of another kind expected, found " +
+      return BadInput(where_, ": ", Quoted(name), " of another kind expected, found ",
                       (value == nullptr ? "nothing" : json::KindOf(*value)));
     }
     return value;
   }
   Result<std::uint64_t> Whole(const char* name) const {
     const Json* const value = object_.is_object() ? json::Find(object_, name) : nullptr;
-    if (value == nullptr) return BadInput(where_ + ": " + Quoted(name) + " is missing");
+    if (value == nullptr) return BadInput(where_, ": ", Quoted(name), " is missing");
     return json::WholeOf(*value, 0, kMost, where_ + ": " + Quoted(name));
   }
   Result<double> Real(const char* name) const {
@@ -60,7 +60,7 @@ class Members {
     const auto digit = [](char c) { return c <= '9' ? c - '0' : c - 'a' + 10; };
     const bool good = text.size() == 2 * digest.size() &&
                       text.find_first_not_of("0123456789abcdef") == std::string::npos;
-    if (!good) return BadInput(where_ + ": " + Quoted(name) + " is no digest: " + Quoted(text));
+    if (!good) return BadInput(where_, ": ", Quoted(name), " is no digest: ", Quoted(text));
     for (std::size_t i = 0; i < digest.size(); ++i) {
       digest[i] = static_cast<std::uint8_t>(digit(text[2 * i]) * 16 + digit(text[2 * i + 1]));
     }
@@ -119,7 +119,7 @@ Result<LogStep> StepFrom(const Members& in) {
   SW_TRY_ASSIGN(const double count, in.Real("count"));
   logged.step.count = static_cast<float>(count);
   if (!(count >= 0) || static_cast<double>(logged.step.count) != count) {
-    return BadInput(in.where() + ": \"count\" is no count of float32: " + std::to_string(count));
+    return BadInput(in.where(), ": \"count\" is no count of float32: ", count);
   }
   SW_TRY_ASSIGN(logged.step.gradient_factor, in.Real("gradient_factor"));
   SW_TRY_ASSIGN(logged.step.skipped, in.Flag("skipped"));
@@ -144,29 +144,25 @@ Result<LogPiece> PieceFrom(const Members& in, const std::vector<LogStep>& steps)
   const std::string where = in.where() + ": parameter " + Quoted(piece.param);
   const auto dtype = DTypeFromName(name);
   if (!dtype || (*dtype != DType::kF32 && *dtype != DType::kBF16 && *dtype != DType::kF16)) {
-    return Fail(Errc::kUnsupported, where + ": gradients in " + Quoted(name));
+    return Fail(Errc::kUnsupported, where, ": gradients in ", Quoted(name));
   }
   piece.dtype = *dtype;
   if (step >= steps.size()) {
-    return BadInput(where + ": step " + std::to_string(step) + " of " +
-                    std::to_string(steps.size()));
+    return BadInput(where, ": step ", step, " of ", steps.size());
   }
   piece.step = static_cast<std::uint32_t>(step);
   if (piece.first > piece.elems || piece.count > piece.elems - piece.first) {
-    return BadInput(where + ": elements " + std::to_string(piece.first) + " to " +
-                    std::to_string(piece.first) + " + " + std::to_string(piece.count) + " of " +
-                    std::to_string(piece.elems));
+    return BadInput(where, ": elements ", piece.first, " to ", piece.first, " + ", piece.count,
+                    " of ", piece.elems);
   }
   const std::uint64_t most = kLogPieceBytes / ItemSize(piece.dtype);
   const bool skipped = steps[step].step.skipped;
   if (!skipped && piece.count > most) {
-    return Fail(Errc::kLimit, where + ": a piece of " + std::to_string(piece.count) +
-                                  " elements, " + std::to_string(most) + " at most");
+    return Fail(Errc::kLimit, where, ": a piece of ", piece.count, " elements, ", most, " at most");
   }
   const std::uint64_t plain = skipped ? 0 : piece.count * ItemSize(piece.dtype);
   if (piece.zstd ? piece.bytes > kLogPieceBytes : piece.bytes != plain) {
-    return BadInput(where + ": " + std::to_string(plain) + " bytes expected, found " +
-                    std::to_string(piece.bytes));
+    return BadInput(where, ": ", plain, " bytes expected, found ", piece.bytes);
   }
   return piece;
 }
@@ -225,7 +221,7 @@ Result<LogRecord> ParseLogRecord(std::string_view text, const std::string& where
 Result<std::vector<LogStep>> ParseLogSteps(std::string_view text, const std::string& where) {
   SW_TRY_ASSIGN(const Json root, json::Parse(text, where));
   if (root.is_array()) return StepsFrom(root, where);
-  return BadInput(where + ": a list expected, found " + json::KindOf(root));
+  return BadInput(where, ": a list expected, found ", json::KindOf(root));
 }
 
 exec::Digest DigestOf(const optimizer_steps::RootTable& roots) {
@@ -246,8 +242,7 @@ Result<optimizer_steps::RootTable> GetRoots(const std::string& folder, const exe
   SW_TRY_ASSIGN(const std::vector<std::byte> bytes,
                 os::ReadWholeFile(path, 4 + optimizer_steps::RootTable::kBytes));
   if (const exec::Digest found = exec::DigestOf(bytes); found != digest || bytes.size() < 4) {
-    return BadInput(path + ": digest " + exec::Hex(digest) + " expected, found " +
-                    exec::Hex(found));
+    return BadInput(path, ": digest ", exec::Hex(digest), " expected, found ", exec::Hex(found));
   }
   std::uint32_t last = 0;
   for (std::size_t i = 0; i < 4; ++i) last |= std::to_integer<std::uint32_t>(bytes[i]) << (8 * i);

@@ -31,7 +31,7 @@ Status CheckFinite(const LogStep& step, const std::string& where) {
   numbers.push_back({"count", step.step.count});
   for (const optimizer_steps::Option& number : numbers) {
     if (!std::isfinite(number.value)) {
-      return BadInput(where + ": " + Quoted(number.name) + " is not finite");
+      return BadInput(where, ": ", Quoted(number.name), " is not finite");
     }
   }
   return {};
@@ -75,8 +75,8 @@ Result<LogRecord> Describe(std::uint64_t iteration, std::string_view module,
     const bool skipped = range.step < steps.size() && steps[range.step].step.skipped;
     const std::uint64_t plain = skipped ? 0 : range.count * ItemSize(range.dtype);
     if (range.gradient.size() != plain) {
-      return BadInput(where + ", parameter " + Quoted(range.param) + ": " + std::to_string(plain) +
-                      " bytes expected, found " + std::to_string(range.gradient.size()));
+      return BadInput(where, ", parameter ", Quoted(range.param), ": ", plain,
+                      " bytes expected, found ", range.gradient.size());
     }
     LogPiece piece;
     piece.param = range.param;
@@ -95,12 +95,12 @@ Result<LogRecord> Describe(std::uint64_t iteration, std::string_view module,
 Result<std::string> MetaOf(const LogRecord& record, const std::string& where) {
   std::string meta = ToText(record);
   if (meta.size() > kLogMetaBytes) {
-    return Fail(Errc::kLimit, where + ": a text of " + std::to_string(meta.size()) + " bytes, " +
-                                  std::to_string(kLogMetaBytes) + " at most");
+    return Fail(Errc::kLimit, where, ": a text of ", meta.size(), " bytes, ", kLogMetaBytes,
+                " at most");
   }
   // Do not write a record that readers would reject.
   SW_TRY_ASSIGN(const LogRecord read, ParseLogRecord(meta, where));
-  if (read != record) return BadInput(where + ": a name that is not UTF-8");
+  if (read != record) return BadInput(where, ": a name that is not UTF-8");
   return meta;
 }
 
@@ -162,7 +162,7 @@ Status LogWriter::Begin() {
 Result<std::uint64_t> LogWriter::WriteRecord(std::uint32_t kind, std::string_view meta,
                                              std::span<const std::span<const std::byte>> payload) {
   if (broken_) {
-    return Fail(Errc::kIo, file_.path() + ": an earlier write to the log of gradients failed");
+    return Fail(Errc::kIo, file_.path(), ": an earlier write to the log of gradients failed");
   }
   // Readers treat a record after a torn one as damage, so a failure is final.
   broken_ = true;
@@ -209,7 +209,7 @@ Result<std::span<const std::byte>> LogWriter::Compressed(std::span<const std::by
   const std::size_t bytes = ZSTD_compressCCtx(zstd_.get(), room->data(), room->size(), plain.data(),
                                               plain.size(), options_.zstd_level);
   if (ZstdFailed(bytes)) {
-    return Fail(Errc::kInternal, std::string("zstd: ") + ZSTD_getErrorName(bytes));
+    return Fail(Errc::kInternal, "zstd: ", ZSTD_getErrorName(bytes));
   }
   return std::span<const std::byte>(*room).first(bytes);
 }

@@ -44,8 +44,8 @@ Result<Aim> AimOf(const Module& module, const HeldModule& held_module,
       const layout::LogicalTensor& tensor = map.tensors[one.tensor];
       if (tensor.state == layout::kFrozen) continue;
       if (tensor.state == layout::kBuffer || layout::IsPadding(tensor.state)) {
-        return Fail(Errc::kUnsupported, Quoted(tensor.name) + " " + tensor.state +
-                                            ": gradients do not tell how it has changed");
+        return Fail(Errc::kUnsupported, Quoted(tensor.name), " ", tensor.state,
+                    ": gradients do not tell how it has changed");
       }
       aim.params[tensor.name][tensor.state] = {
           {component, one.offset}, tensor.dtype, Elems(tensor.shape)};
@@ -57,17 +57,15 @@ Result<Aim> AimOf(const Module& module, const HeldModule& held_module,
     if (BaseOf(states) == layout::kMaster) states.erase(std::string(layout::kWeight));
     for (const auto& [state, tensor] : states) {
       if (tensor.dtype != DType::kF32) {
-        return Fail(Errc::kUnsupported, Quoted(name) + " " + state + ": float32 expected, found " +
-                                            std::string(Name(tensor.dtype)));
+        return Fail(Errc::kUnsupported, Quoted(name), " ", state, ": float32 expected, found ",
+                    Name(tensor.dtype));
       }
       const std::optional<Held>& held = held_module[static_cast<std::size_t>(tensor.at.component)];
       if (tensor.elems == 0 || !held) continue;
       if (version && *version != held->version) {
-        return Fail(Errc::kUnsupported, Quoted(name) + ": parts of iterations " +
-                                            std::to_string(std::min(*version, held->version)) +
-                                            " and " +
-                                            std::to_string(std::max(*version, held->version)) +
-                                            ", steps need all of one");
+        return Fail(Errc::kUnsupported, Quoted(name), ": parts of iterations ",
+                    std::min(*version, held->version), " and ", std::max(*version, held->version),
+                    ", steps need all of one");
       }
       version = held->version;
     }
@@ -112,9 +110,8 @@ Status CheckSteps(const std::string& name, const std::map<std::string, StateTens
     if (first == nullptr) first = pieces.front().step;
     if (optimizer_steps::StatesOf(step) != optimizer_steps::StatesOf(first->step) ||
         step.optimizer != first->step.optimizer) {
-      return BadInput(
-          Quoted(name) + ", iteration " + std::to_string(link.iteration) +
-          ": another optimizer than before: " + std::string(optimizer_steps::Name(step.optimizer)));
+      return BadInput(Quoted(name), ", iteration ", link.iteration,
+                      ": another optimizer than before: ", optimizer_steps::Name(step.optimizer));
     }
   }
   std::set<std::string> unused;
@@ -132,13 +129,13 @@ Status CheckSteps(const std::string& name, const std::map<std::string, StateTens
   for (const std::string_view state : optimizer_steps::StatesOf(first->step)) {
     const auto found = states.find(std::string(state));
     if (found == states.end()) {
-      return Fail(Errc::kUnsupported, who + " need " + Quoted(state) + ", which is not there");
+      return Fail(Errc::kUnsupported, who, " need ", Quoted(state), ", which is not there");
     }
     unused.erase(found->first);
     out->states.push_back(found->second.at);
   }
   if (!unused.empty()) {
-    return Fail(Errc::kUnsupported, who + " do not make " + Quoted(*unused.begin()));
+    return Fail(Errc::kUnsupported, who, " do not make ", Quoted(*unused.begin()));
   }
   return {};
 }
@@ -163,8 +160,8 @@ Status CheckLast(const checkpoints::Checkpoint& checkpoint, const std::string& n
   if (!in_group && !in_param) return {};
   SW_TRY_ASSIGN(const float expected, checkpoints::TorchStep(checkpoint, *found));
   if (last->step->step.count == expected) return {};
-  return BadInput(Quoted(name) + ": the checkpoint has made " + std::to_string(expected) +
-                  " steps, the log " + std::to_string(last->step->step.count));
+  return BadInput(Quoted(name), ": the checkpoint has made ", expected, " steps, the log ",
+                  last->step->step.count);
 }
 
 Status LoadRoots(const std::vector<LogLink>& chain, ReplayLog* log) {
@@ -186,14 +183,13 @@ Status CheckGoesOnWith(const RecoveryRecord& restore, const std::string& module,
   const std::string who = "recovery " + std::to_string(restore.sequence) + ", from iteration " +
                           std::to_string(restore.resume);
   if (!restore.older) {
-    return Fail(Errc::kNotFound, who + ", does not say with which state of " + Quoted(module) +
-                                     " training has gone on");
+    return Fail(Errc::kNotFound, who, ", does not say with which state of ", Quoted(module),
+                " training has gone on");
   }
   const auto older = restore.older->find(module);
   if (older == restore.older->end() || older->second == version) return {};
-  return Fail(Errc::kNotFound, who + ", has gone on with " + Quoted(module) + " of iteration " +
-                                   std::to_string(older->second) + ", not of " +
-                                   std::to_string(version));
+  return Fail(Errc::kNotFound, who, ", has gone on with ", Quoted(module), " of iteration ",
+              older->second, ", not of ", version);
 }
 
 bool ReplayedModule::makes(Component component) const {

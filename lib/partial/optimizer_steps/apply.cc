@@ -19,17 +19,14 @@ Status CheckSizes(const std::vector<std::string_view>& names, const Elements& el
   const std::size_t count = elements.param.size();
   const auto expect = [&](std::string_view what, std::size_t found) -> Status {
     if (found == count) return {};
-    return BadInput(std::string(what) + ": " + std::to_string(count) +
-                    " elements expected as the parameter has, found " + std::to_string(found));
+    return BadInput(what, ": ", count, " elements expected as the parameter has, found ", found);
   };
   for (std::size_t i = 0; i < names.size(); ++i)
     SW_TRY(expect(names[i], elements.states[i].size()));
   const std::uint64_t bytes = count * ItemSize(elements.gradient_dtype);
   if (elements.gradient.size() != bytes) {
-    return BadInput("gradient: " + std::to_string(bytes) + " bytes expected for " +
-                    std::to_string(count) + " elements of " +
-                    std::string(Name(elements.gradient_dtype)) + ", found " +
-                    std::to_string(elements.gradient.size()));
+    return BadInput("gradient: ", bytes, " bytes expected for ", count, " elements of ",
+                    Name(elements.gradient_dtype), ", found ", elements.gradient.size());
   }
   return {};
 }
@@ -39,8 +36,8 @@ Status CheckSizes(const std::vector<std::string_view>& names, const Elements& el
 Status Apply(const Step& step, const Elements& elements, const RootTable* roots) {
   const DType dtype = elements.gradient_dtype;
   if (dtype != DType::kF32 && dtype != DType::kBF16 && dtype != DType::kF16) {
-    return Fail(Errc::kUnsupported, "gradients in " + std::string(Name(dtype)) +
-                                        ": float32, bfloat16 and float16 can be replayed");
+    return Fail(Errc::kUnsupported, "gradients in ", Name(dtype),
+                ": float32, bfloat16 and float16 can be replayed");
   }
   const std::vector<std::string_view> names = StatesOf(step);
   SW_TRY(CheckSizes(names, elements));

@@ -52,18 +52,17 @@ Status Take(const Option& option, Optimizer optimizer, std::string_view decay, S
   const std::string who = std::string(Name(optimizer)) + ": option " + Quoted(option.name);
   const auto is_flag = [&] { return option.value == 0 || option.value == 1; };
   if (std::find(taken->begin(), taken->end(), option.name) != taken->end()) {
-    return BadInput(who + " comes twice");
+    return BadInput(who, " comes twice");
   }
   if (std::find(kOtherKernels.begin(), kOtherKernels.end(), option.name) != kOtherKernels.end()) {
     if (option.value != 0) {
-      return Fail(Errc::kUnsupported, who + ": its kernels round otherwise; 0 expected, found " +
-                                          std::to_string(option.value));
+      return Fail(Errc::kUnsupported, who, ": its kernels round otherwise; 0 expected, found ",
+                  option.value);
     }
     return {};
   }
   if (option.name == decay) {
-    if (!is_flag())
-      return BadInput(who + ": 0 or 1 expected, found " + std::to_string(option.value));
+    if (!is_flag()) return BadInput(who, ": 0 or 1 expected, found ", option.value);
     taken->push_back(decay);
     step->optimizer = option.value == 1 ? Optimizer::kAdamW : Optimizer::kAdam;
     return {};
@@ -71,10 +70,9 @@ Status Take(const Option& option, Optimizer optimizer, std::string_view decay, S
   const auto* const field = std::find_if(kFields.begin(), kFields.end(), [&](const Field& each) {
     return each.name == option.name && (each.users & Bit(optimizer)) != 0;
   });
-  if (field == kFields.end()) return Fail(Errc::kUnsupported, who + " is not known");
+  if (field == kFields.end()) return Fail(Errc::kUnsupported, who, " is not known");
   if (field->flag != nullptr) {
-    if (!is_flag())
-      return BadInput(who + ": 0 or 1 expected, found " + std::to_string(option.value));
+    if (!is_flag()) return BadInput(who, ": 0 or 1 expected, found ", option.value);
     step->*field->flag = option.value == 1;
   } else {
     step->*field->number = option.value;
@@ -90,9 +88,8 @@ std::string_view Name(Optimizer optimizer) { return kNames[static_cast<std::size
 Result<Step> StepOf(std::string_view optimizer, std::span<const Option> options) {
   const auto* const found = std::find(kNames.begin(), kNames.end(), optimizer);
   if (found == kNames.end()) {
-    return Fail(Errc::kUnsupported,
-                "optimizer " + Quoted(optimizer) +
-                    ": steps of AdamW, Adam, SGD, Adagrad and Lion can be replayed");
+    return Fail(Errc::kUnsupported, "optimizer ", Quoted(optimizer),
+                ": steps of AdamW, Adam, SGD, Adagrad and Lion can be replayed");
   }
   Step step;
   step.optimizer = static_cast<Optimizer>(found - kNames.begin());
@@ -104,13 +101,12 @@ Result<Step> StepOf(std::string_view optimizer, std::span<const Option> options)
   for (const Field& field : kFields) {
     const bool needed = (field.users & Bit(named)) != 0 && field.number != nullptr;
     if (needed && std::find(taken.begin(), taken.end(), field.name) == taken.end()) {
-      return BadInput(std::string(optimizer) + ": option " + Quoted(field.name) + " is missing");
+      return BadInput(optimizer, ": option ", Quoted(field.name), " is missing");
     }
   }
   if (step.nesterov && (step.momentum == 0 || step.dampening != 0)) {
-    return BadInput("SGD: nesterov needs a momentum and no dampening, found momentum " +
-                    std::to_string(step.momentum) + " and dampening " +
-                    std::to_string(step.dampening));
+    return BadInput("SGD: nesterov needs a momentum and no dampening, found momentum ",
+                    step.momentum, " and dampening ", step.dampening);
   }
   return step;
 }

@@ -77,7 +77,7 @@ Status ReadSizesOfStore(const JobRequest& request, Job* job) {
   const auto usable =
       std::find_if(list.rbegin(), list.rend(), [](const auto& one) { return !one.abandoned; });
   if (usable == list.rend()) {
-    return Fail(Errc::kNotFound, store + ": holds no checkpoint to take sizes from");
+    return Fail(Errc::kNotFound, store, ": holds no checkpoint to take sizes from");
   }
   SW_TRY_ASSIGN(Manifest manifest, from.ReadManifest(*usable));
   const StoreHead& head = from.head();
@@ -87,9 +87,8 @@ Status ReadSizesOfStore(const JobRequest& request, Job* job) {
   std::uint64_t of_experts = 0;
   for (const std::uint32_t count : head.experts) of_experts += count;
   if (head.experts.empty() || of_experts > manifest.modules.size()) {
-    return Fail(Errc::kUsage, store + ": a model of " + std::to_string(of_experts) +
-                                  " experts among " + std::to_string(manifest.modules.size()) +
-                                  " modules: there is nothing to select");
+    return Fail(Errc::kUsage, store, ": a model of ", of_experts, " experts among ",
+                manifest.modules.size(), " modules: there is nothing to select");
   }
   std::size_t next = manifest.modules.size() - of_experts;
   for (std::size_t i = 0; i < next; ++i) {
@@ -116,9 +115,8 @@ Status ReadSizesOfStore(const JobRequest& request, Job* job) {
 /// Takes the sizes from the request. \param experts, layers  from the request or the trace
 Status ReadSizes(const JobRequest& request, std::uint64_t experts, std::uint64_t layers, Job* job) {
   if (layers * experts > limits::kMoeCounts) {
-    return Fail(Errc::kLimit, std::to_string(layers) + " layers of " + std::to_string(experts) +
-                                  " experts, at most " + std::to_string(limits::kMoeCounts) +
-                                  " experts");
+    return Fail(Errc::kLimit, layers, " layers of ", experts, " experts, at most ",
+                limits::kMoeCounts, " experts");
   }
   for (const std::uint64_t params : request.nonexpert_params) {
     SW_TRY_ASSIGN(const ComponentBytes module, BytesOfParams(params, request.param_bytes));
@@ -163,10 +161,8 @@ Result<Job> ReadJob(const JobRequest& request, const std::optional<TraceShape>& 
   if (trace) {
     const LayerExperts played(trace->layer_id.size(), trace->experts);
     if (played != shape) {
-      return Fail(Errc::kMismatch,
-                  "the trace has " + std::to_string(played.size()) + " layers of " +
-                      std::to_string(trace->experts) + " experts, " + request.store + " " +
-                      std::to_string(shape.size()) + " layers of " + std::to_string(shape.front()));
+      return Fail(Errc::kMismatch, "the trace has ", played.size(), " layers of ", trace->experts,
+                  " experts, ", request.store, " ", shape.size(), " layers of ", shape.front());
     }
     job.layer_id = trace->layer_id;
   }

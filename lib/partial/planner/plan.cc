@@ -40,8 +40,8 @@ Status StartFromStore(const Job& job, const std::string& tokens_path,
     const std::uint64_t last = trace->records.back().iteration;
     const std::uint64_t first = state.counted_to.value_or(job.newest->iteration);
     if (last < first) {
-      return Fail(Errc::kUsage, tokens_path + ": ends at iteration " + std::to_string(last) +
-                                    ", the store is at " + std::to_string(first));
+      return Fail(Errc::kUsage, tokens_path, ": ends at iteration ", last, ", the store is at ",
+                  first);
     }
     SW_TRY(CountUpTo(*trace, tokens_path, last, job.experts(), &state));
     SW_TRY_ASSIGN(input->between, TokensAfter(*trace, job.newest->iteration));
@@ -128,9 +128,8 @@ Result<CopiesAnswer> PlanCopies(const PlanAnswer& answer, const StopCheck& stop)
   const std::uint64_t stages = request.pipeline_stages;
   // PlaceReplicas compares every pair of workers if it cannot use rotation.
   if (job.ranks.dp > kMostWorkers / stages) {
-    return Fail(Errc::kLimit, "--copies: " + std::to_string(job.ranks.dp) + " x " +
-                                  std::to_string(stages) + " workers, at most " +
-                                  std::to_string(kMostWorkers) + " are handled");
+    return Fail(Errc::kLimit, "--copies: ", job.ranks.dp, " x ", stages, " workers, at most ",
+                kMostWorkers, " are handled");
   }
   CopiesAnswer copies;
   SW_TRY_ASSIGN(copies.grid, StageMajorGrid(job.ranks.dp, static_cast<std::uint32_t>(stages),
@@ -175,7 +174,7 @@ Result<std::uint64_t> WindowOf(const PlanAnswer& answer, std::uint64_t taken) {
 Result<LogAnswer> PlanLog(const PlanAnswer& answer) {
   const Job& job = answer.job;
   if (!job.no_replay.empty()) {
-    return Fail(Errc::kUsage, "--policy gradient-log: " + job.no_replay);
+    return Fail(Errc::kUsage, "--policy gradient-log: ", job.no_replay);
   }
   const std::uint64_t interval = answer.request.interval;
   const std::uint64_t checkpoint = answer.checkpoints.front().stored().size.bytes;
@@ -385,9 +384,9 @@ Result<PlanAnswer> PlanCheckpoints(const PlanRequest& request, Sink& sink) {
   SW_TRY(job.newest ? StartFromStore(job, request.tokens, trace, &input)
                     : StartFromNothing(job, answer.options, trace, &input));
   if (NeedsTokens(request.policy) && !input.counted) {
-    return Fail(Errc::kUsage, "--policy " + std::string(Name(request.policy)) +
-                                  " needs the tokens per expert: give --tokens, or a store that "
-                                  "counts them");
+    return Fail(Errc::kUsage, "--policy ", Name(request.policy),
+                " needs the tokens per expert: give --tokens, or a store that "
+                "counts them");
   }
   SW_TRY_ASSIGN(answer.full, SizeOfCheckpoint(job.model, SelectAll(job.experts()), job.keep));
   SW_TRY_ASSIGN(answer.checkpoints, PlanCheckpoints(input, stop));

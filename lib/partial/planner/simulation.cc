@@ -69,7 +69,7 @@ Status AddReplay(const SimulateRequest& request, std::uint32_t experts,
   const bool asked = request.policy == Policy::kReplay;
   std::string refused = no_replay;
   if (request.partial_start) refused = "its first checkpoint has all experts";
-  if (asked && !refused.empty()) return Fail(Errc::kUsage, "--policy gradient-log: " + refused);
+  if (asked && !refused.empty()) return Fail(Errc::kUsage, "--policy gradient-log: ", refused);
   if (refused.empty() && (asked || !request.policy)) {
     for (std::uint64_t k = 1; k < experts; k *= 2) {
       const std::uint64_t saved = std::min<std::uint64_t>(request.k.value_or(k), experts);

@@ -36,13 +36,13 @@ Result<std::vector<std::int64_t>> WholeNumbers(const json::Json& in, std::size_t
     out.push_back(static_cast<std::int64_t>(number));
   }
   if (good) return out;
-  return BadInput(where + ": lists of " + Plural(count, "number") + " expected");
+  return BadInput(where, ": lists of ", Plural(count, "number"), " expected");
 }
 
 Result<const json::Json*> ListOf(const json::Json& in, const char* name, const std::string& where) {
   const json::Json* const list = in.is_object() ? json::Find(in, name) : nullptr;
   if (list != nullptr && list->is_array()) return list;
-  return BadInput(where + ": " + Quoted(name) + " is no list");
+  return BadInput(where, ": ", Quoted(name), " is no list");
 }
 
 struct Sends {
@@ -64,7 +64,7 @@ Status AddSends(const json::Json& root, Sends* out, const std::string& where) {
   for (const json::Json& one : *sends) {
     SW_TRY_ASSIGN(auto sent, WholeNumbers(one, 3, where + ": \"sends\""));
     if (sent[2] >= static_cast<std::int64_t>(kSentKinds)) {
-      return BadInput(where + ": a send of kind " + std::to_string(sent[2]));
+      return BadInput(where, ": a send of kind ", sent[2]);
     }
     out->sends.push_back(std::move(sent));
   }
@@ -79,7 +79,7 @@ Result<Sends> ParseSends(std::string_view text, const std::string& where) {
   for (const json::Json& one : *ranks) {
     Sends::Rank& rank = out.ranks.emplace_back();
     const json::Json* const number = one.is_object() ? json::Find(one, "rank") : nullptr;
-    if (number == nullptr) return BadInput(where + ": a rank without \"rank\"");
+    if (number == nullptr) return BadInput(where, ": a rank without \"rank\"");
     SW_TRY_ASSIGN(const std::uint64_t whole,
                   json::WholeOf(*number, 0, ~std::uint32_t{0}, where + ": \"rank\""));
     rank.number = static_cast<std::int64_t>(whole);
@@ -178,7 +178,7 @@ std::string SendsTiles(const Sends& sends, const Window& window) {
 Result<std::string> SendsPage(std::string_view sends, const std::string& address) {
   const std::string where = address + ": sends";
   SW_TRY_ASSIGN(const Sends found, ParseSends(sends, where));
-  if (found.sends.empty()) return Fail(Errc::kNotFound, where + ": nothing was sent yet");
+  if (found.sends.empty()) return Fail(Errc::kNotFound, where, ": nothing was sent yet");
   const Window window = WindowOf(found);
   html::Document document;
   document.title = "Partial checkpoints: sends of an agent";

@@ -32,8 +32,7 @@ struct Facts {
 
 Status CheckNode(std::uint32_t node, std::uint32_t nodes, const std::string& what) {
   if (node < nodes) return {};
-  return Fail(Errc::kUsage, what + ": node " + std::to_string(node) +
-                                " does not exist, there are " + std::to_string(nodes));
+  return Fail(Errc::kUsage, what, ": node ", node, " does not exist, there are ", nodes);
 }
 
 Status SortFacts(const RecoveryInput& input, Facts* facts) {
@@ -61,8 +60,7 @@ Status SortFacts(const RecoveryInput& input, Facts* facts) {
     SW_TRY(CheckNode(need.node, input.nodes, "need of " + Name(need.module)));
     if (i > 0 && need.module == facts->needs[i - 1].module &&
         need.node == facts->needs[i - 1].node) {
-      return Fail(Errc::kUsage,
-                  Name(need.module) + " is needed twice by node " + std::to_string(need.node));
+      return Fail(Errc::kUsage, Name(need.module), " is needed twice by node ", need.node);
     }
   }
   return {};
@@ -84,20 +82,20 @@ Status CheckParts(const std::vector<ModuleFacts>& modules, bool kept_parts) {
     const ModuleId& id = modules[i].id;
     if (!id.is_expert()) continue;
     if (id.part != Part::kWhole && !kept_parts) {
-      return Fail(Errc::kUsage, Name(id) +
-                                    ": parts of one expert may have different versions only "
-                                    "in a store that keeps components of all experts");
+      return Fail(Errc::kUsage, Name(id),
+                  ": parts of one expert may have different versions only "
+                  "in a store that keeps components of all experts");
     }
     ModuleId other = id;
     other.part = id.part == Part::kKept ? Part::kSelected : Part::kKept;
     const std::size_t at = id.part == Part::kKept ? i + 1 : i - 1;  // i = 0 wraps around: none
     const bool found = at < modules.size() && modules[at].id == other;
     if (id.part != Part::kWhole && !found) {
-      return Fail(Errc::kUsage, Name(id) + " is needed without the " + Name(other));
+      return Fail(Errc::kUsage, Name(id), " is needed without the ", Name(other));
     }
     if (id.part == Part::kWhole && i + 1 < modules.size() && modules[i + 1].id.layer == id.layer &&
         modules[i + 1].id.expert == id.expert) {
-      return Fail(Errc::kUsage, Name(id) + " is needed whole and in parts");
+      return Fail(Errc::kUsage, Name(id), " is needed whole and in parts");
     }
   }
   return {};
@@ -167,10 +165,9 @@ Result<std::uint64_t> ResumePoint(const Facts& facts, const RecoveryOptions& opt
       common = std::move(both);
     }
     if (common.empty()) {
-      return Fail(Errc::kInfeasible,
-                  Name(module.id) + ": no version" +
-                      (options.at ? " up to " + std::to_string(*options.at) : std::string()) +
-                      " that every module of a checkpoint has, " + newest);
+      return Fail(Errc::kInfeasible, Name(module.id), ": no version",
+                  (options.at ? " up to " + std::to_string(*options.at) : std::string()),
+                  " that every module of a checkpoint has, ", newest);
     }
   }
   return common.back();
@@ -226,14 +223,12 @@ Status ChooseVersions(const Facts& facts, const RecoveryOptions& options, Recove
   }
   if (plan->restarted.empty()) return {};
   if (!options.restart_missing) {
-    return Fail(Errc::kInfeasible, "no copy up to the resume point " +
-                                       std::to_string(plan->resume) + " is left of " +
-                                       NamesOf(plan->restarted));
+    return Fail(Errc::kInfeasible, "no copy up to the resume point ", plan->resume, " is left of ",
+                NamesOf(plan->restarted));
   }
   if (*options.restart_missing > plan->resume) {
-    return Fail(Errc::kUsage, "missing experts cannot restart from iteration " +
-                                  std::to_string(*options.restart_missing) +
-                                  ", above the resume point " + std::to_string(plan->resume));
+    return Fail(Errc::kUsage, "missing experts cannot restart from iteration ",
+                *options.restart_missing, ", above the resume point ", plan->resume);
   }
   return {};
 }
@@ -286,7 +281,7 @@ Result<Counts> ExpertVersions(const RecoveryPlan& plan, const LayerExperts& expe
     if (id.is_complete()) continue;
     if (id.layer < 0 || static_cast<std::size_t>(id.layer) >= experts.size() || id.expert < 0 ||
         static_cast<std::uint32_t>(id.expert) >= experts[static_cast<std::size_t>(id.layer)]) {
-      return Fail(Errc::kMismatch, Name(id) + " is recovered, the model does not have it");
+      return Fail(Errc::kMismatch, Name(id), " is recovered, the model does not have it");
     }
     versions[static_cast<std::size_t>(id.layer)][static_cast<std::size_t>(id.expert)] =
         entry.version;
@@ -296,7 +291,7 @@ Result<Counts> ExpertVersions(const RecoveryPlan& plan, const LayerExperts& expe
     for (std::size_t e = 0; e < experts[m]; ++e) {
       if (seen[m][e]) continue;
       const ModuleId id{static_cast<std::int32_t>(m), static_cast<std::int32_t>(e)};
-      return Fail(Errc::kMismatch, Name(id) + " is not part of the recovery");
+      return Fail(Errc::kMismatch, Name(id), " is not part of the recovery");
     }
   }
   return versions;

@@ -50,8 +50,8 @@ Result<bool> IsEmptyStore(const Job& job, const Agents& agents) {
     SW_TRY(lock.Release());
     if (!empty) return "";
     if (agents.copies.empty()) return "empty";
-    return Fail(Errc::kNotFound, path + ": has no checkpoint, but an agent has iteration " +
-                                     std::to_string(agents.copies.front().manifest.iteration));
+    return Fail(Errc::kNotFound, path, ": has no checkpoint, but an agent has iteration ",
+                agents.copies.front().manifest.iteration);
   };
   SW_TRY_ASSIGN(const std::string text, job.comm.OnRootText(look));
   return !text.empty();
@@ -161,9 +161,8 @@ Status RefuseStale(const std::string& store, const RestoreReport& report) {
     }
   }
   if (names.empty()) return {};
-  return Fail(Errc::kMismatch, store + ": " + std::to_string(names.size()) +
-                                   " modules are older than iteration " +
-                                   std::to_string(report.iteration) + ": " + FirstFew(names));
+  return Fail(Errc::kMismatch, store, ": ", names.size(), " modules are older than iteration ",
+              report.iteration, ": ", FirstFew(names));
 }
 
 /// Makes the store's record that training resumes from
@@ -341,11 +340,10 @@ Result<RestoreReport> RestoreStore(comm::Comm& comm, const RestoreOptions& optio
     const std::string seen = convert::FingerprintText(*prepared.source);
     SW_TRY_ASSIGN(const std::string of_root,
                   comm.OnRootText([&]() -> Result<std::string> { return seen; }));
-    SW_TRY(comm.Agree(seen == of_root
-                          ? Status()
-                          : Fail(Errc::kMismatch, options.store +
-                                                      ": ranks see other versions or gradients "
-                                                      "than rank 0, try again")));
+    SW_TRY(comm.Agree(seen == of_root ? Status()
+                                      : Fail(Errc::kMismatch, options.store,
+                                             ": ranks see other versions or gradients "
+                                             "than rank 0, try again")));
     report = std::move(prepared.report);
     report.recorded = job.notes() && job.recorded();
     restore::Warn(job, report);

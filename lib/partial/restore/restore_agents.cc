@@ -55,15 +55,14 @@ class Met {
   Status Meet(std::size_t node, const Hello& agent) {
     const std::string& address = options_.agents[node];
     if (!ids_[node].empty() && ids_[node] != agent.id) {
-      return Fail(Errc::kMismatch, address + ": another agent than before, \"" + agent.name +
-                                       "\"; try again when it has started");
+      return Fail(Errc::kMismatch, address, ": another agent than before, \"", agent.name,
+                  "\"; try again when it has started");
     }
     ids_[node] = agent.id;
     for (std::size_t other = 0; other < ids_.size(); ++other) {
       if (other == node || ids_[other] != agent.id) continue;
-      return Fail(Errc::kMismatch, address + ": the same agent, \"" + agent.name + "\", as at " +
-                                       options_.agents[other] +
-                                       "; each node's agent is expected once");
+      return Fail(Errc::kMismatch, address, ": the same agent, \"", agent.name, "\", as at ",
+                  options_.agents[other], "; each node's agent is expected once");
     }
     return {};
   }
@@ -88,10 +87,8 @@ Result<std::vector<bool>> FindAgents(const Job& job, Met* met) {
     const bool gone = answer.error().code == Errc::kNotFound || answer.error().code == Errc::kIo;
     if (!gone) return tl::unexpected<Error>(answer.error());
     if (options.lost_unreachable) continue;
-    return Fail(Errc::kNotFound, "agent of node " + std::to_string(node) + ": " +
-                                     answer.error().message +
-                                     "; if the node is lost with its memory, say --lost-nodes " +
-                                     std::to_string(node));
+    return Fail(Errc::kNotFound, "agent of node ", node, ": ", answer.error().message,
+                "; if the node is lost with its memory, say --lost-nodes ", node);
   }
   return lives;
 }
@@ -154,9 +151,8 @@ Status ExpectNoCopies(const Job& job) {
     AgentClient client(std::move(address), job.options.key, StopOf(job.sink));
     SW_TRY_ASSIGN(const std::vector<AgentClient::Listed> list, client.List());
     if (list.empty()) continue;
-    return Fail(Errc::kNotFound, job.options.store + ": there is no store, but " +
-                                     job.options.agents[node] + " has iteration " +
-                                     std::to_string(list.front().manifest.iteration));
+    return Fail(Errc::kNotFound, job.options.store, ": there is no store, but ",
+                job.options.agents[node], " has iteration ", list.front().manifest.iteration);
   }
   return {};
 }
@@ -197,8 +193,8 @@ Result<checkpoints::SourceSet> AskCatalogue(const std::vector<AgentCopy>& copies
     if (copy.manifest.catalogue != catalogue) continue;
     SW_TRY_ASSIGN(const std::string text, copy.agent->AskText("catalogue " + exec::Hex(catalogue)));
     if (exec::DigestOf(std::as_bytes(std::span(text))) != catalogue) {
-      return Fail(Errc::kBadInput, os::ToText(copy.agent->address()) + ": catalogue: digest " +
-                                       exec::Hex(catalogue) + " expected");
+      return Fail(Errc::kBadInput, os::ToText(copy.agent->address()), ": catalogue: digest ",
+                  exec::Hex(catalogue), " expected");
     }
     return checkpoints::DeserializeSource(text);
   }

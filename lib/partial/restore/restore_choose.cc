@@ -37,12 +37,11 @@ Result<std::vector<Manifest>> ReadManifests(const Job& job, const Base& base, Ch
     if (!options.at || one.iteration <= *options.at) usable.push_back(one);
   }
   if (usable.empty()) {
-    return Fail(Errc::kNotFound,
-                options.store + ": " +
-                    (first == ~std::uint64_t{0}
-                         ? "no checkpoint to restore"
-                         : "no checkpoint up to iteration " + std::to_string(*options.at) +
-                               ", the first is of iteration " + std::to_string(first)));
+    return Fail(Errc::kNotFound, options.store, ": ",
+                (first == ~std::uint64_t{0}
+                     ? "no checkpoint to restore"
+                     : "no checkpoint up to iteration " + std::to_string(*options.at) +
+                           ", the first is of iteration " + std::to_string(first)));
   }
   if (options.at && usable.back().iteration != *options.at) {
     job.sink.Warn(options.store + ": --at " + std::to_string(*options.at) +
@@ -97,15 +96,14 @@ Result<Described> Describe(const Job& job, const Store& store, const std::vector
   const Model& model = out.model;
   if (model.fingerprint != store.head().fingerprint ||
       model.modules.size() != manifest.modules.size()) {
-    return Fail(Errc::kBadInput, store.CataloguePath(manifest.sequence) + ": fingerprint " +
-                                     exec::Hex(store.head().fingerprint) + " expected, found " +
-                                     exec::Hex(model.fingerprint));
+    return Fail(Errc::kBadInput, store.CataloguePath(manifest.sequence), ": fingerprint ",
+                exec::Hex(store.head().fingerprint), " expected, found ",
+                exec::Hex(model.fingerprint));
   }
   for (std::size_t i = 0; i < model.modules.size(); ++i) {
     if (model.modules[i].name == manifest.names[i]) continue;
-    return Fail(Errc::kBadInput, store.CataloguePath(manifest.sequence) + ": module " +
-                                     std::to_string(i) + " is " + model.modules[i].name +
-                                     ", in the manifest " + manifest.names[i]);
+    return Fail(Errc::kBadInput, store.CataloguePath(manifest.sequence), ": module ", i, " is ",
+                model.modules[i].name, ", in the manifest ", manifest.names[i]);
   }
   return out;
 }
@@ -170,9 +168,8 @@ Result<RecoveryPlan> MakePlan(const Job& job, const Base& base,
   }
   for (const AgentCopy& copy : candidates.copies) {
     if (copy.manifest.names != candidates.stored.back().names) {
-      return Fail(Errc::kMismatch, os::ToText(copy.agent->address()) + ": holds iteration " +
-                                       std::to_string(copy.manifest.iteration) +
-                                       " of another model than " + job.options.store);
+      return Fail(Errc::kMismatch, os::ToText(copy.agent->address()), ": holds iteration ",
+                  copy.manifest.iteration, " of another model than ", job.options.store);
     }
     for (const StoredCopy& one : VersionsIn(copy.manifest, model, keep, candidates.checked)) {
       input.memory.push_back({copy.node, one.module, one.version});
@@ -241,9 +238,8 @@ Result<std::vector<ChosenModule>> TakeModules(const RecoveryPlan& plan, const Ma
       if (part != restore.module.part) continue;
       const Origin from = FindVersion(candidates, model.modules[index], index, mask, restore);
       if (from.held == nullptr) {
-        return Fail(Errc::kInternal, Name(restore.module) + ": version " +
-                                         std::to_string(restore.version) +
-                                         " was planned and is not there");
+        return Fail(Errc::kInternal, Name(restore.module), ": version ", restore.version,
+                    " was planned and is not there");
       }
       chosen.source = std::max(chosen.source, restore.source);
       if (from.replayed_from) chosen.replayed_from = from.replayed_from;
@@ -381,9 +377,8 @@ Result<Chosen> Choose(const Job& job, const Base& base, const std::optional<Rest
     if (!good) continue;
     Manifest* at = ManifestOf(chosen.plan.resume, &candidates);
     if (at == nullptr) {
-      return Fail(Errc::kBadInput, job.options.store + ": no manifest of iteration " +
-                                       std::to_string(chosen.plan.resume) +
-                                       " although modules have it");
+      return Fail(Errc::kBadInput, job.options.store, ": no manifest of iteration ",
+                  chosen.plan.resume, " although modules have it");
     }
     if (at->sequence != newest) described = Describe(job, store, copies, *at);
     Status status = described ? CheckRest(job, store, *at, described->input.checkpoint)
@@ -397,8 +392,8 @@ Result<Chosen> Choose(const Job& job, const Base& base, const std::optional<Rest
     chosen.damaged = std::move(checked.messages);
     return chosen;
   }
-  return Fail(Errc::kBadInput,
-              job.options.store + ": no checkpoint is whole: " + checked.messages.front());
+  return Fail(Errc::kBadInput, job.options.store,
+              ": no checkpoint is whole: ", checked.messages.front());
 }
 
 bool IsNewer(const StoredCheckpoint& checkpoint, const Chosen& chosen) {

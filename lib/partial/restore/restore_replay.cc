@@ -25,8 +25,8 @@ Result<std::shared_ptr<ReplayLog>> OpenTheLog(const Job& job, const Base& base,
   SW_TRY_ASSIGN(const bool there, os::Exists(folder));
   if (!there) {
     if (!required) return std::shared_ptr<ReplayLog>();
-    return Fail(Errc::kMismatch, folder + ": modules are older than what is restored, and " +
-                                     "there is no log of gradients to replay");
+    return Fail(Errc::kMismatch, folder, ": modules are older than what is restored, and ",
+                "there is no log of gradients to replay");
   }
   report->log = true;
   Result<GradientLog> log =
@@ -90,10 +90,9 @@ Result<Replays> FindReplays(const Job& job, const Base& base, Chosen* chosen) {
     }
   }
   if (job.options.replay == ReplayMode::kRequire && !replays.report.refused.empty()) {
-    return Fail(damaged ? Errc::kBadInput : Errc::kMismatch,
-                job.options.store + ": " + std::to_string(replays.report.refused.size()) +
-                    " modules cannot be replayed to iteration " +
-                    std::to_string(chosen->plan.resume) + ": " + FirstFew(replays.report.refused));
+    return Fail(damaged ? Errc::kBadInput : Errc::kMismatch, job.options.store, ": ",
+                replays.report.refused.size(), " modules cannot be replayed to iteration ",
+                chosen->plan.resume, ": ", FirstFew(replays.report.refused));
   }
   replays.log = log;
   return replays;

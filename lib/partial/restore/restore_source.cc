@@ -98,7 +98,7 @@ Status AddBlobs(const Store& store, const Chosen& chosen, const Replays& replays
         if (rounded && tensor.state == layout::kWeight) continue;
         const std::uint64_t elems = Elems(tensor.shape);
         if (!stored && elems > 0) {
-          return Fail(Errc::kInternal, NameOf(module, component) + ": chosen without a blob");
+          return Fail(Errc::kInternal, NameOf(module, component), ": chosen without a blob");
         }
         const auto array = static_cast<std::uint32_t>(out->map.arrays.size());
         out->map.arrays.push_back({tensor.dtype, {{member, one.offset, elems}}});
@@ -118,10 +118,8 @@ Status AddPassed(const Store& store, const Chosen& chosen, BlobMap* out) {
   for (const std::uint32_t member : members) bytes += checkpoint.map.members[member].bytes;
   const std::uint64_t stored = at.passed ? at.passed->bytes : 0;
   if (bytes != stored) {
-    return Fail(Errc::kBadInput, store.ManifestPath({at.sequence, at.iteration, false}) + ": " +
-                                     std::to_string(bytes) +
-                                     " bytes of client state expected, found " +
-                                     std::to_string(stored));
+    return Fail(Errc::kBadInput, store.ManifestPath({at.sequence, at.iteration, false}), ": ",
+                bytes, " bytes of client state expected, found ", stored);
   }
   // Reserve every number: members without a blob are never read.
   out->map.members.assign(checkpoint.map.members.size(), layout::Member{});
@@ -169,8 +167,8 @@ Status AddRestarted(const checkpoints::Checkpoint& other, const std::string& pat
             chosen.described.input.checkpoint.map.tensors[one.tensor];
         const auto found = index.Find(wanted.name, wanted.state);
         if (!found) {
-          return Fail(Errc::kMismatch,
-                      path + ": tensor \"" + wanted.name + "\" " + wanted.state + " is missing");
+          return Fail(Errc::kMismatch, path, ": tensor \"", wanted.name, "\" ", wanted.state,
+                      " is missing");
         }
         layout::LogicalTensor tensor = from.tensors[*found];
         for (layout::Fragment& fragment : tensor.fragments) fragment.at.array += first_array;

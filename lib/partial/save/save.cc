@@ -24,15 +24,14 @@ Status CheckKeep(const Job& job, const Model& model) {
     }
     const bool kept = (*job.options.keep)[static_cast<std::size_t>(component)];
     if (kept && !any) {
-      return Fail(Errc::kUsage, "--keep " + std::string(Name(component)) + ": the experts of " +
-                                    job.input.checkpoint.tag + " have no " +
-                                    std::string(Name(component)));
+      return Fail(Errc::kUsage, "--keep ", Name(component), ": the experts of ",
+                  job.input.checkpoint.tag, " have no ", Name(component));
     }
     selects = selects || (any && !kept);
   }
   if (selects) return {};
-  return Fail(Errc::kUsage, "--keep " + KeepText(*job.options.keep) +
-                                ": nothing is left to select; use --policy full");
+  return Fail(Errc::kUsage, "--keep ", KeepText(*job.options.keep),
+              ": nothing is left to select; use --policy full");
 }
 
 /// Checks that K is not above the experts of every layer, because a typing error would save
@@ -46,10 +45,9 @@ Status CheckK(const Job& job, const Model& model) {
   const std::uint32_t layer =
       model.layer_id[static_cast<std::size_t>(most - model.experts.begin())];
   const std::string n = std::to_string(*most);
-  return Fail(Errc::kUsage, "--k " + std::to_string(options.k_snapshot) + ": layer " +
-                                std::to_string(layer) + " has " + n +
-                                " experts, and no layer has more; use at most " + n +
-                                ", or --policy full for all experts");
+  return Fail(Errc::kUsage, "--k ", options.k_snapshot, ": layer ", layer, " has ", n,
+              " experts, and no layer has more; use at most ", n,
+              ", or --policy full for all experts");
 }
 
 /// Local.
@@ -61,8 +59,8 @@ Result<Subject> Describe(const Job& job) {
   } else {
     const Result<std::uint64_t>& told = job.input.checkpoint.iteration;
     if (!told) {
-      return Fail(told.error().code,
-                  job.input.set.tag + ": " + told.error().message + "; --iteration N does");
+      return Fail(told.error().code, job.input.set.tag, ": ", told.error().message,
+                  "; --iteration N does");
     }
     subject.iteration = *told;
   }
@@ -73,28 +71,24 @@ Result<Subject> Describe(const Job& job) {
 /// Collective.
 Result<Subject> Understand(const Job& job) {
   if (!job.input.mapped.empty()) {
-    return Fail(Errc::kUnsupported,
-                job.input.checkpoint.tag +
-                    ": a catalogue that was made with --map: a store holds what "
-                    "training saved; give the checkpoint itself");
+    return Fail(Errc::kUnsupported, job.input.checkpoint.tag,
+                ": a catalogue that was made with --map: a store holds what "
+                "training saved; give the checkpoint itself");
   }
   if (!job.input.set.weights_of.empty()) {
-    return Fail(Errc::kUnsupported,
-                job.input.checkpoint.tag + ": a catalogue that was made with --weights-of " +
-                    job.input.set.weights_of +
-                    ": a store holds what training saved; give the checkpoint itself");
+    return Fail(Errc::kUnsupported, job.input.checkpoint.tag,
+                ": a catalogue that was made with --weights-of ", job.input.set.weights_of,
+                ": a store holds what training saved; give the checkpoint itself");
   }
   const SaveRequest& options = job.options;
   if (options.memory_bytes < options.threads * exec::kWorkspaceBytes) {
-    return Fail(Errc::kLimit, "--memory " + FormatBytes(options.memory_bytes) + ": " +
-                                  std::to_string(options.threads) + " threads need " +
-                                  FormatBytes(options.threads * exec::kWorkspaceBytes) +
-                                  " of buffers");
+    return Fail(Errc::kLimit, "--memory ", FormatBytes(options.memory_bytes), ": ", options.threads,
+                " threads need ", FormatBytes(options.threads * exec::kWorkspaceBytes),
+                " of buffers");
   }
   if (!job.input.file_owner.empty()) {
-    return Fail(
-        Errc::kUnsupported,
-        job.input.checkpoint.tag + ": --node-local: a save needs every rank to see every file");
+    return Fail(Errc::kUnsupported, job.input.checkpoint.tag,
+                ": --node-local: a save needs every rank to see every file");
   }
   job.sink.Pass("select");
   return job.comm.Agree(Describe(job));
@@ -134,17 +128,16 @@ Status ExpectStore(const SaveRequest& request) {
   if (!there) {
     SW_TRY_ASSIGN(const bool begun, os::Exists(path + "/" + Store::kBegunName));
     if (begun) return {};
-    return Fail(Errc::kNotFound, path +
-                                     (request.store_id.empty()
-                                          ? ": there is no store, and --existing-store makes none"
-                                          : ": the store that was here before is gone") +
-                                     "; is its file system mounted?");
+    return Fail(Errc::kNotFound, path,
+                (request.store_id.empty() ? ": there is no store, and --existing-store makes none"
+                                          : ": the store that was here before is gone"),
+                "; is its file system mounted?");
   }
   if (request.store_id.empty()) return {};
   SW_TRY_ASSIGN(const Store store, Store::Open(path));
   if (store.head().id == request.store_id) return {};
-  return Fail(Errc::kMismatch, path + ": store " + store.head().id + ", before it was store " +
-                                   request.store_id + "; is another file system mounted?");
+  return Fail(Errc::kMismatch, path, ": store ", store.head().id, ", before it was store ",
+              request.store_id, "; is another file system mounted?");
 }
 
 std::string KeepText(const KeptComponents& keep) {

@@ -51,8 +51,8 @@ Status CheckModel(const Job& job, const Model& model, const Base& base) {
   const StoreHead& head = base.store->head();
   SW_TRY(ExpectModel(*base.store, job.input, model));
   if (job.options.keep && *job.options.keep != head.keep) {
-    return Fail(Errc::kMismatch, job.options.store + ": made with --keep " + KeepText(head.keep) +
-                                     ", now --keep " + KeepText(*job.options.keep));
+    return Fail(Errc::kMismatch, job.options.store, ": made with --keep ", KeepText(head.keep),
+                ", now --keep ", KeepText(*job.options.keep));
   }
   return {};
 }
@@ -76,14 +76,13 @@ Result<bool> ContinuesPending(const Job& job, const Subject& subject, const Stor
   const bool can_confirm = options.snapshotted == nullptr;
   if (newest <= pending.resume) return can_confirm;
   if (subject.iteration <= newest && can_confirm) return true;
-  return Fail(Errc::kBusy,
-              options.store + ": iteration " + std::to_string(subject.iteration) +
-                  " may continue iteration " + std::to_string(pending.resume) +
-                  ", which pec-restore wrote last, or iteration " + std::to_string(newest) +
-                  ", the newest checkpoint; if training restarted from the former, run pec-save "
-                  "undo --confirm " +
-                  options.store + ", otherwise pec-save undo " + options.store +
-                  "; pec-restore --restart or --read-only decides this in advance");
+  return Fail(Errc::kBusy, options.store, ": iteration ", subject.iteration,
+              " may continue iteration ", pending.resume,
+              ", which pec-restore wrote last, or iteration ", newest,
+              ", the newest checkpoint; if training restarted from the former, run pec-save "
+              "undo --confirm ",
+              options.store, ", otherwise pec-save undo ", options.store,
+              "; pec-restore --restart or --read-only decides this in advance");
 }
 
 /// Confirms or discards an unconfirmed restore.
@@ -223,11 +222,10 @@ Status ReadBase(const Job& job, const Subject& subject, const Numbers& numbers, 
   SW_TRY(CheckModel(job, subject.model, *base));
   SW_TRY(FindParent(subject, base));
   if (base->newest && base->newest->head.iteration > subject.iteration) {
-    return Fail(Errc::kMismatch,
-                path + ": holds iteration " + std::to_string(base->newest->head.iteration) +
-                    ", this checkpoint is of iteration " + std::to_string(subject.iteration) +
-                    ": restore the store with pec-restore, or say with --resumed-from where "
-                    "training went on");
+    return Fail(Errc::kMismatch, path, ": holds iteration ", base->newest->head.iteration,
+                ", this checkpoint is of iteration ", subject.iteration,
+                ": restore the store with pec-restore, or say with --resumed-from where "
+                "training went on");
   }
   return {};
 }
@@ -259,10 +257,9 @@ Result<Base> FindBase(const Job& job, const Subject& subject) {
 Status ExpectModel(const Store& store, const convert::Input& input, const Model& model) {
   const exec::Digest& expected = store.head().fingerprint;
   if (expected == model.fingerprint) return {};
-  return Fail(Errc::kMismatch, store.path() + " and " + input.checkpoint.tag +
-                                   ": another model: fingerprint " + exec::Hex(expected) +
-                                   " expected, found " + exec::Hex(model.fingerprint) +
-                                   DifferenceOf(store, input));
+  return Fail(Errc::kMismatch, store.path(), " and ", input.checkpoint.tag,
+              ": another model: fingerprint ", exec::Hex(expected), " expected, found ",
+              exec::Hex(model.fingerprint), DifferenceOf(store, input));
 }
 
 Result<HeldModule> NewestOf(Base* base, const Model& model, std::uint32_t module) {

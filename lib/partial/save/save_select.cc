@@ -51,9 +51,8 @@ Result<std::optional<DynamicK>> DynamicKNow(const Job& job, const Subject& subje
     const auto text = [](double limit, bool predict) {
       return std::to_string(limit) + " in mode " + (predict ? "predict" : "react");
     };
-    return Fail(Errc::kMismatch, job.options.store + ": dynamic K with a limit of " +
-                                     text(now.limit, now.predict) + ", now " +
-                                     text(asked.limit, asked.predict));
+    return Fail(Errc::kMismatch, job.options.store, ": dynamic K with a limit of ",
+                text(now.limit, now.predict), ", now ", text(asked.limit, asked.predict));
   }
   if (asked.iterations > 0) now.iterations = asked.iterations;
   const std::uint64_t interval = Interval(subject, base);
@@ -84,8 +83,8 @@ Result<Chosen> TakeState(const Job& job, const Subject& subject, const Base& bas
   chosen.k_persist = options.k_persist.value_or(options.k_snapshot);
   if (experts.empty()) {
     if (!options.dynamic_k) return chosen;
-    return Fail(Errc::kUsage,
-                "--dynamic-k: " + job.input.checkpoint.tag + " is of a model without experts");
+    return Fail(Errc::kUsage, "--dynamic-k: ", job.input.checkpoint.tag,
+                " is of a model without experts");
   }
   SW_TRY_ASSIGN(
       chosen.map,
@@ -193,17 +192,16 @@ Result<TwoLevelSelection> Select(const Job& job, const Subject& subject, const B
                       options.policy == Policy::kBudgetGlobal;
   const bool all = base.parent() == nullptr && !options.partial_start;
   if (counts && !all && options.tokens == nullptr) {
-    return Fail(Errc::kUsage, "--policy " + std::string(Name(options.policy)) +
-                                  " needs the tokens per expert: give --tokens");
+    return Fail(Errc::kUsage, "--policy ", Name(options.policy),
+                " needs the tokens per expert: give --tokens");
   }
   const ModelBytes bytes = BytesOf(subject.model);
   if (all) select.policy = Policy::kFull;
   if (select.policy == Policy::kReplay) {
     if (std::ranges::any_of(base.keep, [](bool kept) { return kept; })) {
-      return Fail(Errc::kMismatch,
-                  options.store + ": keeps " + KeepText(base.keep) +
-                      " of all experts; --policy gradient-log needs one version of all "
-                      "that an expert has");
+      return Fail(Errc::kMismatch, options.store, ": keeps ", KeepText(base.keep),
+                  " of all experts; --policy gradient-log needs one version of all "
+                  "that an expert has");
     }
     if (options.snapshotted == nullptr) {
       SW_TRY_ASSIGN(const ReplayPoint point, ReplayPointOf(job, subject, base, bytes));
@@ -258,10 +256,9 @@ Result<TwoLevelSelection> WithSavedAlready(const Job& job, const Subject& subjec
       SW_TRY_ASSIGN(const bool saved, IsSavedAlready(subject, module, base));
       if (!saved) continue;
       if (job.options.snapshotted != nullptr && !Has(snapshot, e)) {
-        return Fail(Errc::kMismatch, job.options.store + ": iteration " +
-                                         std::to_string(subject.iteration) + " was saved with " +
-                                         model.modules[module].name +
-                                         ", which the snapshot of it does not have");
+        return Fail(Errc::kMismatch, job.options.store, ": iteration ", subject.iteration,
+                    " was saved with ", model.modules[module].name,
+                    ", which the snapshot of it does not have");
       }
       persist.push_back(e);
       if (!Has(snapshot, e)) snapshot.push_back(e);

@@ -21,8 +21,8 @@ Result<std::vector<std::uint64_t>> LayerSums(const Counts& popularity) {
   for (std::size_t m = 0; m < popularity.size(); ++m) {
     for (std::uint64_t tokens : popularity[m]) {
       if (__builtin_add_overflow(total, tokens, &total)) {
-        return Fail(Errc::kBadInput, "MoE layer " + std::to_string(m) +
-                                         ": the tokens of the layers up to it overflow 64 bits");
+        return Fail(Errc::kBadInput, "MoE layer ", m,
+                    ": the tokens of the layers up to it overflow 64 bits");
       }
       sums[m] += tokens;
     }

@@ -19,9 +19,8 @@ Status Check(const ReplayPoint& point, std::uint32_t k) {
                 "policy gradient-log: sizes and gradients of a running trainer are needed");
   }
   if (point.interval == 0 || point.interval > point.iteration || k == 0) {
-    return Fail(Errc::kUsage, "policy gradient-log: iteration " + std::to_string(point.iteration) +
-                                  ", " + std::to_string(point.interval) +
-                                  " after the checkpoint before, K = " + std::to_string(k));
+    return Fail(Errc::kUsage, "policy gradient-log: iteration ", point.iteration, ", ",
+                point.interval, " after the checkpoint before, K = ", k);
   }
   return {};
 }

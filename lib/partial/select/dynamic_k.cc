@@ -28,32 +28,28 @@ std::uint32_t LevelsFrom(std::uint32_t k, std::uint32_t experts) {
 
 Result<DynamicK> MakeDynamicK(std::uint32_t experts, std::uint32_t k, double limit, bool predict) {
   if (k == 0 || k > experts) {
-    return Fail(Errc::kUsage, "dynamic K starts at " + std::to_string(k) + ", expected 1 to " +
-                                  std::to_string(experts));
+    return Fail(Errc::kUsage, "dynamic K starts at ", k, ", expected 1 to ", experts);
   }
   if (!std::isfinite(limit) || limit <= 0) {
-    return Fail(Errc::kUsage, "the limit of lost tokens is " + std::to_string(limit) +
-                                  ", expected a positive number");
+    return Fail(Errc::kUsage, "the limit of lost tokens is ", limit,
+                ", expected a positive number");
   }
   return DynamicK{experts, k, LevelsFrom(k, experts), limit, 0, 0, predict, 0};
 }
 
 Status Validate(const DynamicK& state) {
   if (state.k == 0 || state.k > state.experts) {
-    return Fail(Errc::kBadInput, "dynamic K: k is " + std::to_string(state.k) + ", expected 1 to " +
-                                     std::to_string(state.experts));
+    return Fail(Errc::kBadInput, "dynamic K: k is ", state.k, ", expected 1 to ", state.experts);
   }
   if (state.levels < LevelsFrom(state.k, state.experts) || state.levels > 32) {
-    return Fail(Errc::kBadInput, "dynamic K: " + std::to_string(state.levels) +
-                                     " levels do not lead from k = " + std::to_string(state.k) +
-                                     " to " + std::to_string(state.experts) + " experts");
+    return Fail(Errc::kBadInput, "dynamic K: ", state.levels,
+                " levels do not lead from k = ", state.k, " to ", state.experts, " experts");
   }
   const bool sane = std::isfinite(state.limit) && state.limit > 0 && state.spent >= 0 &&
                     std::isfinite(state.total) && state.spent <= state.total;
   if (!sane) {
-    return Fail(Errc::kBadInput, "dynamic K: a limit of " + std::to_string(state.limit) +
-                                     ", of which this level spent " + std::to_string(state.spent) +
-                                     " and all levels " + std::to_string(state.total));
+    return Fail(Errc::kBadInput, "dynamic K: a limit of ", state.limit,
+                ", of which this level spent ", state.spent, " and all levels ", state.total);
   }
   return {};
 }
@@ -62,8 +58,8 @@ Status CheckExperts(const DynamicK& state, const LayerExperts& experts) {
   const std::uint32_t most =
       experts.empty() ? 0 : *std::max_element(experts.begin(), experts.end());
   if (state.experts == most) return {};
-  return Fail(Errc::kBadInput, "dynamic K of " + std::to_string(state.experts) +
-                                   " experts, the largest layer has " + std::to_string(most));
+  return Fail(Errc::kBadInput, "dynamic K of ", state.experts, " experts, the largest layer has ",
+              most);
 }
 
 FaultCost EvenFaultCost(LayerExperts experts, std::uint64_t interval, std::uint64_t iterations) {
@@ -85,7 +81,7 @@ void RaiseAhead(DynamicK* state, const FaultCost& cost) {
 
 Status EnterRecovery(DynamicK* state, double plt) {
   if (!std::isfinite(plt) || plt < 0) {
-    return Fail(Errc::kUsage, "a recovery that cost a PLT of " + std::to_string(plt));
+    return Fail(Errc::kUsage, "a recovery that cost a PLT of ", plt);
   }
   state->spent += plt;
   state->total += plt;

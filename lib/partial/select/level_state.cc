@@ -16,14 +16,12 @@ Status ValidateSave(const LevelState& state, const PendingSave& save) {
     for (std::size_t i = 0; i < save.selected[m].size(); ++i) {
       const std::uint32_t e = save.selected[m][i];
       if (save.iteration < state.version[m][e]) {
-        return Fail(Errc::kBadInput,
-                    ExpertName(m, e) + ": a save of iteration " + std::to_string(save.iteration) +
-                        " cannot replace version " + std::to_string(state.version[m][e]));
+        return Fail(Errc::kBadInput, ExpertName(m, e), ": a save of iteration ", save.iteration,
+                    " cannot replace version ", state.version[m][e]);
       }
       if (save.covered[m][i] > state.tokens[m][e]) {
-        return Fail(Errc::kBadInput, ExpertName(m, e) + ": the save covers " +
-                                         std::to_string(save.covered[m][i]) + " tokens, " +
-                                         std::to_string(state.tokens[m][e]) + " were counted");
+        return Fail(Errc::kBadInput, ExpertName(m, e), ": the save covers ", save.covered[m][i],
+                    " tokens, ", state.tokens[m][e], " were counted");
       }
     }
   }
@@ -46,9 +44,8 @@ LevelState MakeLevelState(const LayerExperts& experts, std::uint32_t k) {
 Status Validate(const LevelState& state, const LayerExperts& experts) {
   SW_TRY(ValidateExperts(experts));
   if (state.cursor.size() != experts.size()) {
-    return Fail(Errc::kMismatch, std::to_string(state.cursor.size()) +
-                                     " selection cursors, expected one for each of " +
-                                     std::to_string(experts.size()) + " MoE layers");
+    return Fail(Errc::kMismatch, state.cursor.size(),
+                " selection cursors, expected one for each of ", experts.size(), " MoE layers");
   }
   SW_TRY(ValidateShape(state.tokens, experts, "tokens counted"));
   SW_TRY(ValidateShape(state.covered, experts, "tokens covered"));
@@ -57,14 +54,13 @@ Status Validate(const LevelState& state, const LayerExperts& experts) {
   for (std::size_t m = 0; m < experts.size(); ++m) {
     for (std::size_t e = 0; e < experts[m]; ++e) {
       if (state.covered[m][e] > state.tokens[m][e]) {
-        return Fail(Errc::kBadInput, ExpertName(m, e) + ": " + std::to_string(state.covered[m][e]) +
-                                         " tokens are covered by its version, only " +
-                                         std::to_string(state.tokens[m][e]) + " were counted");
+        return Fail(Errc::kBadInput, ExpertName(m, e), ": ", state.covered[m][e],
+                    " tokens are covered by its version, only ", state.tokens[m][e],
+                    " were counted");
       }
       if (state.saved_at[m][e] > state.checkpoints) {
-        return Fail(Errc::kBadInput, ExpertName(m, e) + ": last saved by checkpoint " +
-                                         std::to_string(state.saved_at[m][e]) + ", there were " +
-                                         std::to_string(state.checkpoints));
+        return Fail(Errc::kBadInput, ExpertName(m, e), ": last saved by checkpoint ",
+                    state.saved_at[m][e], ", there were ", state.checkpoints);
       }
     }
   }
@@ -120,9 +116,8 @@ Status ForgetLost(LevelState* state, const Counts& lost) {
   for (std::size_t m = 0; m < lost.size(); ++m) {
     for (std::size_t e = 0; e < lost[m].size(); ++e) {
       if (lost[m][e] > state->unsaved(m, e)) {
-        return Fail(Errc::kBadInput, ExpertName(m, e) + ": " + std::to_string(lost[m][e]) +
-                                         " tokens lost, only " +
-                                         std::to_string(state->unsaved(m, e)) + " were unsaved");
+        return Fail(Errc::kBadInput, ExpertName(m, e), ": ", lost[m][e], " tokens lost, only ",
+                    state->unsaved(m, e), " were unsaved");
       }
     }
   }

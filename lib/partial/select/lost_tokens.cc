@@ -42,8 +42,8 @@ Status ValidateVersions(const Counts& version, std::uint64_t resume) {
     for (std::size_t e = 0; e < version[m].size(); ++e) {
       if (version[m][e] <= resume) continue;
       const ModuleId id{static_cast<std::int32_t>(m), static_cast<std::int32_t>(e)};
-      return Fail(Errc::kBadInput, Name(id) + ": version " + std::to_string(version[m][e]) +
-                                       " is newer than the resume point " + std::to_string(resume));
+      return Fail(Errc::kBadInput, Name(id), ": version ", version[m][e],
+                  " is newer than the resume point ", resume);
     }
   }
   return {};
@@ -63,10 +63,8 @@ Result<FaultLoss> LossLedger::Charge(const TokenHistory& history, const Counts& 
   const LayerExperts& experts = history.experts();
   SW_TRY(ValidateShape(version, experts, "restored versions"));
   if (ShapeOf(charged) != experts || layer_lost.size() != experts.size()) {
-    return Fail(Errc::kMismatch, "the ledger of lost tokens is of a model with " +
-                                     std::to_string(charged.size()) +
-                                     " MoE layers or other experts, the token history has " +
-                                     std::to_string(experts.size()) + " layers");
+    return Fail(Errc::kMismatch, "the ledger of lost tokens is of a model with ", charged.size(),
+                " MoE layers or other experts, the token history has ", experts.size(), " layers");
   }
   SW_TRY(ValidateVersions(version, resume));
   FaultLoss loss{resume, MakeCounts(experts), std::vector<std::uint64_t>(experts.size(), 0)};
@@ -104,9 +102,8 @@ Result<LayerTokens> TokensOfRun(const TokenHistory& history, std::uint64_t last,
   for (std::uint64_t& tokens : processed.tokens) {
     const Wide scaled = Wide{tokens} * run / counted;
     if (scaled > std::numeric_limits<std::uint64_t>::max()) {
-      return Fail(Errc::kBadInput, std::to_string(tokens) + " tokens in " +
-                                       std::to_string(counted) + " iterations: those of " +
-                                       std::to_string(run) + " overflow 64 bits");
+      return Fail(Errc::kBadInput, tokens, " tokens in ", counted, " iterations: those of ", run,
+                  " overflow 64 bits");
     }
     tokens = static_cast<std::uint64_t>(scaled);
   }
@@ -116,9 +113,8 @@ Result<LayerTokens> TokensOfRun(const TokenHistory& history, std::uint64_t last,
 Result<LossSummary> SummarizeLoss(const std::vector<std::uint64_t>& lost,
                                   const LayerTokens& processed) {
   if (lost.size() != processed.tokens.size()) {
-    return Fail(Errc::kMismatch, "lost tokens of " + std::to_string(lost.size()) +
-                                     " MoE layers, tokens of " +
-                                     std::to_string(processed.tokens.size()));
+    return Fail(Errc::kMismatch, "lost tokens of ", lost.size(), " MoE layers, tokens of ",
+                processed.tokens.size());
   }
   LossSummary summary;
   summary.observed = processed.observed;
@@ -152,8 +148,7 @@ Result<TokensAtRisk> RiskOf(const Counts& unsaved, const Selection& selection) {
 
 Result<double> SteadyLoss(std::uint32_t n, std::uint32_t k, double interval) {
   if (n == 0 || k == 0) {
-    return Fail(Errc::kUsage, "K = " + std::to_string(k) + " of N = " + std::to_string(n) +
-                                  " experts: both must be at least 1");
+    return Fail(Errc::kUsage, "K = ", k, " of N = ", n, " experts: both must be at least 1");
   }
   const double experts = n;
   const double saved = std::min(n, k);
@@ -164,8 +159,8 @@ Result<double> SteadyLoss(std::uint32_t n, std::uint32_t k, double interval) {
 Result<double> SteadyLossTwoLevels(std::uint32_t n, std::uint32_t k_snapshot,
                                    std::uint32_t k_persist, double interval, double lost_share) {
   if (!(lost_share >= 0 && lost_share <= 1)) {
-    return Fail(Errc::kUsage, "the share of experts that lose their memory copies is " +
-                                  std::to_string(lost_share) + ", expected 0 to 1");
+    return Fail(Errc::kUsage, "the share of experts that lose their memory copies is ", lost_share,
+                ", expected 0 to 1");
   }
   SW_TRY_ASSIGN(const double storage, SteadyLoss(n, k_persist, interval));
   SW_TRY_ASSIGN(const double memory, SteadyLoss(n, k_snapshot, interval));
@@ -174,9 +169,8 @@ Result<double> SteadyLossTwoLevels(std::uint32_t n, std::uint32_t k_snapshot,
 
 Result<double> ExpectedPlt(double faults, double loss, double iterations) {
   if (!(faults >= 0) || !(loss >= 0) || !(iterations > 0)) {
-    return Fail(Errc::kUsage, "no PLT of " + std::to_string(faults) + " faults that lose " +
-                                  std::to_string(loss) + " iterations of " +
-                                  std::to_string(iterations));
+    return Fail(Errc::kUsage, "no PLT of ", faults, " faults that lose ", loss, " iterations of ",
+                iterations);
   }
   return faults * loss / iterations;
 }

@@ -58,9 +58,8 @@ Status ValidateOptions(const SelectionOptions& options) {
     return Fail(Errc::kUsage, "K of the persist level is 0, at least one expert is expected");
   }
   if (options.k_persist > options.k_snapshot) {
-    return Fail(Errc::kUsage, "K of the persist level is " + std::to_string(options.k_persist) +
-                                  ", above K of the snapshot level, " +
-                                  std::to_string(options.k_snapshot));
+    return Fail(Errc::kUsage, "K of the persist level is ", options.k_persist,
+                ", above K of the snapshot level, ", options.k_snapshot);
   }
   return {};
 }
@@ -90,10 +89,8 @@ Result<ExpertMap> EvenExpertMap(const LayerExperts& experts, std::uint32_t ep) {
   PerExpert<std::uint32_t> rank(experts.size());
   for (std::size_t m = 0; m < experts.size(); ++m) {
     if (ep == 0 || experts[m] % ep != 0) {
-      return Fail(Errc::kUsage, "MoE layer " + std::to_string(m) + ": " +
-                                    std::to_string(experts[m]) +
-                                    " experts cannot be shared evenly by " + std::to_string(ep) +
-                                    " expert-parallel ranks");
+      return Fail(Errc::kUsage, "MoE layer ", m, ": ", experts[m],
+                  " experts cannot be shared evenly by ", ep, " expert-parallel ranks");
     }
     const std::uint32_t per = experts[m] / ep;
     rank[m].reserve(experts[m]);
@@ -104,18 +101,16 @@ Result<ExpertMap> EvenExpertMap(const LayerExperts& experts, std::uint32_t ep) {
 
 Result<ExpertMap> MakeExpertMap(PerExpert<std::uint32_t> rank, std::uint32_t ep) {
   if (ep == 0 || ep > limits::kRanks) {
-    return Fail(ep == 0 ? Errc::kBadInput : Errc::kLimit,
-                std::to_string(ep) + " expert-parallel ranks, expected 1 to " +
-                    std::to_string(limits::kRanks));
+    return Fail(ep == 0 ? Errc::kBadInput : Errc::kLimit, ep,
+                " expert-parallel ranks, expected 1 to ", limits::kRanks);
   }
   SW_TRY(ValidateExperts(ShapeOf(rank)));
   ExpertMap map{ep, std::move(rank), {}};
   for (std::size_t m = 0; m < map.rank.size(); ++m) {
     for (std::size_t e = 0; e < map.rank[m].size(); ++e) {
       if (map.rank[m][e] >= ep) {
-        return Fail(Errc::kBadInput, ExpertName(m, e) + ": expert-parallel rank " +
-                                         std::to_string(map.rank[m][e]) + ", there are " +
-                                         std::to_string(ep));
+        return Fail(Errc::kBadInput, ExpertName(m, e), ": expert-parallel rank ", map.rank[m][e],
+                    ", there are ", ep);
       }
     }
     map.ring.push_back(RingOf(map.rank[m], ep));

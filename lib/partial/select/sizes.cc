@@ -71,9 +71,8 @@ Result<CheckpointSize> SizeForK(const ModelBytes& model, std::uint32_t k, const 
       return !(bytes == layer.front());
     });
     if (other != layer.end()) {
-      return Fail(Errc::kUsage, "MoE layer " + std::to_string(m) + ": expert " +
-                                    std::to_string(other - layer.begin()) +
-                                    " has another size than expert 0: K alone tells no size");
+      return Fail(Errc::kUsage, "MoE layer ", m, ": expert ", other - layer.begin(),
+                  " has another size than expert 0: K alone tells no size");
     }
     if (k > layer.size()) {
       warnings.push_back("MoE layer " + std::to_string(m) + ": K = " + std::to_string(k) +

@@ -25,16 +25,14 @@ Status TokenHistory::Add(std::uint64_t iteration, const Counts& tokens) {
   SW_TRY(ValidateShape(tokens, experts_, "tokens of iteration " + std::to_string(iteration)));
   const std::uint64_t newest = iterations_.empty() ? 0 : iterations_.back();
   if (iteration <= newest) {
-    return Fail(Errc::kBadInput,
-                "tokens of iteration " + std::to_string(iteration) +
-                    (iterations_.empty() ? ": iterations count from 1"
-                                         : " after those of " + std::to_string(newest)));
+    return Fail(Errc::kBadInput, "tokens of iteration ", iteration,
+                (iterations_.empty() ? ": iterations count from 1"
+                                     : " after those of " + std::to_string(newest)));
   }
   const std::size_t cells = layer_first_.back();
   if (sums_.size() + cells > limits::kMoeCounts + limits::kMoeExperts) {
-    return Fail(Errc::kLimit, "tokens of iteration " + std::to_string(iteration) +
-                                  ": the counts up to it are more than " +
-                                  std::to_string(limits::kMoeCounts));
+    return Fail(Errc::kLimit, "tokens of iteration ", iteration,
+                ": the counts up to it are more than ", limits::kMoeCounts);
   }
   std::vector<std::uint64_t> row(sums_.end() - static_cast<std::ptrdiff_t>(cells), sums_.end());
   for (std::size_t m = 0; m < tokens.size(); ++m) {

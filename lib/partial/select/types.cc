@@ -36,17 +36,16 @@ Counts MakeCounts(const LayerExperts& experts, std::uint64_t value) {
 Status ValidateExperts(const LayerExperts& experts) {
   if (experts.empty()) return Fail(Errc::kBadInput, "the model has no MoE layer");
   if (experts.size() > limits::kMoeLayers) {
-    return Fail(Errc::kLimit, std::to_string(experts.size()) + " MoE layers, at most " +
-                                  std::to_string(limits::kMoeLayers) + " are handled");
+    return Fail(Errc::kLimit, experts.size(), " MoE layers, at most ", limits::kMoeLayers,
+                " are handled");
   }
   for (std::size_t m = 0; m < experts.size(); ++m) {
     if (experts[m] == 0) {
-      return Fail(Errc::kBadInput, "MoE layer " + std::to_string(m) + " has no experts");
+      return Fail(Errc::kBadInput, "MoE layer ", m, " has no experts");
     }
     if (experts[m] > limits::kMoeExperts) {
-      return Fail(Errc::kLimit, "MoE layer " + std::to_string(m) + ": " +
-                                    std::to_string(experts[m]) + " experts, at most " +
-                                    std::to_string(limits::kMoeExperts) + " are handled");
+      return Fail(Errc::kLimit, "MoE layer ", m, ": ", experts[m], " experts, at most ",
+                  limits::kMoeExperts, " are handled");
     }
   }
   return {};
@@ -54,14 +53,13 @@ Status ValidateExperts(const LayerExperts& experts) {
 
 Status ValidateShape(const Counts& table, const LayerExperts& experts, const std::string& what) {
   if (table.size() != experts.size()) {
-    return Fail(Errc::kMismatch, what + ": " + std::to_string(table.size()) +
-                                     " MoE layers, expected " + std::to_string(experts.size()));
+    return Fail(Errc::kMismatch, what, ": ", table.size(), " MoE layers, expected ",
+                experts.size());
   }
   for (std::size_t m = 0; m < experts.size(); ++m) {
     if (table[m].size() != experts[m]) {
-      return Fail(Errc::kMismatch, what + ": MoE layer " + std::to_string(m) + ": " +
-                                       std::to_string(table[m].size()) + " experts, expected " +
-                                       std::to_string(experts[m]));
+      return Fail(Errc::kMismatch, what, ": MoE layer ", m, ": ", table[m].size(),
+                  " experts, expected ", experts[m]);
     }
   }
   return {};
@@ -69,8 +67,8 @@ Status ValidateShape(const Counts& table, const LayerExperts& experts, const std
 
 Status Validate(const Selection& selection, const LayerExperts& experts) {
   if (selection.size() != experts.size()) {
-    return Fail(Errc::kMismatch, "selection: " + std::to_string(selection.size()) +
-                                     " MoE layers, expected " + std::to_string(experts.size()));
+    return Fail(Errc::kMismatch, "selection: ", selection.size(), " MoE layers, expected ",
+                experts.size());
   }
   std::vector<bool> seen;
   for (std::size_t m = 0; m < experts.size(); ++m) {
@@ -81,10 +79,9 @@ Status Validate(const Selection& selection, const LayerExperts& experts) {
         continue;
       }
       return Fail(
-          Errc::kBadInput,
-          "selection: MoE layer " + std::to_string(m) + ": expert " + std::to_string(e) +
-              (e < experts[m] ? " is listed twice"
-                              : " does not exist, the layer has " + std::to_string(experts[m])));
+          Errc::kBadInput, "selection: MoE layer ", m, ": expert ", e,
+          (e < experts[m] ? " is listed twice"
+                          : " does not exist, the layer has " + std::to_string(experts[m])));
     }
   }
   return {};

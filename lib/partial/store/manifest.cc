@@ -476,7 +476,7 @@ Result<ManifestLines> SplitManifest(std::string text, const std::string& where) 
     // Formatted differently, but possibly still a manifest.
     SW_TRY_ASSIGN(const Manifest manifest, ParseManifest(text, where));
     std::string again = ToText(manifest);
-    if (manifest.modules.empty()) return Fail(Errc::kBadInput, where + ": no modules");
+    if (manifest.modules.empty()) return Fail(Errc::kBadInput, where, ": no modules");
     return SplitManifest(std::move(again), where);
   }
   Fields in(text.substr(0, begin - 1) + "}", where);

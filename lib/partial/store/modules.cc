@@ -98,10 +98,8 @@ Status NumberExperts(Model* model) {
     }
     const std::uint32_t expected = model->experts.back()++;
     if (static_cast<std::uint32_t>(module.id.expert) != expected) {
-      return Fail(Errc::kBadInput, module.name + ": expert " + std::to_string(expected) +
-                                       " of MoE layer " + std::to_string(layer) +
-                                       " expected, found expert " +
-                                       std::to_string(module.id.expert));
+      return Fail(Errc::kBadInput, module.name, ": expert ", expected, " of MoE layer ", layer,
+                  " expected, found expert ", module.id.expert);
     }
     module.id.layer = static_cast<std::int32_t>(model->layer_id.size() - 1);
   }
@@ -126,7 +124,7 @@ Result<Component> ParseComponent(std::string_view name) {
   for (const Component component : kAllComponents) {
     if (Name(component) == name) return component;
   }
-  return Fail(Errc::kUsage, "component \"" + std::string(name) + "\": weights, master or moments");
+  return Fail(Errc::kUsage, "component \"", name, "\": weights, master or moments");
 }
 
 Component ComponentOf(std::string_view state) {
@@ -164,13 +162,13 @@ Result<Model> DescribeModel(const checkpoints::Checkpoint& checkpoint) {
   for (std::uint32_t t = 0; t < checkpoint.map.tensors.size(); ++t) {
     const auto key = keys.find(checkpoint.map.tensors[t].name);
     if (key == keys.end()) {
-      return Fail(Errc::kInternal,
-                  "tensor \"" + checkpoint.map.tensors[t].name + "\": of no parameter");
+      return Fail(Errc::kInternal, "tensor \"", checkpoint.map.tensors[t].name,
+                  "\": of no parameter");
     }
     grouped[key->second].push_back(t);
   }
   if (grouped.size() > limits::kMoeLayers * limits::kMoeExperts) {
-    return Fail(Errc::kLimit, checkpoint.tag + ": " + std::to_string(grouped.size()) + " modules");
+    return Fail(Errc::kLimit, checkpoint.tag, ": ", grouped.size(), " modules");
   }
   Model model;
   model.modules.reserve(grouped.size());

@@ -27,7 +27,7 @@ std::vector<std::string> Names(const std::vector<BlobSource>& files) {
 }
 
 tl::unexpected<Error> BadBlob(const std::string& path, const std::string& what) {
-  return Fail(Errc::kBadInput, path + ": " + what);
+  return Fail(Errc::kBadInput, path, ": ", what);
 }
 
 }  // namespace

@@ -39,18 +39,16 @@ Status CheckGaps(const token_counts::TokenTrace& trace, const std::string& where
       break;
     }
   }
-  return Fail(Errc::kBadInput, where + ": tokens of iterations " + std::to_string(next) + " to " +
-                                   std::to_string(found - 1) + " are missing, those of " +
-                                   std::to_string(after + 1) + " to " + std::to_string(last) +
-                                   " are needed");
+  return Fail(Errc::kBadInput, where, ": tokens of iterations ", next, " to ", found - 1,
+              " are missing, those of ", after + 1, " to ", last, " are needed");
 }
 
 Status Add(const Counts& from, Counts* to) {
   for (std::size_t m = 0; m < to->size(); ++m) {
     for (std::size_t e = 0; e < (*to)[m].size(); ++e) {
       if (__builtin_add_overflow((*to)[m][e], from[m][e], &(*to)[m][e])) {
-        return Fail(Errc::kBadInput, "tokens of expert " + std::to_string(e) + " of MoE layer " +
-                                         std::to_string(m) + " overflow 64 bits");
+        return Fail(Errc::kBadInput, "tokens of expert ", e, " of MoE layer ", m,
+                    " overflow 64 bits");
       }
     }
   }

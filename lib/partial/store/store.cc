@@ -92,11 +92,11 @@ bool Store::IsOwnName(std::string_view name) {
 
 Status Store::ExpectOwnNames(const std::string& path) {
   SW_TRY_ASSIGN(const bool folder, os::IsDir(path));
-  if (!folder) return Fail(Errc::kBusy, path + ": exists and is not a directory");
+  if (!folder) return Fail(Errc::kBusy, path, ": exists and is not a directory");
   SW_TRY_ASSIGN(const std::vector<os::Entry> entries, os::ListDir(path));
   for (const os::Entry& entry : entries) {
     if (IsOwnName(entry.name)) continue;
-    return Fail(Errc::kBusy, path + ": holds \"" + entry.name + "\" and no store");
+    return Fail(Errc::kBusy, path, ": holds \"", entry.name, "\" and no store");
   }
   return {};
 }
@@ -107,7 +107,7 @@ Result<Store> Store::Open(const std::string& path) {
   SW_TRY_ASSIGN(const bool there, IsStore(path));
   if (!there) {
     SW_TRY(os::ExpectDir(path));
-    return Fail(Errc::kNotFound, path + ": no store of partial checkpoints");
+    return Fail(Errc::kNotFound, path, ": no store of partial checkpoints");
   }
   const std::string name = path + "/" + kHeadName;
   SW_TRY_ASSIGN(const std::string text, os::ReadWholeText(name, limits::kJsonBytes));
@@ -209,17 +209,15 @@ Status Store::CheckPast(std::uint64_t recovery, std::uint64_t iteration,
   if (recovery > 0) {
     SW_TRY_ASSIGN(const bool known, os::Exists(RecoveryPath(recovery)));
     if (!known) {
-      return Fail(Errc::kNotFound, path_ + ": has no recovery " + std::to_string(recovery) +
-                                       ", after which " + what + " was made");
+      return Fail(Errc::kNotFound, path_, ": has no recovery ", recovery, ", after which ", what,
+                  " was made");
     }
   }
   return ForRecoveriesAfter(recovery, [&](const RecoveryRecord& one) -> Status {
     if (!GivesUp(one, recovery, iteration)) return {};
-    return Fail(Errc::kMismatch,
-                path_ + ": " + what + " is of iteration " + std::to_string(iteration) +
-                    " of a past that was given up: made before recovery " +
-                    std::to_string(one.sequence) + ", which went back to iteration " +
-                    std::to_string(one.resume));
+    return Fail(Errc::kMismatch, path_, ": ", what, " is of iteration ", iteration,
+                " of a past that was given up: made before recovery ", one.sequence,
+                ", which went back to iteration ", one.resume);
   });
 }
 
@@ -292,12 +290,10 @@ Status Store::CheckManifest(const StoredCheckpoint& checkpoint, const Manifest& 
       modules == head_.modules) {
     return {};
   }
-  return Fail(Errc::kBadInput,
-              ManifestPath(checkpoint) + ": checkpoint " + std::to_string(checkpoint.sequence) +
-                  " of iteration " + std::to_string(checkpoint.iteration) + " with " +
-                  std::to_string(head_.modules) + " modules expected, found " +
-                  std::to_string(manifest.sequence) + ", " + std::to_string(manifest.iteration) +
-                  " and " + std::to_string(modules));
+  return Fail(Errc::kBadInput, ManifestPath(checkpoint), ": checkpoint ", checkpoint.sequence,
+              " of iteration ", checkpoint.iteration, " with ", head_.modules,
+              " modules expected, found ", manifest.sequence, ", ", manifest.iteration, " and ",
+              modules);
 }
 
 Result<Manifest> Store::ReadManifest(const StoredCheckpoint& checkpoint) const {
@@ -319,8 +315,8 @@ Result<checkpoints::SourceSet> Store::ReadCatalogue(const Manifest& manifest) co
   SW_TRY_ASSIGN(const std::string text, os::ReadWholeText(path, kCatalogueBytes));
   const exec::Digest found = exec::DigestOf(std::as_bytes(std::span(text)));
   if (found != manifest.catalogue) {
-    return Fail(Errc::kBadInput, path + ": digest " + exec::Hex(manifest.catalogue) +
-                                     " expected, found " + exec::Hex(found));
+    return Fail(Errc::kBadInput, path, ": digest ", exec::Hex(manifest.catalogue),
+                " expected, found ", exec::Hex(found));
   }
   Result<checkpoints::SourceSet> set = checkpoints::DeserializeSource(text);
   if (!set) return Within(path, std::move(set).error());
@@ -346,8 +342,8 @@ Result<TokenRecord> Store::ReadTokens(std::uint64_t sequence) const {
                 os::ReadWholeText(TokensPath(sequence), limits::kJsonBytes));
   SW_TRY_ASSIGN(TokenRecord record, ParseTokens(text, TokensPath(sequence)));
   if (record.sequence.value_or(sequence) == sequence) return record;
-  return Fail(Errc::kBadInput, TokensPath(sequence) + ": it is the record of checkpoint " +
-                                   std::to_string(*record.sequence));
+  return Fail(Errc::kBadInput, TokensPath(sequence), ": it is the record of checkpoint ",
+              *record.sequence);
 }
 
 Result<std::optional<RecoveryFile>> Store::LastRecoveryFile() const {
@@ -456,7 +452,7 @@ Result<std::vector<BlobFile>> Store::ListBlobs(std::vector<std::string>* others)
       const auto digest = DigestIn(name);
       if (!digest || !name.starts_with(folder.name)) {
         if (others == nullptr) {
-          return Fail(Errc::kBadInput, path + "/" + entry.name + ": not the name of a blob");
+          return Fail(Errc::kBadInput, path, "/", entry.name, ": not the name of a blob");
         }
         others->push_back(path + "/" + entry.name);
         continue;

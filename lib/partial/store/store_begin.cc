@@ -28,8 +28,7 @@ Result<std::size_t> CountTexts(const std::string& folder, std::string_view suffi
     }
   }
   if (count > 0 || stranger.empty()) return count;
-  return Fail(Errc::kBadInput,
-              folder + ": holds \"" + stranger + "\" and no *" + std::string(suffix));
+  return Fail(Errc::kBadInput, folder, ": holds \"", stranger, "\" and no *", suffix);
 }
 
 /// Checks that a store without manifests has no other
@@ -38,11 +37,10 @@ Status CheckNoTraces(const std::string& path) {
   SW_TRY_ASSIGN(const std::size_t recoveries, CountTexts(path + "/recoveries", ".json"));
   SW_TRY_ASSIGN(const std::size_t catalogues, CountTexts(path + "/catalogues", ".swc"));
   if (recoveries == 0 && catalogues <= 1) return {};
-  return Fail(Errc::kBadInput, path + ": has lost its manifests: it has none, but " +
-                                   std::to_string(recoveries) + " recoveries and " +
-                                   std::to_string(catalogues) +
-                                   " catalogues; if no save has ever been complete and all were "
-                                   "killed, remove the folder, or what is in its catalogues/");
+  return Fail(Errc::kBadInput, path, ": has lost its manifests: it has none, but ", recoveries,
+              " recoveries and ", catalogues,
+              " catalogues; if no save has ever been complete and all were "
+              "killed, remove the folder, or what is in its catalogues/");
 }
 
 constexpr std::string_view kBeginSuffix = ".begin-";
@@ -70,7 +68,7 @@ void RemoveLeftBehind(const os::ParentName& store) {
 Status Store::Begin(const std::string& path) {
   SW_TRY_ASSIGN(const os::ParentName split, os::SplitOutput(path));
   SW_TRY_ASSIGN(const bool taken, os::Exists(split.Path()));
-  if (taken) return Fail(Errc::kBusy, path + ": exists");
+  if (taken) return Fail(Errc::kBusy, path, ": exists");
   // Created next to its final name, so that a kill leaves no folder without a mark.
   SW_TRY_ASSIGN(const std::string run_id, os::MakeRunId());
   const std::string made = split.Path() + std::string(kBeginSuffix) + run_id;
@@ -84,7 +82,7 @@ Status Store::Begin(const std::string& path) {
     (void)os::RemoveTree(made, split.parent);
     // A concurrent call that was first removes leftovers next to the store.
     const auto there = os::Exists(split.Path());
-    if (there && *there) return Fail(Errc::kBusy, path + ": exists");
+    if (there && *there) return Fail(Errc::kBusy, path, ": exists");
     return begun;
   }
   SW_TRY(os::SyncDir(split.parent));
@@ -108,16 +106,16 @@ Result<bool> Store::HasNoCheckpoint(const std::string& path) {
   SW_TRY_ASSIGN(const bool folder, os::IsDir(path));
   if (!folder) {
     SW_TRY_ASSIGN(const bool there, os::Exists(path));
-    return Fail(Errc::kNotFound,
-                path + (there ? ": not a folder"
-                              : ": there is no store; if no file system is missing and the run "
-                                "begins now, --begin makes one"));
+    return Fail(Errc::kNotFound, path,
+                (there ? ": not a folder"
+                       : ": there is no store; if no file system is missing and the run "
+                         "begins now, --begin makes one"));
   }
   SW_TRY_ASSIGN(const std::vector<os::Entry> entries, os::ListDir(path));
   if (entries.empty()) {
-    return Fail(Errc::kNotFound, path +
-                                     ": an empty folder: a file system that is not mounted? A "
-                                     "store that has not begun must not be there");
+    return Fail(Errc::kNotFound, path,
+                ": an empty folder: a file system that is not mounted? A "
+                "store that has not begun must not be there");
   }
   const auto has = [&](const char* name) {
     return std::any_of(entries.begin(), entries.end(),
@@ -135,14 +133,14 @@ Result<bool> Store::HasNoCheckpoint(const std::string& path) {
     const bool ours = std::all_of(entries.begin(), entries.end(),
                                   [](const os::Entry& entry) { return IsOwnName(entry.name); });
     if (!ours || !has("manifests")) {
-      return Fail(Errc::kNotFound, path + ": no store of partial checkpoints");
+      return Fail(Errc::kNotFound, path, ": no store of partial checkpoints");
     }
   }
   if (!store && !has("manifests")) return true;
   SW_TRY_ASSIGN(const std::size_t manifests, CountTexts(path + "/manifests", ".json"));
   if (manifests > 0) {
     if (store) return false;
-    return Fail(Errc::kBadInput, path + ": has manifests and no head, store.json");
+    return Fail(Errc::kBadInput, path, ": has manifests and no head, store.json");
   }
   if (store) SW_TRY(CheckNoTraces(path));
   return true;

@@ -37,16 +37,15 @@ Result<RecoveryRecord> WithoutEffect(const Store& store, const RecoveryRecord& l
 
 Result<Undone> UndoRecorded(const Store& store) {
   SW_TRY_ASSIGN(const std::optional<RecoveryRecord> last, store.LastRecovery());
-  if (!last) return Fail(Errc::kNotFound, store.path() + ": no restore is recorded");
+  if (!last) return Fail(Errc::kNotFound, store.path(), ": no restore is recorded");
   SW_TRY_ASSIGN(const std::vector<StoredCheckpoint> checkpoints, store.List());
   for (const StoredCheckpoint& one : checkpoints) {
     const bool older = one.sequence <= last->manifest ||
                        std::ranges::find(last->abandoned, one.sequence) != last->abandoned.end();
     if (older) continue;
-    return Fail(Errc::kBusy,
-                store.path() + ": iteration " + std::to_string(one.iteration) +
-                    " was saved after the restart from iteration " + std::to_string(last->resume) +
-                    "; to go back to an abandoned checkpoint, restore it from a copy of the store");
+    return Fail(Errc::kBusy, store.path(), ": iteration ", one.iteration,
+                " was saved after the restart from iteration ", last->resume,
+                "; to go back to an abandoned checkpoint, restore it from a copy of the store");
   }
   SW_TRY_ASSIGN(const RecoveryRecord replaced, WithoutEffect(store, *last, checkpoints));
   SW_TRY(store.AddRecovery(replaced));
@@ -83,7 +82,7 @@ Result<Undone> ConfirmRestart(const std::string& path, bool take_over) {
   SW_TRY_ASSIGN(const Store store, Store::Open(path));
   SW_TRY_ASSIGN(os::Lock lock, store.LockForWriting("pec-save undo", take_over));
   SW_TRY_ASSIGN(const std::optional<RecoveryRecord> pending, store.Pending());
-  if (!pending) return Fail(Errc::kNotFound, path + ": no restore waits to be confirmed");
+  if (!pending) return Fail(Errc::kNotFound, path, ": no restore waits to be confirmed");
   SW_TRY(store.ConfirmPending());
   SW_TRY(lock.Release());
   return Undone{true, pending->resume, pending->resume, {}};

@@ -176,11 +176,10 @@ Result<bool> StaysGrouped(const TokenCounts& loads, const Cluster& cluster,
   const std::size_t nodes = NodeParts(cluster).size();
   const bool fits = groups > 0 && nodes > 0 && loads.experts % groups == 0 && groups % nodes == 0;
   if (!fits && asked) {
-    return Fail(Errc::kInfeasible,
-                "best: " + std::to_string(loads.experts) + " experts in " + std::to_string(groups) +
-                    " groups on " + std::to_string(nodes) +
-                    " nodes: the experts must be a multiple of the groups, and the groups of the "
-                    "nodes; --policy global plans without groups");
+    return Fail(Errc::kInfeasible, "best: ", loads.experts, " experts in ", groups, " groups on ",
+                nodes,
+                " nodes: the experts must be a multiple of the groups, and the groups of the "
+                "nodes; --policy global plans without groups");
   }
   return fits && groups > 1;
 }
@@ -196,10 +195,8 @@ Result<StrategyResult> DraftGrouped(const TokenCounts& loads, const Cluster& clu
   const std::uint64_t held = loads.experts / nodes.size();
   for (const NodePart& node : nodes) {
     if (node.cluster.live_slots() >= held) continue;
-    return Fail(Errc::kInfeasible, "best: node \"" + cluster.nodes[node.node].name + "\" has " +
-                                       std::to_string(node.cluster.live_slots()) +
-                                       " slots for the " + std::to_string(held) +
-                                       " experts of its groups");
+    return Fail(Errc::kInfeasible, "best: node \"", cluster.nodes[node.node].name, "\" has ",
+                node.cluster.live_slots(), " slots for the ", held, " experts of its groups");
   }
   Options alone = options;
   alone.eplb_groups = 1;

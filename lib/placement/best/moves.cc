@@ -74,10 +74,10 @@ std::size_t FewestMoves(std::span<const LayerChoice> choices, double target) {
 Result<std::vector<std::size_t>> WithinMoves(const Choices& choices, std::uint64_t most) {
   const std::uint64_t least = LeastMoves(choices);
   if (least > most) {
-    return Fail(Errc::kInfeasible, "at most " + std::to_string(most) +
-                                       " moves are allowed, but the old plan's gpus "
-                                       "lack replicas that every plan needs: at least " +
-                                       std::to_string(least) + " moves; raise --max-moves");
+    return Fail(Errc::kInfeasible, "at most ", most,
+                " moves are allowed, but the old plan's gpus "
+                "lack replicas that every plan needs: at least ",
+                least, " moves; raise --max-moves");
   }
   std::uint64_t left = most - least;
   std::vector<std::size_t> chosen(choices.size(), 0);

@@ -132,8 +132,7 @@ Result<std::vector<std::int64_t>> DispatchTable::RowsOf(
     if (chosen[i] < 0) continue;
     const auto e = static_cast<std::uint64_t>(chosen[i]);
     if (e >= experts) {
-      return Fail(Errc::kMismatch, "expert " + std::to_string(e) + " does not exist, there are " +
-                                       std::to_string(experts));
+      return Fail(Errc::kMismatch, "expert ", e, " does not exist, there are ", experts);
     }
     ++found[e];
     while (at[e] < runs[e].size() && runs[e][at[e]].left == 0) ++at[e];
@@ -148,9 +147,8 @@ Result<std::vector<std::int64_t>> DispatchTable::RowsOf(
   }
   for (std::uint32_t e = 0; e < experts; ++e) {
     if (found[e] == sent[e]) continue;
-    return Fail(Errc::kMismatch, "expert " + std::to_string(e) + ": rank " + std::to_string(rank) +
-                                     " sends " + std::to_string(sent[e]) + " tokens, found " +
-                                     std::to_string(found[e]));
+    return Fail(Errc::kMismatch, "expert ", e, ": rank ", rank, " sends ", sent[e],
+                " tokens, found ", found[e]);
   }
   return rows;
 }

@@ -18,25 +18,24 @@ Result<NodeEvent> ParseLine(std::string_view line, const std::string& where) {
   const std::size_t first = line.find(',');
   const std::size_t second = first == std::string_view::npos ? first : line.find(',', first + 1);
   if (second == std::string_view::npos) {
-    return Fail(Errc::kBadInput, where + ": milliseconds,add|remove,node expected");
+    return Fail(Errc::kBadInput, where, ": milliseconds,add|remove,node expected");
   }
   NodeEvent event;
   const std::string_view time = line.substr(0, first);
   const auto [end, error] = std::from_chars(time.data(), time.data() + time.size(), event.time_ms);
   if (time.empty() || error != std::errc() || end != time.data() + time.size()) {
-    return Fail(Errc::kBadInput, where + ": \"" + std::string(time.substr(0, 24)) +
-                                     "\" is no number of milliseconds");
+    return Fail(Errc::kBadInput, where, ": \"", time.substr(0, 24),
+                "\" is no number of milliseconds");
   }
   const std::string_view what = line.substr(first + 1, second - first - 1);
   if (what != "add" && what != "remove") {
-    return Fail(Errc::kBadInput,
-                where + ": \"" + std::string(what.substr(0, 24)) + "\" is neither add nor remove");
+    return Fail(Errc::kBadInput, where, ": \"", what.substr(0, 24), "\" is neither add nor remove");
   }
   event.add = what == "add";
   event.node = line.substr(second + 1);
   if (event.node.empty() || event.node.size() > kNameBytes ||
       event.node.find(',') != std::string::npos) {
-    return Fail(Errc::kBadInput, where + ": the name of one node expected");
+    return Fail(Errc::kBadInput, where, ": the name of one node expected");
   }
   return event;
 }
@@ -56,24 +55,22 @@ Result<std::vector<NodeEvent>> ParseNodeEvents(std::string_view text, const std:
     const std::string place = where + ":" + std::to_string(number);
     SW_TRY_ASSIGN(NodeEvent event, ParseLine(line, place));
     if (events.size() >= limits::kMoeEvents) {
-      return Fail(Errc::kLimit,
-                  place + ": more than " + std::to_string(limits::kMoeEvents) + " events");
+      return Fail(Errc::kLimit, place, ": more than ", limits::kMoeEvents, " events");
     }
     if (!events.empty() && event.time_ms < events.back().time_ms) {
-      return Fail(Errc::kBadInput, place +
-                                       ": time runs backward: " + std::to_string(event.time_ms) +
-                                       " after " + std::to_string(events.back().time_ms));
+      return Fail(Errc::kBadInput, place, ": time runs backward: ", event.time_ms, " after ",
+                  events.back().time_ms);
     }
     // A node that is removed before any addition was present from the start.
     const auto [at, unseen] = present.try_emplace(event.node, !event.add);
     if (at->second == event.add) {
-      return Fail(Errc::kBadInput, place + ": node \"" + event.node + "\" " +
-                                       (event.add ? "is there already" : "is not there"));
+      return Fail(Errc::kBadInput, place, ": node \"", event.node, "\" ",
+                  (event.add ? "is there already" : "is not there"));
     }
     at->second = event.add;
     events.push_back(std::move(event));
   }
-  if (events.empty()) return Fail(Errc::kBadInput, where + ": holds no events");
+  if (events.empty()) return Fail(Errc::kBadInput, where, ": holds no events");
   return events;
 }
 

@@ -17,9 +17,7 @@ std::string ExpertName(const TokenCounts& loads, std::uint32_t layer, std::int64
 
 Status Shapes(const Placement& placement, const TokenCounts& loads, const Cluster& cluster) {
   const auto differ = [](std::string_view what, std::uint64_t found, std::uint64_t expected) {
-    return Fail(Errc::kMismatch, "placement: " + std::to_string(expected) + " " +
-                                     std::string(what) + " expected, found " +
-                                     std::to_string(found));
+    return Fail(Errc::kMismatch, "placement: ", expected, " ", what, " expected, found ", found);
   };
   if (placement.layers != loads.layers) return differ("layers", placement.layers, loads.layers);
   if (placement.experts != loads.experts) {
@@ -30,8 +28,7 @@ Status Shapes(const Placement& placement, const TokenCounts& loads, const Cluste
   }
   for (std::uint32_t d = 0; d < placement.device_count(); ++d) {
     if (placement.slot_begin[d] > placement.slot_begin[d + 1]) {
-      return Fail(Errc::kBadInput,
-                  "placement: slots of gpu " + std::to_string(d) + " run backward");
+      return Fail(Errc::kBadInput, "placement: slots of gpu ", d, " run backward");
     }
   }
   const std::size_t cells = std::size_t{placement.layers} * placement.slot_count();
@@ -50,25 +47,23 @@ Status OnDevice(const Placement& placement, const TokenCounts& loads, const Clus
     if (expert == kNoExpert) continue;
     ++used;
     if (expert < 0 || static_cast<std::uint32_t>(expert) >= placement.experts) {
-      return Fail(Errc::kBadInput, ExpertName(loads, layer, expert) +
-                                       ": no such expert, there are " +
-                                       std::to_string(placement.experts));
+      return Fail(Errc::kBadInput, ExpertName(loads, layer, expert), ": no such expert, there are ",
+                  placement.experts);
     }
     if (rules.no_device_duplicates &&
         std::find(slots.begin(), slots.begin() + static_cast<std::ptrdiff_t>(i), expert) !=
             slots.begin() + static_cast<std::ptrdiff_t>(i)) {
-      return Fail(Errc::kInfeasible,
-                  ExpertName(loads, layer, expert) + ": twice on " + GpuName(cluster, device));
+      return Fail(Errc::kInfeasible, ExpertName(loads, layer, expert), ": twice on ",
+                  GpuName(cluster, device));
     }
   }
   if (used != 0 && rules.copies_min > 0 && !cluster.alive(device)) {
-    return Fail(Errc::kBadInput, GpuName(cluster, device) + ": holds experts of layer " +
-                                     std::to_string(loads.layer_id[layer]) + " but is dead");
+    return Fail(Errc::kBadInput, GpuName(cluster, device), ": holds experts of layer ",
+                loads.layer_id[layer], " but is dead");
   }
   if (rules.cluster_slots && used > cluster.devices[device].slots) {
-    return Fail(Errc::kBadInput, GpuName(cluster, device) + ": " + std::to_string(used) +
-                                     " experts of layer " + std::to_string(loads.layer_id[layer]) +
-                                     ", room for " + std::to_string(cluster.devices[device].slots));
+    return Fail(Errc::kBadInput, GpuName(cluster, device), ": ", used, " experts of layer ",
+                loads.layer_id[layer], ", room for ", cluster.devices[device].slots);
   }
   return {};
 }
@@ -90,9 +85,8 @@ Status Copies(const Placement& placement, const TokenCounts& loads, const Cluste
   const std::uint32_t needed = std::max(rules.copies_min, rules.all_experts ? 1U : 0U);
   for (std::uint32_t e = 0; e < placement.experts; ++e) {
     if (count[e] < needed) {
-      return Fail(Errc::kInfeasible, ExpertName(loads, layer, e) + ": on " +
-                                         std::to_string(count[e]) + " live nodes, " +
-                                         std::to_string(needed) + " needed");
+      return Fail(Errc::kInfeasible, ExpertName(loads, layer, e), ": on ", count[e],
+                  " live nodes, ", needed, " needed");
     }
   }
   return {};
@@ -170,37 +164,33 @@ Status Validate(const Cluster& cluster) {
     return Fail(Errc::kBadInput, "cluster: has no gpus");
   }
   if (cluster.nodes.size() > limits::kMoeNodes) {
-    return Fail(Errc::kLimit, "cluster: " + std::to_string(cluster.nodes.size()) +
-                                  " nodes, at most " + std::to_string(limits::kMoeNodes));
+    return Fail(Errc::kLimit, "cluster: ", cluster.nodes.size(), " nodes, at most ",
+                limits::kMoeNodes);
   }
   if (cluster.devices.size() > limits::kMoeDevices) {
-    return Fail(Errc::kLimit, "cluster: " + std::to_string(cluster.devices.size()) +
-                                  " gpus, at most " + std::to_string(limits::kMoeDevices));
+    return Fail(Errc::kLimit, "cluster: ", cluster.devices.size(), " gpus, at most ",
+                limits::kMoeDevices);
   }
   for (const Node& node : cluster.nodes) {
     if (node.rack >= cluster.racks.size()) {
-      return Fail(Errc::kBadInput, "node \"" + node.name + "\": rack " + std::to_string(node.rack) +
-                                       " does not exist, there are " +
-                                       std::to_string(cluster.racks.size()));
+      return Fail(Errc::kBadInput, "node \"", node.name, "\": rack ", node.rack,
+                  " does not exist, there are ", cluster.racks.size());
     }
   }
   std::uint64_t slots = 0;
   for (std::size_t d = 0; d < cluster.devices.size(); ++d) {
     const Device& device = cluster.devices[d];
     if (device.node >= cluster.nodes.size()) {
-      return Fail(Errc::kBadInput, "gpu " + std::to_string(d) + ": node " +
-                                       std::to_string(device.node) + " does not exist, there are " +
-                                       std::to_string(cluster.nodes.size()));
+      return Fail(Errc::kBadInput, "gpu ", d, ": node ", device.node, " does not exist, there are ",
+                  cluster.nodes.size());
     }
     if (d > 0 && device.node < cluster.devices[d - 1].node) {
-      return Fail(Errc::kBadInput, "gpu " + std::to_string(d) + ": of node " +
-                                       std::to_string(device.node) + " but comes after node " +
-                                       std::to_string(cluster.devices[d - 1].node));
+      return Fail(Errc::kBadInput, "gpu ", d, ": of node ", device.node, " but comes after node ",
+                  cluster.devices[d - 1].node);
     }
     slots += device.slots;
     if (slots > limits::kMoeSlots) {
-      return Fail(Errc::kLimit,
-                  "cluster: more than " + std::to_string(limits::kMoeSlots) + " slots per layer");
+      return Fail(Errc::kLimit, "cluster: more than ", limits::kMoeSlots, " slots per layer");
     }
   }
   if (cluster.live_slots() == 0) {
@@ -215,13 +205,12 @@ Status Validate(const TokenCounts& loads, const Cluster& cluster) {
   std::uint64_t slots = 0;
   for (const Device& device : cluster.devices) slots += device.slots;
   if (slots * loads.layers > limits::kMoeCells) {
-    return Fail(Errc::kLimit, std::to_string(slots) + " slots in each of " +
-                                  std::to_string(loads.layers) + " layers, at most " +
-                                  std::to_string(limits::kMoeCells) + " over all layers");
+    return Fail(Errc::kLimit, slots, " slots in each of ", loads.layers, " layers, at most ",
+                limits::kMoeCells, " over all layers");
   }
   if (cluster.live_slots() < loads.experts) {
-    return Fail(Errc::kInfeasible, std::to_string(loads.experts) + " experts do not fit in " +
-                                       std::to_string(cluster.live_slots()) + " live slots");
+    return Fail(Errc::kInfeasible, loads.experts, " experts do not fit in ", cluster.live_slots(),
+                " live slots");
   }
   return {};
 }

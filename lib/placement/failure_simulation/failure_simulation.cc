@@ -47,9 +47,8 @@ class Machines {
     const auto free = std::find_if(cluster_.nodes.begin(), cluster_.nodes.end(),
                                    [](const Node& node) { return !node.alive; });
     if (places_ && free == cluster_.nodes.end()) {
-      return Fail(Errc::kBadInput, "events: node \"" + name + "\": all " +
-                                       std::to_string(cluster_.node_count()) +
-                                       " nodes of the cluster are taken");
+      return Fail(Errc::kBadInput, "events: node \"", name, "\": all ", cluster_.node_count(),
+                  " nodes of the cluster are taken");
     }
     if (places_) at_[name] = static_cast<std::uint32_t>(free - cluster_.nodes.begin());
     SW_TRY_ASSIGN(const std::uint32_t node, Find(name));
@@ -71,7 +70,7 @@ class Machines {
   Result<std::uint32_t> Find(const std::string& name) const {
     const auto at = at_.find(name);
     if (at != at_.end()) return at->second;
-    return Fail(Errc::kBadInput, "events: node \"" + name + "\" is unknown to the cluster");
+    return Fail(Errc::kBadInput, "events: node \"", name, "\" is unknown to the cluster");
   }
 
   Cluster cluster_;

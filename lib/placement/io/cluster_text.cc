@@ -25,7 +25,7 @@ namespace {
 Status OnlyKnown(const Json& object, std::initializer_list<std::string_view> known,
                  const std::string& where) {
   if (!object.is_object()) {
-    return Fail(Errc::kBadInput, where + ": an object expected, found " + json::KindOf(object));
+    return Fail(Errc::kBadInput, where, ": an object expected, found ", json::KindOf(object));
   }
   for (const auto& [name, value] : object.items()) {
     if (std::find(known.begin(), known.end(), name) != known.end()) continue;
@@ -46,7 +46,7 @@ Result<std::uint64_t> SizeOf(const Json& value, const std::string& where) {
   if (value.is_string()) {
     auto bytes = ParseBytes(value.get_ref<const std::string&>());
     if (bytes) return bytes;
-    return Fail(Errc::kBadInput, where + ": " + bytes.error().message);
+    return Fail(Errc::kBadInput, where, ": ", bytes.error().message);
   }
   return json::WholeOf(value, 0, std::uint64_t{1} << 62, where);
 }
@@ -56,21 +56,20 @@ Result<double> RateOf(const Json& value, const std::string& where) {
   if (value.is_number()) {
     const auto rate = value.get<double>();
     if (rate > 0 && rate <= std::numeric_limits<double>::max()) return rate;
-    return Fail(Errc::kBadInput, where + ": bytes per second above 0 expected");
+    return Fail(Errc::kBadInput, where, ": bytes per second above 0 expected");
   }
   if (!value.is_string()) {
-    return Fail(Errc::kBadInput,
-                where + ": bytes per second expected, found " + json::KindOf(value));
+    return Fail(Errc::kBadInput, where, ": bytes per second expected, found ", json::KindOf(value));
   }
   const auto bytes = ParseBandwidth(value.get_ref<const std::string&>());
-  if (!bytes) return Fail(Errc::kBadInput, where + ": " + bytes.error().message);
-  if (*bytes == 0) return Fail(Errc::kBadInput, where + ": bytes per second above 0 expected");
+  if (!bytes) return Fail(Errc::kBadInput, where, ": ", bytes.error().message);
+  if (*bytes == 0) return Fail(Errc::kBadInput, where, ": bytes per second above 0 expected");
   return static_cast<double>(*bytes);
 }
 
 Result<std::string> TextOf(const Json& value, const std::string& where) {
   if (!value.is_string() || value.get_ref<const std::string&>().empty()) {
-    return Fail(Errc::kBadInput, where + ": a text expected, found " + json::KindOf(value));
+    return Fail(Errc::kBadInput, where, ": a text expected, found ", json::KindOf(value));
   }
   return value.get<std::string>();
 }
@@ -80,8 +79,8 @@ Result<bool> AliveOf(const Json& object, const std::string& where) {
   const Json* alive = json::Find(object, "alive");
   if (alive == nullptr) return true;
   if (alive->is_boolean()) return alive->get<bool>();
-  return Fail(Errc::kBadInput,
-              where + ": alive: true or false expected, found " + json::KindOf(*alive));
+  return Fail(Errc::kBadInput, where, ": alive: true or false expected, found ",
+              json::KindOf(*alive));
 }
 
 /// Reads the speed of a GPU relative to others.
@@ -90,8 +89,8 @@ Result<double> SpeedOf(const Json& value, const std::string& where) {
   constexpr double kFastest = 100;
   const double speed = value.is_number() ? value.get<double>() : 0;
   if (speed >= kSlowest && speed <= kFastest) return speed;
-  return Fail(Errc::kBadInput, where + ": speed: a number from 0.01 to 100 expected, found " +
-                                   (value.is_number() ? value.dump() : json::KindOf(value)));
+  return Fail(Errc::kBadInput, where, ": speed: a number from 0.01 to 100 expected, found ",
+              (value.is_number() ? value.dump() : json::KindOf(value)));
 }
 
 /// Properties of a GPU that does not specify its own.
@@ -118,7 +117,7 @@ class Builder {
                     json::WholeOf(*per_rack, 1, limits::kMoeNodes, where_ + ": nodes_per_rack"));
     }
     const Json* nodes = json::Find(root, "nodes");
-    if (nodes == nullptr) return Fail(Errc::kBadInput, where_ + ": nodes is missing");
+    if (nodes == nullptr) return Fail(Errc::kBadInput, where_, ": nodes is missing");
     if (nodes->is_array()) {
       if (nodes->size() > limits::kMoeNodes) return TooMany("nodes", nodes->size());
       for (const Json& node : *nodes) SW_TRY(AddNode(node, root, defaults));
@@ -135,9 +134,8 @@ class Builder {
 
  private:
   tl::unexpected<Error> TooMany(std::string_view what, std::uint64_t count) const {
-    return Fail(Errc::kLimit, where_ + ": " + std::to_string(count) + " " + std::string(what) +
-                                  ", at most " + std::to_string(limits::kMoeNodes) + " nodes and " +
-                                  std::to_string(limits::kMoeDevices) + " gpus");
+    return Fail(Errc::kLimit, where_, ": ", count, " ", what, ", at most ", limits::kMoeNodes,
+                " nodes and ", limits::kMoeDevices, " gpus");
   }
 
   Status ReadBytes(const Json& root) {
@@ -171,7 +169,7 @@ class Builder {
     const Json* slots = json::Find(object, "slots");
     const Json* memory = json::Find(object, "memory");
     if (slots != nullptr && memory != nullptr) {
-      return Fail(Errc::kBadInput, where + ": slots and memory exclude each other");
+      return Fail(Errc::kBadInput, where, ": slots and memory exclude each other");
     }
     if (const Json* speed = json::Find(object, "speed")) {
       SW_TRY_ASSIGN(outer.speed, SpeedOf(*speed, where));
@@ -197,7 +195,7 @@ class Builder {
       SW_TRY_ASSIGN(node.name, TextOf(*name, place + ": name"));
     }
     if (!names_.insert(node.name).second) {
-      return Fail(Errc::kBadInput, place + ": the name \"" + node.name + "\" is taken");
+      return Fail(Errc::kBadInput, place, ": the name \"", node.name, "\" is taken");
     }
     place = where_ + ": node \"" + node.name + "\"";
     SW_TRY_ASSIGN(node.alive, AliveOf(json, place));
@@ -206,7 +204,7 @@ class Builder {
     SW_TRY_ASSIGN(const GpuDefaults defaults, Defaults(json, outer, place));
     const Json* gpus = json::Find(json, "gpus");
     if (gpus == nullptr) gpus = json::Find(root, "gpus");
-    if (gpus == nullptr) return Fail(Errc::kBadInput, place + ": gpus is missing");
+    if (gpus == nullptr) return Fail(Errc::kBadInput, place, ": gpus is missing");
     return AddGpus(*gpus, defaults, place);
   }
 
@@ -246,7 +244,7 @@ class Builder {
       SW_TRY(OnlyKnown(gpu, {"id", "slots", "memory", "alive", "speed"}, at));
       if (const Json* id = json::Find(gpu, "id")) {
         if (!id->is_string() && !id->is_number_unsigned()) {
-          return Fail(Errc::kBadInput, at + ": id: a text or a number expected");
+          return Fail(Errc::kBadInput, at, ": id: a text or a number expected");
         }
         const bool fresh =
             id->is_string() ? gpu_ids_.insert(id->dump()).second : ids.insert(id->dump()).second;
@@ -271,16 +269,15 @@ class Builder {
       slots = *gpu.slots;
     } else if (gpu.memory_bytes) {
       if (cluster_.expert_bytes == 0) {
-        return Fail(Errc::kBadInput, place + ": memory needs expert_bytes");
+        return Fail(Errc::kBadInput, place, ": memory needs expert_bytes");
       }
       SW_TRY_ASSIGN(const std::uint64_t layer_bytes, CheckedMul(cluster_.expert_bytes, layers_));
       slots = *gpu.memory_bytes / layer_bytes;
     } else {
-      return Fail(Errc::kBadInput, place + ": slots or memory is missing");
+      return Fail(Errc::kBadInput, place, ": slots or memory is missing");
     }
     if ((slot_sum_ += slots) > limits::kMoeSlots) {
-      return Fail(Errc::kLimit, place + ": more than " + std::to_string(limits::kMoeSlots) +
-                                    " slots in the cluster");
+      return Fail(Errc::kLimit, place, ": more than ", limits::kMoeSlots, " slots in the cluster");
     }
     Device device;
     device.node = static_cast<std::uint32_t>(cluster_.nodes.size() - 1);

@@ -20,7 +20,7 @@ namespace {
 /// Reads the slots of a list of GPUs or nodes, which must have equal sizes in all layers.
 Result<std::vector<std::int32_t>> ListedSlots(const Json& devices, const std::string& where,
                                               bool first, std::vector<std::uint32_t>* sizes) {
-  if (!devices.is_array()) return Fail(Errc::kBadInput, where + ": a list of gpus expected");
+  if (!devices.is_array()) return Fail(Errc::kBadInput, where, ": a list of gpus expected");
   std::vector<std::int32_t> slots;
   std::vector<std::uint32_t> found;
   for (const Json& device : devices) {
@@ -30,7 +30,7 @@ Result<std::vector<std::int32_t>> ListedSlots(const Json& devices, const std::st
   }
   if (first) *sizes = found;
   if (found != *sizes) {
-    return Fail(Errc::kBadInput, where + ": other slots per gpu than the first layer");
+    return Fail(Errc::kBadInput, where, ": other slots per gpu than the first layer");
   }
   return slots;
 }
@@ -41,7 +41,7 @@ Status AddRecordLayer(const Json& layer, const std::string& where, PlanFile* pla
   const Json* devices = json::Find(layer, "devices");
   if (devices == nullptr) devices = json::Find(layer, "placement");
   if (number == nullptr || devices == nullptr) {
-    return Fail(Errc::kBadInput, where + ": objects with layer and placement expected");
+    return Fail(Errc::kBadInput, where, ": objects with layer and placement expected");
   }
   SW_TRY_ASSIGN(const std::uint64_t id,
                 json::WholeOf(*number, 0, limits::kMoeLayers - 1, where + ": layer"));
@@ -49,7 +49,7 @@ Status AddRecordLayer(const Json& layer, const std::string& where, PlanFile* pla
   const Json* owners = json::Find(layer, "owners");
   const bool first = plan->layer_id.empty();
   if (!first && (owners != nullptr) != !plan->owner_slots.empty()) {
-    return Fail(Errc::kBadInput, place + ": owners in some layers only");
+    return Fail(Errc::kBadInput, place, ": owners in some layers only");
   }
   SW_TRY_ASSIGN(auto slots, ListedSlots(*devices, place, first, &plan->device_slots));
   SW_TRY(AddLayer(plan, id, std::move(slots), place));
@@ -68,8 +68,8 @@ Result<std::vector<std::uint32_t>> MigrationRow(const Json& row, const PlanFile&
                                                 std::span<const std::uint64_t> limits,
                                                 const std::string& where) {
   if (!row.is_array() || row.size() != limits.size()) {
-    return Fail(Errc::kBadInput, where + ": a list of " + std::to_string(limits.size()) +
-                                     " numbers expected, found " + json::KindOf(row));
+    return Fail(Errc::kBadInput, where, ": a list of ", limits.size(), " numbers expected, found ",
+                json::KindOf(row));
   }
   std::vector<std::uint32_t> numbers;
   for (std::size_t i = 0; i < limits.size(); ++i) {
@@ -78,8 +78,7 @@ Result<std::vector<std::uint32_t>> MigrationRow(const Json& row, const PlanFile&
   }
   const auto at = std::lower_bound(plan.layer_id.begin(), plan.layer_id.end(), numbers[0]);
   if (at == plan.layer_id.end() || *at != numbers[0]) {
-    return Fail(Errc::kBadInput,
-                where + ": layer " + std::to_string(numbers[0]) + " is not in the plan");
+    return Fail(Errc::kBadInput, where, ": layer ", numbers[0], " is not in the plan");
   }
   numbers[0] = static_cast<std::uint32_t>(at - plan.layer_id.begin());
   return numbers;
@@ -89,7 +88,7 @@ Status ParseMigration(const Json& record, const std::string& where, PlanFile* pl
   const Json* transfers = json::Find(record, "transfers");
   const Json* lost = json::Find(record, "lost");
   if (transfers == nullptr || lost == nullptr || !transfers->is_array() || !lost->is_array()) {
-    return Fail(Errc::kBadInput, where + ": an object with lists transfers and lost expected");
+    return Fail(Errc::kBadInput, where, ": an object with lists transfers and lost expected");
   }
   const std::uint64_t gpus = plan->device_slots.size();
   const std::uint64_t rounds = std::max<std::uint64_t>(transfers->size(), 1);
@@ -102,8 +101,8 @@ Status ParseMigration(const Json& record, const std::string& where, PlanFile* pl
                                           gpus, rounds},
                                place));
     if (!found.transfers.empty() && n[4] < found.transfers.back().round) {
-      return Fail(Errc::kBadInput, place + ": round " + std::to_string(n[4]) + " after round " +
-                                       std::to_string(found.transfers.back().round));
+      return Fail(Errc::kBadInput, place, ": round ", n[4], " after round ",
+                  found.transfers.back().round);
     }
     found.transfers.push_back({n[0], n[1], n[2], n[3], n[4], Reach::kNode});
     found.rounds = n[4] + 1;
@@ -124,7 +123,7 @@ Result<PlanFile> ParseRecord(const Json& root, const std::string& where) {
   plan.format = "plan";
   const Json& layers = root["layers"];
   if (!layers.is_array() || layers.size() > limits::kMoeLayers) {
-    return Fail(Errc::kBadInput, where + ": layers: a list expected");
+    return Fail(Errc::kBadInput, where, ": layers: a list expected");
   }
   if (const Json* experts = json::Find(root, "experts")) {
     SW_TRY_ASSIGN(const std::uint64_t count,
@@ -142,9 +141,8 @@ Result<PlanFile> ParseRecord(const Json& root, const std::string& where) {
     SW_TRY_ASSIGN(const std::uint64_t count,
                   json::WholeOf(*nodes, 1, limits::kMoeNodes, where + ": nodes"));
     if (count != plan.device_slots.size()) {
-      return Fail(Errc::kBadInput, where + ": " + std::to_string(count) + " nodes, but layer " +
-                                       std::to_string(plan.layer_id.front()) + " lists " +
-                                       std::to_string(plan.device_slots.size()));
+      return Fail(Errc::kBadInput, where, ": ", count, " nodes, but layer ", plan.layer_id.front(),
+                  " lists ", plan.device_slots.size());
     }
     plan.cluster = UniformCluster(static_cast<std::uint32_t>(count), 1, 0);
     for (std::size_t d = 0; d < plan.device_slots.size(); ++d) {
@@ -164,10 +162,9 @@ Result<PlanFile> FromJson(const Json& root, const std::string& where) {
   if (root.contains("physical_to_logical_map")) return ParseSglangPlan(root, where);
   if (root.contains("physical_to_logical")) return ParseEplbPlan(root, where);
   if (root.contains("layers")) return ParseRecord(root, where);
-  return Fail(Errc::kBadInput,
-              where +
-                  ": no plan: none of layers, physical_to_logical, physical_to_logical_map, "
-                  "layer_list, record_type and initial_global_assignments");
+  return Fail(Errc::kBadInput, where,
+              ": no plan: none of layers, physical_to_logical, physical_to_logical_map, "
+              "layer_list, record_type and initial_global_assignments");
 }
 
 /// Slots of a cluster's device in the plan: first slot and number of slots.
@@ -177,8 +174,7 @@ struct Source {
 };
 
 tl::unexpected<Error> Differs(std::string_view what, std::uint64_t plan, std::uint64_t cluster) {
-  return Fail(Errc::kBadInput, "plan: " + std::to_string(plan) + " " + std::string(what) +
-                                   ", the cluster has " + std::to_string(cluster));
+  return Fail(Errc::kBadInput, "plan: ", plan, " ", what, ", the cluster has ", cluster);
 }
 
 /// Matches GPUs of equal nodes by the names of their nodes.
@@ -234,9 +230,8 @@ Result<std::vector<Source>> SourcesOf(const PlanFile& plan, const Cluster& clust
   if (plan.device_slots.empty()) {
     // Ranks of other programs are the live GPUs in order.
     if (live == 0 || slot_count % live != 0) {
-      return Fail(Errc::kBadInput, "plan: " + std::to_string(slot_count) +
-                                       " slots do not divide among " + std::to_string(live) +
-                                       " live gpus");
+      return Fail(Errc::kBadInput, "plan: ", slot_count, " slots do not divide among ", live,
+                  " live gpus");
     }
     for (std::uint32_t rank = 0; rank < live; ++rank) {
       sources.push_back({rank * (slot_count / live), slot_count / live});
@@ -260,11 +255,9 @@ Result<std::vector<std::size_t>> RowsOf(const PlanFile& plan, const TokenCounts&
     const std::uint32_t id = by_position ? l : loads.layer_id[l];
     const auto at = std::lower_bound(plan.layer_id.begin(), plan.layer_id.end(), id);
     if (at == plan.layer_id.end() || *at != id) {
-      return Fail(Errc::kBadInput, "plan: no layer " + std::to_string(id) + ", it has " +
-                                       std::to_string(plan.layer_id.size()) + ", " +
-                                       std::to_string(plan.layer_id.front()) + " to " +
-                                       std::to_string(plan.layer_id.back()) + "; the loads have " +
-                                       std::to_string(loads.layers));
+      return Fail(Errc::kBadInput, "plan: no layer ", id, ", it has ", plan.layer_id.size(), ", ",
+                  plan.layer_id.front(), " to ", plan.layer_id.back(), "; the loads have ",
+                  loads.layers);
     }
     rows.push_back(static_cast<std::size_t>(at - plan.layer_id.begin()));
   }
@@ -282,8 +275,7 @@ Result<std::int32_t> SlotOf(const Json& value, const std::string& where) {
 
 Result<std::vector<std::int32_t>> SlotsOf(const Json& list, const std::string& where) {
   if (!list.is_array()) {
-    return Fail(Errc::kBadInput,
-                where + ": a list of experts expected, found " + json::KindOf(list));
+    return Fail(Errc::kBadInput, where, ": a list of experts expected, found ", json::KindOf(list));
   }
   std::vector<std::int32_t> slots;
   slots.reserve(list.size());
@@ -298,18 +290,15 @@ Result<std::vector<std::int32_t>> SlotsOf(const Json& list, const std::string& w
 Status AddLayer(PlanFile* plan, std::uint64_t layer, std::vector<std::int32_t> slots,
                 const std::string& where) {
   if (layer >= limits::kMoeLayers || slots.size() > limits::kMoeSlots) {
-    return Fail(Errc::kLimit, where + ": layer " + std::to_string(layer) + " of " +
-                                  std::to_string(slots.size()) + " slots: at most " +
-                                  std::to_string(limits::kMoeLayers) + " layers of " +
-                                  std::to_string(limits::kMoeSlots));
+    return Fail(Errc::kLimit, where, ": layer ", layer, " of ", slots.size(), " slots: at most ",
+                limits::kMoeLayers, " layers of ", limits::kMoeSlots);
   }
   if (!plan->slots.empty() && plan->slots.front().size() != slots.size()) {
-    return Fail(Errc::kBadInput, where + ": " + std::to_string(slots.size()) + " slots, layer " +
-                                     std::to_string(plan->layer_id.front()) + " has " +
-                                     std::to_string(plan->slots.front().size()));
+    return Fail(Errc::kBadInput, where, ": ", slots.size(), " slots, layer ",
+                plan->layer_id.front(), " has ", plan->slots.front().size());
   }
   if (std::find(plan->layer_id.begin(), plan->layer_id.end(), layer) != plan->layer_id.end()) {
-    return Fail(Errc::kBadInput, where + ": layer " + std::to_string(layer) + " twice");
+    return Fail(Errc::kBadInput, where, ": layer ", layer, " twice");
   }
   const auto at = std::lower_bound(plan->layer_id.begin(), plan->layer_id.end(), layer);
   const auto index = at - plan->layer_id.begin();
@@ -320,8 +309,8 @@ Status AddLayer(PlanFile* plan, std::uint64_t layer, std::vector<std::int32_t> s
 
 Status Finish(PlanFile* plan, const std::string& where) {
   if (plan->slots.empty() || plan->slots.front().empty()) {
-    return Fail(Errc::kBadInput, where + ": a plan without " +
-                                     std::string(plan->slots.empty() ? "layers" : "slots"));
+    return Fail(Errc::kBadInput, where, ": a plan without ",
+                plan->slots.empty() ? "layers" : "slots");
   }
   std::int32_t largest = kNoExpert;
   for (const auto* const layers : {&plan->slots, &plan->owner_slots}) {
@@ -331,15 +320,15 @@ Status Finish(PlanFile* plan, const std::string& where) {
   }
   if (plan->experts == 0) plan->experts = static_cast<std::uint32_t>(largest + 1);
   if (largest >= static_cast<std::int32_t>(plan->experts) || plan->experts == 0) {
-    return Fail(Errc::kBadInput, where + ": expert " + std::to_string(largest) +
-                                     " does not exist, there are " + std::to_string(plan->experts));
+    return Fail(Errc::kBadInput, where, ": expert ", largest, " does not exist, there are ",
+                plan->experts);
   }
   return {};
 }
 
 Result<PlanFile> ParsePlan(std::string_view text, const std::string& where) {
   const std::size_t first = text.find_first_not_of(" \t\r\n");
-  if (first == std::string_view::npos) return Fail(Errc::kBadInput, where + ": is empty");
+  if (first == std::string_view::npos) return Fail(Errc::kBadInput, where, ": is empty");
   if (text[first] != '{' && text[first] != '[') return ParseTensorrtPlan(text, where);
   SW_TRY_ASSIGN(const Json root, json::Parse(text, where));
   SW_TRY(exec::CheckTextSum(text, where));
@@ -357,8 +346,8 @@ Result<Placement> PlacedOn(const PlanFile& plan, const TokenCounts& loads, const
     // Formats without a count of experts contain only the ids in use, so the count may be too low.
     const bool may_be_fewer = plan.format != "plan" && plan.experts < loads.experts;
     if (!may_be_fewer) {
-      return Fail(Errc::kBadInput, "plan: " + std::to_string(plan.experts) +
-                                       " experts, the loads have " + std::to_string(loads.experts));
+      return Fail(Errc::kBadInput, "plan: ", plan.experts, " experts, the loads have ",
+                  loads.experts);
     }
   }
   SW_TRY_ASSIGN(const auto rows, RowsOf(plan, loads));
@@ -373,9 +362,8 @@ Result<Placement> PlacedOn(const PlanFile& plan, const TokenCounts& loads, const
   }
   const std::uint64_t cells = std::uint64_t{placement.slot_count()} * loads.layers;
   if (cells > limits::kMoeCells) {
-    return Fail(Errc::kLimit, "plan: " + std::to_string(cells) +
-                                  " slots over all layers, at most " +
-                                  std::to_string(limits::kMoeCells));
+    return Fail(Errc::kLimit, "plan: ", cells, " slots over all layers, at most ",
+                limits::kMoeCells);
   }
   placement.slot_expert.assign(cells, kNoExpert);
   for (std::uint32_t l = 0; l < loads.layers; ++l) {
@@ -397,9 +385,9 @@ PlanFile StateOf(PlanFile plan) {
 
 Result<Cluster> ClusterOf(const PlanFile& plan) {
   if (plan.cluster) return *plan.cluster;
-  return Fail(Errc::kUsage, "a plan of the format " + plan.format +
-                                " does not tell its cluster: give --cluster, or --nodes, --gpus "
-                                "and --slots");
+  return Fail(Errc::kUsage, "a plan of the format ", plan.format,
+              " does not tell its cluster: give --cluster, or --nodes, --gpus "
+              "and --slots");
 }
 
 }  // namespace shardwright::placement

@@ -16,7 +16,7 @@ namespace {
 
 Status AddMatrixLayers(const Json& matrix, const std::string& where, PlanFile* plan) {
   if (!matrix.is_array() || matrix.empty() || matrix.size() > limits::kMoeLayers) {
-    return Fail(Errc::kBadInput, where + ": a list of layers expected");
+    return Fail(Errc::kBadInput, where, ": a list of layers expected");
   }
   std::uint64_t layer = 0;
   for (const Json& row : matrix) {
@@ -61,7 +61,7 @@ class TensorrtReader {
 
  private:
   tl::unexpected<Error> Bad(const std::string& what) const {
-    return Fail(Errc::kBadInput, where_ + ":" + std::to_string(line_) + ": " + what);
+    return Fail(Errc::kBadInput, where_, ":", line_, ": ", what);
   }
 
   Status Line(std::string_view line) {
@@ -160,7 +160,7 @@ Result<PlanFile> ParseEplbPlan(const Json& root, const std::string& where) {
   const Json* counts = json::Find(root, "logical_count");
   if (counts != nullptr && counts->is_array() && !counts->empty() && (*counts)[0].is_array()) {
     if ((*counts)[0].size() > limits::kMoeExperts) {
-      return Fail(Errc::kLimit, where + ": logical_count: too many experts");
+      return Fail(Errc::kLimit, where, ": logical_count: too many experts");
     }
     plan.experts = static_cast<std::uint32_t>((*counts)[0].size());
   }
@@ -175,9 +175,8 @@ Result<PlanFile> ParseEplbPlan(const Json& root, const std::string& where) {
     SW_TRY_ASSIGN(node_count, json::WholeOf(*nodes, 1, limits::kMoeNodes, where + ": nodes"));
   }
   if (slots % gpu_count != 0 || gpu_count % node_count != 0) {
-    return Fail(Errc::kBadInput, where + ": " + std::to_string(slots) + " slots on " +
-                                     std::to_string(gpu_count) + " gpus of " +
-                                     std::to_string(node_count) + " nodes do not divide");
+    return Fail(Errc::kBadInput, where, ": ", slots, " slots on ", gpu_count, " gpus of ",
+                node_count, " nodes do not divide");
   }
   const auto per_gpu = static_cast<std::uint32_t>(slots / gpu_count);
   plan.device_slots.assign(gpu_count, per_gpu);
@@ -198,9 +197,9 @@ Result<PlanFile> ParseSglangPlan(const Json& root, const std::string& where) {
 Result<PlanFile> ParseVllmPlan(const Json& root, const std::string& where) {
   const Json* map = json::Find(root, "initial_global_assignments");
   if (root["record_type"] != "eplb_initial_mapping" || map == nullptr || !map->is_object()) {
-    return Fail(Errc::kBadInput, where + ": record_type " + root["record_type"].dump() +
-                                     ": eplb_initial_mapping with initial_global_assignments "
-                                     "expected");
+    return Fail(Errc::kBadInput, where, ": record_type ", root["record_type"].dump(),
+                ": eplb_initial_mapping with initial_global_assignments "
+                "expected");
   }
   PlanFile plan;
   plan.format = "vllm";
@@ -219,9 +218,8 @@ Result<PlanFile> ParseVllmPlan(const Json& root, const std::string& where) {
     SW_TRY_ASSIGN(const std::uint64_t count,
                   json::WholeOf(*redundant, 0, slots, where + ": num_redundant_experts"));
     if (slots - count < plan.experts || slots - count > limits::kMoeExperts) {
-      return Fail(Errc::kBadInput, where + ": " + std::to_string(count) + " redundant experts in " +
-                                       std::to_string(slots) + " slots, but expert " +
-                                       std::to_string(plan.experts - 1) + " is there");
+      return Fail(Errc::kBadInput, where, ": ", count, " redundant experts in ", slots,
+                  " slots, but expert ", plan.experts - 1, " is there");
     }
     plan.experts = static_cast<std::uint32_t>(slots - count);
   }
@@ -233,12 +231,12 @@ Result<PlanFile> ParseAscendPlan(const Json& root, const std::string& where) {
   plan.format = "vllm-ascend";
   plan.positions = true;
   const Json& layers = root["layer_list"];
-  if (!layers.is_array()) return Fail(Errc::kBadInput, where + ": layer_list: a list expected");
+  if (!layers.is_array()) return Fail(Errc::kBadInput, where, ": layer_list: a list expected");
   for (const Json& layer : layers) {
     const Json* number = json::Find(layer, "layer_id");
     const Json* devices = json::Find(layer, "device_list");
     if (number == nullptr || devices == nullptr || !devices->is_array()) {
-      return Fail(Errc::kBadInput, where + ": layer_list: layer_id and device_list expected");
+      return Fail(Errc::kBadInput, where, ": layer_list: layer_id and device_list expected");
     }
     SW_TRY_ASSIGN(const std::uint64_t id,
                   json::WholeOf(*number, 0, limits::kMoeLayers - 1, where + ": layer_id"));
@@ -247,14 +245,14 @@ Result<PlanFile> ParseAscendPlan(const Json& root, const std::string& where) {
     std::vector<std::uint32_t> sizes;
     for (const Json& device : *devices) {
       const Json* experts = json::Find(device, "device_expert");
-      if (experts == nullptr) return Fail(Errc::kBadInput, place + ": device_expert is missing");
+      if (experts == nullptr) return Fail(Errc::kBadInput, place, ": device_expert is missing");
       SW_TRY_ASSIGN(const auto held, SlotsOf(*experts, place));
       slots.insert(slots.end(), held.begin(), held.end());
       sizes.push_back(static_cast<std::uint32_t>(held.size()));
     }
     if (plan.slots.empty()) plan.device_slots = sizes;
     if (sizes != plan.device_slots) {
-      return Fail(Errc::kBadInput, place + ": other experts per device than the first layer");
+      return Fail(Errc::kBadInput, place, ": other experts per device than the first layer");
     }
     SW_TRY(AddLayer(&plan, id, std::move(slots), place));
   }

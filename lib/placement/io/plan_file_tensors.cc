@@ -24,8 +24,8 @@ Result<std::vector<std::int64_t>> NumbersOf(const os::File& file,
   const std::uint64_t item = ItemSize(tensor.dtype);
   SW_TRY_ASSIGN(const std::uint64_t elems, CountElems(tensor.shape));
   if (elems > limits::kMoeCells || storage.bytes / item > limits::kMoeCells) {
-    return Fail(Errc::kLimit, where + ": " + ToString(tensor.shape) + ", at most " +
-                                  std::to_string(limits::kMoeCells) + " slots are read");
+    return Fail(Errc::kLimit, where, ": ", ToString(tensor.shape), ", at most ", limits::kMoeCells,
+                " slots are read");
   }
   std::vector<std::byte> bytes(storage.bytes);
   SW_TRY(file.ReadAt(storage.offset, bytes));
@@ -69,17 +69,16 @@ Status AddSlots(const std::vector<std::int64_t>& numbers, const Shape& shape,
 Status AddExpertMaps(const std::vector<std::int64_t>& numbers, const Shape& shape,
                      const std::string& where, PlanFile* plan) {
   if (shape[1] > limits::kMoeDevices || shape[2] > limits::kMoeExperts) {
-    return Fail(Errc::kLimit, where + ": " + ToString(shape));
+    return Fail(Errc::kLimit, where, ": ", ToString(shape));
   }
   const std::int64_t last =
       numbers.empty() ? -1 : *std::max_element(numbers.begin(), numbers.end());
   const std::uint64_t slots = last < 0 ? 0 : static_cast<std::uint64_t>(last) + 1;
   if (slots == 0 || slots > shape[2]) {
-    return Fail(Errc::kBadInput, where +
-                                     ": an expert map [layers, ranks, experts] holds slots from "
-                                     "0 to " +
-                                     std::to_string(shape[2] - 1) + " and -1, found at most " +
-                                     std::to_string(last));
+    return Fail(Errc::kBadInput, where,
+                ": an expert map [layers, ranks, experts] holds slots from "
+                "0 to ",
+                shape[2] - 1, " and -1, found at most ", last);
   }
   plan->experts = static_cast<std::uint32_t>(shape[2]);
   plan->device_slots.assign(shape[1], static_cast<std::uint32_t>(slots));
@@ -92,11 +91,10 @@ Status AddExpertMaps(const std::vector<std::int64_t>& numbers, const Shape& shap
         if (slot == -1) continue;
         const std::string place = where + ": layer " + std::to_string(l) + " rank " +
                                   std::to_string(rank) + " expert " + std::to_string(e);
-        if (slot < 0) return Fail(Errc::kBadInput, place + ": slot " + std::to_string(slot));
+        if (slot < 0) return Fail(Errc::kBadInput, place, ": slot ", slot);
         std::int32_t& at = row[rank * slots + static_cast<std::uint64_t>(slot)];
         if (at != kNoExpert) {
-          return Fail(Errc::kBadInput, place + ": slot " + std::to_string(slot) + " holds expert " +
-                                           std::to_string(at) + " already");
+          return Fail(Errc::kBadInput, place, ": slot ", slot, " holds expert ", at, " already");
         }
         at = static_cast<std::int32_t>(e);
       }
@@ -126,11 +124,10 @@ Result<PlanFile> ReadTensorPlan(const std::string& path) {
                      (map->tensor->dtype == DType::kI64 || map->tensor->dtype == DType::kI32);
   const std::size_t dimensions = whole ? map->tensor->shape.size() : 0;
   if ((dimensions != 2 && dimensions != 3) || map->tensor->shape[0] > limits::kMoeLayers) {
-    return Fail(Errc::kBadInput,
-                where +
-                    ": whole numbers [layers, slots], or an expert map [layers, ranks, experts], "
-                    "expected, found " +
-                    (map == nullptr ? "no such key" : pickle::Describe(map)));
+    return Fail(Errc::kBadInput, where,
+                ": whole numbers [layers, slots], or an expert map [layers, ranks, experts], "
+                "expected, found ",
+                (map == nullptr ? "no such key" : pickle::Describe(map)));
   }
   const pickle::Tensor& tensor = *map->tensor;
   SW_TRY_ASSIGN(const auto numbers, NumbersOf(file, *document, tensor, where));

@@ -51,11 +51,9 @@ Result<Flat> Flatten(const Placement& placement, const TokenCounts& loads, const
         ++held;
       }
       if (held != flat.per_rank) {
-        return Fail(Errc::kUnsupported,
-                    "layer " + std::to_string(loads.layer_id[l]) + ": " + GpuName(cluster, d) +
-                        " holds " + std::to_string(held) + " experts, the first gpu " +
-                        std::to_string(flat.per_rank) +
-                        ": the format has as many on every gpu; write --format plan");
+        return Fail(Errc::kUnsupported, "layer ", loads.layer_id[l], ": ", GpuName(cluster, d),
+                    " holds ", held, " experts, the first gpu ", flat.per_rank,
+                    ": the format has as many on every gpu; write --format plan");
       }
     }
   }
@@ -212,21 +210,19 @@ Result<std::string> ForeignPlanText(PlanFormat format, const Placement& placemen
                                     PlanNotes* notes) {
   SW_TRY_ASSIGN(const Flat flat, Flatten(placement, loads, cluster));
   if (flat.slot_count() < loads.experts) {
-    return Fail(Errc::kUnsupported, std::to_string(flat.slot_count()) + " slots for " +
-                                        std::to_string(loads.experts) + " experts");
+    return Fail(Errc::kUnsupported, flat.slot_count(), " slots for ", loads.experts, " experts");
   }
   if (!flat.idle.empty() && format != PlanFormat::kSglang) {
-    return Fail(Errc::kUnsupported,
-                GpuName(cluster, flat.idle.front()) +
-                    " holds no experts: only --format sglang and plan can express a rank without "
-                    "experts");
+    return Fail(Errc::kUnsupported, GpuName(cluster, flat.idle.front()),
+                " holds no experts: only --format sglang and plan can express a rank without "
+                "experts");
   }
   for (const std::uint32_t gpu : flat.idle) {
     notes->push_back(GpuName(cluster, gpu) + " holds no experts: its slots name expert 0");
   }
   const std::string duplicate = FirstDuplicate(flat, loads, cluster);
   if (!duplicate.empty() && format == PlanFormat::kAscend) {
-    return Fail(Errc::kUnsupported, duplicate + ": vllm-ascend has an expert once per device");
+    return Fail(Errc::kUnsupported, duplicate, ": vllm-ascend has an expert once per device");
   }
   if (!duplicate.empty() && format != PlanFormat::kEplb) {
     notes->push_back(duplicate + ": the second copy takes memory for nothing");

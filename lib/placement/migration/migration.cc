@@ -220,12 +220,9 @@ Result<Migration> PlanMigration(const Placement& current, const Placement& next,
   if (current.layers != next.layers || current.experts != next.experts ||
       current.device_count() != next.device_count() ||
       next.device_count() != cluster.device_count()) {
-    return Fail(Errc::kMismatch, "migration: " + std::to_string(next.layers) + " layers of " +
-                                     std::to_string(next.experts) + " experts on " +
-                                     std::to_string(next.device_count()) +
-                                     " gpus expected, found " + std::to_string(current.layers) +
-                                     " of " + std::to_string(current.experts) + " on " +
-                                     std::to_string(current.device_count()));
+    return Fail(Errc::kMismatch, "migration: ", next.layers, " layers of ", next.experts,
+                " experts on ", next.device_count(), " gpus expected, found ", current.layers,
+                " of ", current.experts, " on ", current.device_count());
   }
   Migration migration;
   SW_TRY(Planner(current, next, cluster).Run(options.stop, &migration));

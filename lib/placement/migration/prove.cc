@@ -34,10 +34,8 @@ Status Prove(const Migration& migration, const Placement& current, const Placeme
   };
   if (!migration.lost.empty()) {
     const LostExpert& first = migration.lost.front();
-    return Fail(Errc::kInfeasible, name(first.layer, first.expert) +
-                                       ": no live gpu holds it, and " +
-                                       std::to_string(migration.lost.size() - 1) +
-                                       " more: they have to come from a checkpoint");
+    return Fail(Errc::kInfeasible, name(first.layer, first.expert), ": no live gpu holds it, and ",
+                migration.lost.size() - 1, " more: they have to come from a checkpoint");
   }
   Held held = HeldBy(current, cluster);
   std::vector<std::tuple<std::uint32_t, std::uint32_t, std::uint32_t>> arriving;
@@ -51,25 +49,25 @@ Status Prove(const Migration& migration, const Placement& current, const Placeme
                              " to gpu " + std::to_string(one.to) + " in round " +
                              std::to_string(one.round);
     if (!held.contains({one.layer, one.expert, one.from})) {
-      return Fail(Errc::kMismatch, what +
-                                       ": the sender does not hold it; the plan was made for "
-                                       "another old plan");
+      return Fail(Errc::kMismatch, what,
+                  ": the sender does not hold it; the plan was made for "
+                  "another old plan");
     }
     const std::tuple to{one.layer, one.expert, one.to};
     if (!cluster.alive(one.to) || held.contains(to) ||
         std::find(arriving.begin(), arriving.end(), to) != arriving.end()) {
-      return Fail(Errc::kMismatch, what + ": the receiver " +
-                                       (cluster.alive(one.to) ? "has it already" : "is dead") +
-                                       "; the plan was made for another old plan");
+      return Fail(Errc::kMismatch, what, ": the receiver ",
+                  (cluster.alive(one.to) ? "has it already" : "is dead"),
+                  "; the plan was made for another old plan");
     }
     arriving.push_back(to);
   }
   held.insert(arriving.begin(), arriving.end());
   for (const auto& [layer, expert, device] : HeldBy(next, cluster)) {
     if (held.contains({layer, expert, device})) continue;
-    return Fail(Errc::kMismatch, name(layer, expert) + ": gpu " + std::to_string(device) +
-                                     " is to hold it, has it not and does not receive it; the plan "
-                                     "was made for another old plan");
+    return Fail(Errc::kMismatch, name(layer, expert), ": gpu ", device,
+                " is to hold it, has it not and does not receive it; the plan "
+                "was made for another old plan");
   }
   return {};
 }

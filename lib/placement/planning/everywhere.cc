@@ -90,13 +90,12 @@ Result<PlanRest> WithoutEverywhere(const TokenCounts& loads, const Cluster& clus
                                    const Placement* current,
                                    std::span<const std::uint32_t> experts) {
   if (!experts.empty() && experts.back() >= loads.experts) {
-    return Fail(Errc::kUsage, "--everywhere: expert " + std::to_string(experts.back()) +
-                                  " does not exist, the layers have " +
-                                  std::to_string(loads.experts) + " experts");
+    return Fail(Errc::kUsage, "--everywhere: expert ", experts.back(),
+                " does not exist, the layers have ", loads.experts, " experts");
   }
   if (experts.size() == loads.experts) {
-    return Fail(Errc::kUsage, "--everywhere: all " + std::to_string(loads.experts) +
-                                  " experts are on every gpu, so that there is nothing to plan");
+    return Fail(Errc::kUsage, "--everywhere: all ", loads.experts,
+                " experts are on every gpu, so that there is nothing to plan");
   }
   PlanRest rest{loads, cluster, std::nullopt, 0};
   const std::vector<std::uint32_t> left = RestOf(loads.experts, experts);
@@ -107,9 +106,8 @@ Result<PlanRest> WithoutEverywhere(const TokenCounts& loads, const Cluster& clus
     if (!cluster.holds(d)) continue;
     std::uint32_t& slots = rest.cluster.devices[d].slots;
     if (slots <= experts.size()) {
-      return Fail(Errc::kInfeasible, GpuName(cluster, d) + " has " + std::to_string(slots) +
-                                         " slots: the " + std::to_string(experts.size()) +
-                                         " experts of --everywhere and one more do not fit");
+      return Fail(Errc::kInfeasible, GpuName(cluster, d), " has ", slots, " slots: the ",
+                  experts.size(), " experts of --everywhere and one more do not fit");
     }
     slots -= static_cast<std::uint32_t>(experts.size());
   }

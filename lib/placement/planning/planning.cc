@@ -99,19 +99,18 @@ Result<std::optional<std::uint64_t>> MovesMax(const MovesLimit& limit, const Tok
     const double slots = static_cast<double>(cluster.live_slots()) * loads.layers;
     const auto replicas = static_cast<std::uint64_t>(*limit.share * slots);
     if (replicas > 0) return std::optional(replicas);
-    return Fail(Errc::kUsage, "--max-moves " + Percent(*limit.share, 2) + " of " + Fixed(slots, 0) +
-                                  " slots is less than one replica");
+    return Fail(Errc::kUsage, "--max-moves ", Percent(*limit.share, 2), " of ", Fixed(slots, 0),
+                " slots is less than one replica");
   }
   if (cluster.expert_bytes == 0) {
-    return Fail(Errc::kUsage, "--max-moves " + FormatBytes(*limit.bytes) +
-                                  " needs the size of an expert: give --expert-bytes, or "
-                                  "expert_bytes in the file of --cluster");
+    return Fail(Errc::kUsage, "--max-moves ", FormatBytes(*limit.bytes),
+                " needs the size of an expert: give --expert-bytes, or "
+                "expert_bytes in the file of --cluster");
   }
   if (*limit.bytes >= cluster.expert_bytes)
     return std::optional(*limit.bytes / cluster.expert_bytes);
-  return Fail(Errc::kUsage, "--max-moves " + FormatBytes(*limit.bytes) +
-                                " is less than one expert, which has " +
-                                FormatBytes(cluster.expert_bytes));
+  return Fail(Errc::kUsage, "--max-moves ", FormatBytes(*limit.bytes),
+              " is less than one expert, which has ", FormatBytes(cluster.expert_bytes));
 }
 
 Result<PlanInput> ReadLocal(const PlanRequest& request, bool counts, Sink& sink) {
@@ -162,10 +161,10 @@ Status Measured(const PlanRequest& request, const PlanFile& plan, const std::str
   Rules rules;
   rules.cluster_slots = !result.owners.has_value();
   const Status fits = Validate(result.placement, input.loads, input.cluster, rules);
-  if (!fits) return Fail(Errc::kBadInput, file + ": " + fits.error().message);
+  if (!fits) return Fail(Errc::kBadInput, file, ": ", fits.error().message);
   if (result.owners) {
     const Status owned = Validate(*result.owners, input.loads, input.cluster, {});
-    if (!owned) return Fail(Errc::kBadInput, file + ": owners: " + owned.error().message);
+    if (!owned) return Fail(Errc::kBadInput, file, ": owners: ", owned.error().message);
   }
   sink.Pass("measure");
   SW_TRY_ASSIGN(row.plan, VerifyPlan(plan.format, std::move(result), input.loads, input.cluster,
@@ -186,9 +185,8 @@ Result<Cluster> ClusterOf(const ClusterRequest& request, std::uint32_t layers) {
   if (!request.file.empty()) return ReadCluster(request.file, layers);
   const std::uint64_t gpus = request.nodes * request.gpus;
   if (request.slots > limits::kMoeSlots / gpus) {
-    return Fail(Errc::kLimit, std::to_string(gpus) + " gpus of " + std::to_string(request.slots) +
-                                  " slots: more than " + std::to_string(limits::kMoeSlots) +
-                                  " slots");
+    return Fail(Errc::kLimit, gpus, " gpus of ", request.slots, " slots: more than ",
+                limits::kMoeSlots, " slots");
   }
   Cluster made = UniformCluster(static_cast<std::uint32_t>(request.nodes),
                                 static_cast<std::uint32_t>(request.gpus),
@@ -236,11 +234,10 @@ Result<StrategyResult> PlanRestOnRanks(comm::Comm& comm, const PlanRequest& requ
   SW_TRY(Validate(rest.loads, rest.cluster));
   if (options.moves_max) {
     if (rest.moves > *options.moves_max) {
-      return Fail(Errc::kInfeasible, "at most " + std::to_string(*options.moves_max) +
-                                         " moves are allowed, but gpus lack " +
-                                         std::to_string(rest.moves) +
-                                         " replicas of the experts of --everywhere; raise "
-                                         "--max-moves");
+      return Fail(Errc::kInfeasible, "at most ", *options.moves_max,
+                  " moves are allowed, but gpus lack ", rest.moves,
+                  " replicas of the experts of --everywhere; raise "
+                  "--max-moves");
     }
     *options.moves_max -= rest.moves;
   }
@@ -318,9 +315,8 @@ Result<EvaluatedPlan> EvaluatePlan(const PlanRequest& request, const std::string
 Status CheckEvaluated(const PlanRequest& request, const PlannedRow& row) {
   const std::int64_t certain = row.plan->model_recovery.certain;
   if (certain >= static_cast<std::int64_t>(request.faults)) return {};
-  return Fail(Errc::kMismatch, row.file + ": survives any " +
-                                   std::to_string(std::max<std::int64_t>(certain, 0)) +
-                                   " failures, " + std::to_string(request.faults) + " asked");
+  return Fail(Errc::kMismatch, row.file, ": survives any ", std::max<std::int64_t>(certain, 0),
+              " failures, ", request.faults, " asked");
 }
 
 Result<std::string> PlanBytes(PlanFormat format, const PlanRequest& request, const PlanInput& input,

@@ -33,13 +33,12 @@ Result<EplbShape> ShapeOf(const TokenCounts& loads, const Cluster& cluster,
   }
   shape.slots = shape.gpus * *slots.begin();
   if (shape.slots < loads.experts) {
-    return Fail(Errc::kInfeasible, std::to_string(loads.experts) + " experts do not fit in " +
-                                       std::to_string(shape.slots) + " live slots");
+    return Fail(Errc::kInfeasible, loads.experts, " experts do not fit in ", shape.slots,
+                " live slots");
   }
   if (shape.groups == 0 || loads.experts % shape.groups != 0) {
-    return Fail(Errc::kInfeasible, "eplb: " + std::to_string(loads.experts) +
-                                       " experts are no multiple of " +
-                                       std::to_string(shape.groups) + " groups");
+    return Fail(Errc::kInfeasible, "eplb: ", loads.experts, " experts are no multiple of ",
+                shape.groups, " groups");
   }
   return shape;
 }
@@ -49,8 +48,8 @@ Result<bool> IsHierarchical(const EplbShape& shape, EplbPolicy policy) {
   if (policy == EplbPolicy::kHierarchical && !fits) {
     return Fail(Errc::kInfeasible,
                 "eplb: the hierarchical policy needs expert groups that are a "
-                "multiple of " +
-                    std::to_string(shape.nodes) + " nodes, found " + std::to_string(shape.groups));
+                "multiple of ",
+                shape.nodes, " nodes, found ", shape.groups);
   }
   return policy != EplbPolicy::kGlobal && fits;
 }
@@ -142,8 +141,8 @@ Result<StrategyResult> DraftEplbPlus(const TokenCounts& loads, const Cluster& cl
                                      const Placement* /*current*/, const Options& options) {
   const auto shape = ShapeOf(loads, cluster, options);
   if (cluster.live_slots() < loads.experts) {
-    return Fail(Errc::kInfeasible, std::to_string(loads.experts) + " experts do not fit in " +
-                                       std::to_string(cluster.live_slots()) + " live slots");
+    return Fail(Errc::kInfeasible, loads.experts, " experts do not fit in ", cluster.live_slots(),
+                " live slots");
   }
   const bool grouped = IsGrouped(shape, options);
   StrategyResult result;

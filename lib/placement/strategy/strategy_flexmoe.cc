@@ -229,10 +229,8 @@ Result<StrategyResult> DraftFlexMoe(const TokenCounts& loads, const Cluster& clu
   for (std::uint32_t d = 0; d < devices.size(); ++d) {
     const auto owned = static_cast<std::uint32_t>(std::count(owner.begin(), owner.end(), d));
     if (owned > room[d]) {
-      return Fail(Errc::kInfeasible, "flexmoe: " + std::to_string(loads.experts) +
-                                         " experts over " + std::to_string(devices.size()) +
-                                         " gpus do not fit in " + std::to_string(room[d]) +
-                                         " slots each");
+      return Fail(Errc::kInfeasible, "flexmoe: ", loads.experts, " experts over ", devices.size(),
+                  " gpus do not fit in ", room[d], " slots each");
     }
   }
   StrategyResult result;

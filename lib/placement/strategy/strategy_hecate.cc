@@ -70,9 +70,8 @@ Result<StrategyResult> FinishHecate(StrategyResult draft, const TokenCounts& loa
   const auto own = static_cast<std::uint32_t>(CeilDiv(loads.experts, devices.size()));
   const std::uint32_t slots = devices.LeastSlots();
   if (own > slots) {
-    return Fail(Errc::kInfeasible, "hecate: " + std::to_string(own) +
-                                       " owned experts per gpu do not fit in " +
-                                       std::to_string(slots) + " slots");
+    return Fail(Errc::kInfeasible, "hecate: ", own, " owned experts per gpu do not fit in ", slots,
+                " slots");
   }
   std::uint32_t overlap = loads.experts;
   if (options.hecate.overlap) {

@@ -42,19 +42,16 @@ std::uint32_t LargestCopies(const Units& units, std::uint32_t experts) {
 Result<std::uint32_t> Threshold(const Units& units, std::uint32_t experts, const Options& options) {
   const std::uint32_t largest = LargestCopies(units, experts);
   if (largest == 0) {
-    return Fail(Errc::kInfeasible, std::to_string(experts) + " experts do not fit in " +
-                                       std::to_string(units.slot_count()) + " live slots");
+    return Fail(Errc::kInfeasible, experts, " experts do not fit in ", units.slot_count(),
+                " live slots");
   }
   const std::uint32_t asked = std::max(options.copies_min, 1U);
   if (asked <= largest) return asked;
   if (options.copies_may_fall) return largest;
   const std::string unit = options.failure_unit == FailureUnit::kRack ? "racks" : "nodes";
-  return Fail(Errc::kInfeasible,
-              "surviving " + std::to_string(asked - 1) + " failures needs " +
-                  std::to_string(experts) + " experts on " + std::to_string(asked) + " " + unit +
-                  " each; " + std::to_string(units.slots.size()) + " live " + unit + " with " +
-                  std::to_string(units.slot_count()) + " slots allow at most " +
-                  std::to_string(largest - 1) + " failures");
+  return Fail(Errc::kInfeasible, "surviving ", asked - 1, " failures needs ", experts,
+              " experts on ", asked, " ", unit, " each; ", units.slots.size(), " live ", unit,
+              " with ", units.slot_count(), " slots allow at most ", largest - 1, " failures");
 }
 
 void DealToDevices(const UnitPlan& plan, const Units& units, std::span<const std::uint64_t> tokens,

@@ -23,7 +23,7 @@ Status Prove(const StrategyResult& result, const TokenCounts& loads, const Clust
     proved = Validate(*result.owners, loads, cluster, rules);
   }
   if (proved) return {};
-  return Fail(Errc::kInternal, "the plan breaks a rule: " + proved.error().message);
+  return Fail(Errc::kInternal, "the plan breaks a rule: ", proved.error().message);
 }
 
 /// Computes the bytes of a layer's sparse collectives: from the owner to the other replicas.
@@ -117,28 +117,24 @@ Status CheckFaults(std::uint64_t faults, const TokenCounts& loads, const Cluster
                    FailureUnit unit) {
   const std::int64_t largest = LargestFaults(loads, cluster, unit);
   if (largest < 0) {
-    return Fail(Errc::kInfeasible, std::to_string(loads.experts) + " experts do not fit in " +
-                                       std::to_string(cluster.live_slots()) + " live slots");
+    return Fail(Errc::kInfeasible, loads.experts, " experts do not fit in ", cluster.live_slots(),
+                " live slots");
   }
   if (faults <= static_cast<std::uint64_t>(largest)) return {};
-  return Fail(Errc::kInfeasible,
-              "no plan survives any " + Plural(faults, "failure") + ": " +
-                  std::to_string(faults + 1) + " copies of " + std::to_string(loads.experts) +
-                  " experts on distinct " + UnitName(unit) + "s do not fit in " +
-                  std::to_string(cluster.live_slots()) + " live slots; the largest --faults is " +
-                  std::to_string(largest));
+  return Fail(Errc::kInfeasible, "no plan survives any ", Plural(faults, "failure"), ": ",
+              faults + 1, " copies of ", loads.experts, " experts on distinct ", UnitName(unit),
+              "s do not fit in ", cluster.live_slots(), " live slots; the largest --faults is ",
+              largest);
 }
 
 Status CheckSurvives(const VerifiedPlan& plan, std::uint64_t faults, const TokenCounts& loads,
                      const Cluster& cluster, FailureUnit unit) {
   const std::int64_t certain = std::max<std::int64_t>(plan.model_recovery.certain, 0);
   if (plan.model_recovery.certain >= static_cast<std::int64_t>(faults)) return {};
-  return Fail(Errc::kInfeasible,
-              "strategy " + plan.strategy + ": its plan survives any " +
-                  Plural(static_cast<std::uint64_t>(certain), UnitName(unit) + " failure") + ", " +
-                  std::to_string(faults) +
-                  " asked: best and lazarus keep copies apart, for --faults of at most " +
-                  std::to_string(LargestFaults(loads, cluster, unit)));
+  return Fail(Errc::kInfeasible, "strategy ", plan.strategy, ": its plan survives any ",
+              Plural(static_cast<std::uint64_t>(certain), UnitName(unit) + " failure"), ", ",
+              faults, " asked: best and lazarus keep copies apart, for --faults of at most ",
+              LargestFaults(loads, cluster, unit));
 }
 
 }  // namespace shardwright::placement

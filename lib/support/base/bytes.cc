@@ -63,11 +63,11 @@ struct Kind {
 Result<std::uint64_t> ParseAmount(std::string_view text, std::string_view amount,
                                   const Kind& kind) {
   const auto bad = [&](const std::string& why) {
-    return Fail(Errc::kUsage, "\"" + std::string(text) + "\" is not " + std::string(kind.name) +
-                                  why + " (examples: " + std::string(kind.examples) + ")");
+    return Fail(Errc::kUsage, "\"", text, "\" is not ", kind.name, why,
+                " (examples: ", kind.examples, ")");
   };
   const auto too_large = [&] {
-    return Fail(Errc::kUsage, "\"" + std::string(text) + "\" does not fit in 64 bits");
+    return Fail(Errc::kUsage, "\"", text, "\" does not fit in 64 bits");
   };
   std::string_view unit = amount;
   const std::string_view whole = TakeDigits(&unit);

@@ -14,8 +14,7 @@ namespace shardwright {
 inline Result<std::uint64_t> CheckedAdd(std::uint64_t a, std::uint64_t b) {
   std::uint64_t sum = 0;
   if (__builtin_add_overflow(a, b, &sum)) {
-    return Fail(Errc::kBadInput,
-                std::to_string(a) + " + " + std::to_string(b) + " overflows 64 bits");
+    return Fail(Errc::kBadInput, a, " + ", b, " overflows 64 bits");
   }
   return sum;
 }
@@ -26,8 +25,7 @@ inline Result<std::uint64_t> CheckedAdd(std::uint64_t a, std::uint64_t b) {
 inline Result<std::uint64_t> CheckedMul(std::uint64_t a, std::uint64_t b) {
   std::uint64_t product = 0;
   if (__builtin_mul_overflow(a, b, &product)) {
-    return Fail(Errc::kBadInput,
-                std::to_string(a) + " * " + std::to_string(b) + " overflows 64 bits");
+    return Fail(Errc::kBadInput, a, " * ", b, " overflows 64 bits");
   }
   return product;
 }

@@ -54,10 +54,10 @@ TextBudget::TextBudget(std::uint64_t bytes)
     : bytes_(bytes), most_(std::max(TextMemory(), kTimesText * bytes)), left_(most_) {}
 
 tl::unexpected<Error> TextBudget::Exceeded(const std::string& where) const {
-  return Fail(Errc::kLimit, where + ": " + FormatBytes(bytes_) + " of text take more than " +
-                                FormatBytes(most_) +
-                                " of memory once they are parsed; split the file, or raise "
-                                "--memory where the command has it");
+  return Fail(Errc::kLimit, where, ": ", FormatBytes(bytes_), " of text take more than ",
+              FormatBytes(most_),
+              " of memory once they are parsed; split the file, or raise "
+              "--memory where the command has it");
 }
 
 }  // namespace shardwright

@@ -29,7 +29,8 @@ Result<std::uint32_t> ParseUser(const std::string& text) {
   std::vector<char> buffer(kEntryBytes);
   const int failed = ::getpwnam_r(text.c_str(), &entry, buffer.data(), buffer.size(), &found);
   if (failed == 0 && found != nullptr) return found->pw_uid;
-  return Fail(Errc::kUsage, "user \"" + text + "\": there is no such user on this machine", failed);
+  return FailErrno(Errc::kUsage, failed, "user \"", text,
+                   "\": there is no such user on this machine");
 }
 
 Status CheckPeer(int fd, const std::string& where, std::optional<std::uint32_t> trusted) {
@@ -37,8 +38,8 @@ Status CheckPeer(int fd, const std::string& where, std::optional<std::uint32_t> 
   socklen_t bytes = sizeof peer;
   if (::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &bytes) != 0) {
     const int error = errno;
-    return Fail(Errc::kIo,
-                where + ": cannot ask for the other side's user: " + std::strerror(error), error);
+    return FailErrno(Errc::kIo, error, where,
+                     ": cannot ask for the other side's user: ", std::strerror(error));
   }
   const uid_t mine = ::geteuid();
   if (peer.uid == mine || peer.uid == 0 || peer.uid == trusted) return {};

@@ -14,6 +14,8 @@
 
 #include <tl/expected.hpp>
 
+#include "support/base/str_cat.h"
+
 namespace shardwright {
 
 /// Kind of an error, in the order of the exit-code table (docs/commands.md). The value
@@ -48,16 +50,25 @@ class [[nodiscard]] Result : public tl::expected<T, Error> {
 
 using Status = Result<void>;
 
-/// Makes a failed Result.
+/// Makes a failed Result. The message is the joined parts (see str_cat.h).
 /// Local.
-inline tl::unexpected<Error> Fail(Errc code, std::string message, int sys = 0) {
-  return tl::unexpected<Error>(Error{code, std::move(message), sys, -1});
+template <class... Parts>
+tl::unexpected<Error> Fail(Errc code, const Parts&... parts) {
+  return tl::unexpected<Error>(Error{code, StrCat(parts...), 0, -1});
+}
+
+/// Makes the error of a failed system call, with its errno.
+/// Local.
+template <class... Parts>
+tl::unexpected<Error> FailErrno(Errc code, int sys, const Parts&... parts) {
+  return tl::unexpected<Error>(Error{code, StrCat(parts...), sys, -1});
 }
 
 /// Makes the error for a file that is damaged, contradicts itself, or has the wrong format.
 /// Local.
-inline tl::unexpected<Error> BadInput(std::string message) {
-  return Fail(Errc::kBadInput, std::move(message));
+template <class... Parts>
+tl::unexpected<Error> BadInput(const Parts&... parts) {
+  return Fail(Errc::kBadInput, parts...);
 }
 
 /// Prepends "<where>: " to an error's message.

@@ -43,7 +43,7 @@ void KeepFewHeaps() { ::mallopt(M_ARENA_MAX, 2); }
 Result<std::string> RandomHex(std::size_t bytes) {
   std::string random(bytes, '\0');
   if (getrandom(random.data(), bytes, 0) != static_cast<ssize_t>(bytes)) {
-    return Fail(Errc::kInternal, "the system gives no random bytes", errno);
+    return FailErrno(Errc::kInternal, errno, "the system gives no random bytes");
   }
   std::string text;
   text.reserve(2 * bytes);

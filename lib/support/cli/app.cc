@@ -189,14 +189,14 @@ bool App::IsSet(const std::string& flag) const {
 Status App::Exclude(std::initializer_list<const char*> flags, const std::string& other) const {
   for (const char* flag : flags) {
     if (!IsSet(flag)) continue;
-    return Fail(Errc::kUsage, std::string(flag) + " cannot be combined with " + other);
+    return Fail(Errc::kUsage, flag, " cannot be combined with ", other);
   }
   return {};
 }
 
 Status App::Require(std::initializer_list<const char*> flags, const std::string& needed) const {
   for (const char* flag : flags) {
-    if (IsSet(flag)) return Fail(Errc::kUsage, std::string(flag) + " requires " + needed);
+    if (IsSet(flag)) return Fail(Errc::kUsage, flag, " requires ", needed);
   }
   return {};
 }

@@ -72,7 +72,7 @@ Status Console::OpenLog(const std::string& path) {
     const std::string why = error == ELOOP
                                 ? "a symbolic link that another user owns, or that links to itself"
                                 : std::string(std::strerror(error));
-    return Fail(Errc::kIo, "log " + name + ": cannot open: " + why, error);
+    return FailErrno(Errc::kIo, error, "log ", name, ": cannot open: ", why);
   }
   const std::lock_guard lock(mutex_);
   log_fd_ = fd;

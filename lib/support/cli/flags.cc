@@ -21,7 +21,7 @@ Result<E> ParseWord(std::string_view text,
     if (!words.empty()) words += ", ";
     words += word;
   }
-  return Fail(Errc::kUsage, "\"" + std::string(text) + "\" is not one of " + words);
+  return Fail(Errc::kUsage, "\"", text, "\" is not one of ", words);
 }
 
 }  // namespace
@@ -31,8 +31,7 @@ Result<std::uint64_t> ParseCount(std::string_view text, std::uint64_t first, std
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), count);
   const bool whole = error == std::errc() && end == text.data() + text.size();
   if (whole && count >= first && count <= last) return count;
-  return Fail(Errc::kUsage, "\"" + std::string(text) + "\" is not a whole number from " +
-                                std::to_string(first) + " to " + std::to_string(last));
+  return Fail(Errc::kUsage, "\"", text, "\" is not a whole number from ", first, " to ", last);
 }
 
 Result<unsigned> ParseMode(std::string_view text) {
@@ -44,9 +43,9 @@ Result<unsigned> ParseMode(std::string_view text) {
   };
   const bool whole = error == std::errc() && end == text.data() + text.size() && text.size() <= 4;
   if (whole && mode >> 6 == 6 && fits(3) && fits(0)) return mode;
-  return Fail(Errc::kUsage, "\"" + std::string(text) +
-                                "\" is not a mode such as 0600, 0640, 0644 or 0660: 6 for the "
-                                "owner, then 0, 4 or 6 for the group and for others");
+  return Fail(Errc::kUsage, "\"", text,
+              "\" is not a mode such as 0600, 0640, 0644 or 0660: 6 for the "
+              "owner, then 0, 4 or 6 for the group and for others");
 }
 
 unsigned UmaskOf(unsigned mode) {
@@ -65,15 +64,15 @@ Result<double> ParseReal(std::string_view text, double first, double last) {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
   const bool whole = error == std::errc() && end == text.data() + text.size();
   if (whole && std::isfinite(value) && value >= first && value <= last) return value;
-  return Fail(Errc::kUsage, "\"" + std::string(text) + "\" is not a number from " +
-                                RealText(first) + " to " + RealText(last));
+  return Fail(Errc::kUsage, "\"", text, "\" is not a number from ", RealText(first), " to ",
+              RealText(last));
 }
 
 Result<std::uint64_t> ParseMemory(std::string_view text) {
   SW_TRY_ASSIGN(const std::uint64_t bytes, ParseBytes(text));
   if (bytes >= kMemoryMinBytes) return bytes;
-  return Fail(Errc::kUsage, "\"" + std::string(text) + "\" is " + FormatBytes(bytes) +
-                                ", at least " + FormatBytes(kMemoryMinBytes) + " is needed");
+  return Fail(Errc::kUsage, "\"", text, "\" is ", FormatBytes(bytes), ", at least ",
+              FormatBytes(kMemoryMinBytes), " is needed");
 }
 
 Result<ProgressMode> ParseProgressMode(std::string_view text) {

@@ -51,7 +51,7 @@ OrderedJson PassesJson(const std::vector<PassTime>& passes) {
 }
 
 tl::unexpected<Error> FileError(const std::string& path, const char* what, int error) {
-  return Fail(Errc::kIo, "report " + path + ": " + what + ": " + std::strerror(error), error);
+  return FailErrno(Errc::kIo, error, "report ", path, ": ", what, ": ", std::strerror(error));
 }
 
 /// Returns whether a file must be written in place: a pipe, a terminal or /dev/null.
@@ -124,8 +124,7 @@ Result<RankFacts> UnpackFacts(std::string_view text) {
     facts.warnings = json.at("warnings").get<std::vector<std::string>>();
     return facts;
   } catch (const nlohmann::json::exception& error) {
-    return Fail(Errc::kInternal,
-                std::string("unpacking the statistics of a rank: ") + error.what());
+    return Fail(Errc::kInternal, "unpacking the statistics of a rank: ", error.what());
   }
 }
 

@@ -107,7 +107,7 @@ struct Session {
 Status WriteStdout(std::string_view text) {
   const int error = WriteAll(STDOUT_FILENO, text);
   if (error == 0 || error == EPIPE) return {};
-  return Fail(Errc::kIo, std::string("stdout: cannot write: ") + std::strerror(error), error);
+  return FailErrno(Errc::kIo, error, "stdout: cannot write: ", std::strerror(error));
 }
 
 int AnswerAtOnce(const std::string& command, const std::string& text) {

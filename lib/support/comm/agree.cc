@@ -49,9 +49,8 @@ Bytes Encode(const Status& status) {
 
 Result<std::string> Decode(std::span<const std::byte> bytes) {
   if (bytes.size() < kHeadBytes) {
-    return Fail(Errc::kInternal, "ranks exchanged a status of " + std::to_string(bytes.size()) +
-                                     " bytes, at least " + std::to_string(kHeadBytes) +
-                                     " expected");
+    return Fail(Errc::kInternal, "ranks exchanged a status of ", bytes.size(), " bytes, at least ",
+                kHeadBytes, " expected");
   }
   std::string text(bytes.size() - kHeadBytes, '\0');
   if (!text.empty()) std::memcpy(text.data(), bytes.data() + kHeadBytes, text.size());

@@ -41,8 +41,8 @@ std::uint64_t TasksApart() {
 Result<std::unique_ptr<Comm>> MakeComm(const CommOptions& options) {
   constexpr std::uint64_t kMaxChunk = std::uint64_t{1} << 30;
   if (options.chunk_bytes < 1 || options.chunk_bytes > kMaxChunk) {
-    return Fail(Errc::kUsage, "message size: 1 to " + std::to_string(kMaxChunk) + " bytes, found " +
-                                  std::to_string(options.chunk_bytes));
+    return Fail(Errc::kUsage, "message size: 1 to ", kMaxChunk, " bytes, found ",
+                options.chunk_bytes);
   }
   if (UnderLauncher()) return internal::MakeMpiComm(options);
   return MakeSerialComm();

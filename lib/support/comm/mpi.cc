@@ -25,7 +25,7 @@ Result<std::vector<Bytes>> Reserve(const std::vector<std::uint64_t>& sizes) {
   } catch (const std::exception&) {  // bad_alloc or length_error
     std::uint64_t total = 0;
     for (const std::uint64_t size : sizes) total += size;
-    return Fail(Errc::kLimit, "no memory to receive " + std::to_string(total) + " bytes");
+    return Fail(Errc::kLimit, "no memory to receive ", total, " bytes");
   }
 }
 
@@ -118,8 +118,7 @@ class MpiComm final : public Comm {
     Result<std::vector<Bytes>> received = Prepare(incoming, receive_cap);
     if (!counted) {
       received =
-          Fail(Errc::kInternal, "all-to-all: " + std::to_string(size_) +
-                                    " pieces expected, found " + std::to_string(pieces.size()));
+          Fail(Errc::kInternal, "all-to-all: ", size_, " pieces expected, found ", pieces.size());
     }
     SW_TRY(Agree(Outcome(received)));
     std::copy(pieces[Index(rank_)].begin(), pieces[Index(rank_)].end(),
@@ -150,13 +149,12 @@ class MpiComm final : public Comm {
     if (code == 0) return {};
     std::array<char, 1024> text = {};
     const bool misuse = mpi_.describe(code, text.data(), text.size());
-    return Fail(misuse ? Errc::kInternal : Errc::kIo, std::string(what) + ": " + text.data());
+    return Fail(misuse ? Errc::kInternal : Errc::kIo, what, ": ", text.data());
   }
 
   Status CheckRoot(int root) const {
     if (root >= 0 && root < size_) return {};
-    return Fail(Errc::kInternal,
-                "root " + std::to_string(root) + " of " + std::to_string(size_) + " ranks");
+    return Fail(Errc::kInternal, "root ", root, " of ", size_, " ranks");
   }
 
   static Result<std::vector<Bytes>> Prepare(const std::vector<std::uint64_t>& sizes,
@@ -164,9 +162,8 @@ class MpiComm final : public Comm {
     std::uint64_t room = cap;
     for (const std::uint64_t size : sizes) {
       if (size > room) {
-        return Fail(Errc::kLimit, "all-to-all: " + std::to_string(cap) +
-                                      " bytes at most, would receive at least " +
-                                      std::to_string(cap - room + size));
+        return Fail(Errc::kLimit, "all-to-all: ", cap, " bytes at most, would receive at least ",
+                    cap - room + size);
       }
       room -= size;
     }

@@ -72,7 +72,7 @@ Result<MpiLibrary> WithPlugin(MpiFamily family, void* library, const std::string
   const auto get = reinterpret_cast<MpiPlugin*>(dlsym(plugin, kMpiPluginSymbol));
   const MpiCalls* const calls = get == nullptr ? nullptr : get();
   if (calls == nullptr || calls->form != kMpiCallsForm) {
-    return Fail(Errc::kNotFound, *path + ": of another release of Shardwright");
+    return Fail(Errc::kNotFound, *path, ": of another release of Shardwright");
   }
   return MpiLibrary{calls, PathOf(dlsym(library, "MPI_Init_thread"), file)};
 }
@@ -80,10 +80,10 @@ Result<MpiLibrary> WithPlugin(MpiFamily family, void* library, const std::string
 Result<MpiLibrary> OpenPath(const std::string& path) {
   void* const library = OpenLibrary(path);
   if (library == nullptr) {
-    return Fail(Errc::kNotFound, std::string(kSetting) + ": " + WhyNotOpened());
+    return Fail(Errc::kNotFound, kSetting, ": ", WhyNotOpened());
   }
   const std::optional<MpiFamily> family = FamilyOf(library);
-  if (!family) return Fail(Errc::kUsage, std::string(kSetting) + ": " + path + " is no MPI");
+  if (!family) return Fail(Errc::kUsage, kSetting, ": ", path, " is no MPI");
   return WithPlugin(*family, library, path);
 }
 
@@ -102,10 +102,8 @@ Result<MpiChoice> ChooseMpi(const Environment& env) {
     if (asked == NamesOf(family).word) return MpiChoice{{family}, {}};
   }
   if (!asked.empty()) {
-    return Fail(Errc::kUsage,
-                std::string(kSetting) +
-                    ": openmpi, mpich, none or the path of a library expected, found '" +
-                    std::string(asked) + "'");
+    return Fail(Errc::kUsage, kSetting,
+                ": openmpi, mpich, none or the path of a library expected, found '", asked, "'");
   }
   // Variables of mpirun of Open MPI, then of the MPICH, Intel MPI and MVAPICH launchers.
   if (!env("OMPI_COMM_WORLD_SIZE").empty()) return MpiChoice{{kOpenMpi}, {}};
@@ -147,18 +145,17 @@ Result<MpiLibrary> OpenLaunchersMpi() {
     }
   }
   return Fail(Errc::kNotFound,
-              "a launcher of MPI has started this process, but its library is not found (" + tried +
-                  "): load its module, or name the library in " + kSetting);
+              "a launcher of MPI has started this process, but its library is not found (", tried,
+              "): load its module, or name the library in ", kSetting);
 }
 
 Status CheckMetOthers(const MpiLibrary& library, std::uint64_t started, int size) {
   if (size > 1 || started <= 1) return {};
   std::array<char, 256> version = {};
   library.calls->library(version.data(), version.size());
-  return Fail(Errc::kUsage, "the launcher has started " + std::to_string(started) +
-                                " processes or more, but to " + version.data() + " (" +
-                                library.path + ") each is alone: name the launcher's own MPI in " +
-                                kSetting);
+  return Fail(Errc::kUsage, "the launcher has started ", started, " processes or more, but to ",
+              version.data(), " (", library.path,
+              ") each is alone: name the launcher's own MPI in ", kSetting);
 }
 
 }  // namespace shardwright::comm::internal

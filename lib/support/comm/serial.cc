@@ -29,20 +29,18 @@ class SerialComm final : public Comm {
       all.emplace_back(mine.begin(), mine.end());
       return all;
     } catch (const std::bad_alloc&) {
-      return Fail(Errc::kLimit, "no memory for " + std::to_string(mine.size()) + " bytes");
+      return Fail(Errc::kLimit, "no memory for ", mine.size(), " bytes");
     }
   }
 
   Result<std::vector<Bytes>> AllToAll(std::span<const std::span<const std::byte>> pieces,
                                       std::uint64_t receive_cap) override {
     if (pieces.size() != 1) {
-      return Fail(Errc::kInternal,
-                  "all-to-all: 1 piece expected, found " + std::to_string(pieces.size()));
+      return Fail(Errc::kInternal, "all-to-all: 1 piece expected, found ", pieces.size());
     }
     if (pieces[0].size() > receive_cap) {
-      return Fail(Errc::kLimit, "all-to-all: " + std::to_string(receive_cap) +
-                                    " bytes at most, would receive " +
-                                    std::to_string(pieces[0].size()));
+      return Fail(Errc::kLimit, "all-to-all: ", receive_cap, " bytes at most, would receive ",
+                  pieces[0].size());
     }
     return AllGather(pieces[0]);
   }
@@ -52,7 +50,7 @@ class SerialComm final : public Comm {
  private:
   static Status CheckRoot(int root) {
     if (root == 0) return {};
-    return Fail(Errc::kInternal, "root " + std::to_string(root) + " of 1 rank");
+    return Fail(Errc::kInternal, "root ", root, " of 1 rank");
   }
 };
 

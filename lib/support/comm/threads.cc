@@ -67,8 +67,7 @@ class Meeting {
   // Ends a round in which every rank waits or has returned. The caller locks the mutex.
   void Close() {
     if (gone_ > 0) {
-      verdict_ = Fail(Errc::kInternal,
-                      std::to_string(gone_) + " ranks have left while others are in a collective");
+      verdict_ = Fail(Errc::kInternal, gone_, " ranks have left while others are in a collective");
     }
     for (const Call& call : calls_) {
       if (gone_ == 0 && call != calls_[0]) {
@@ -135,16 +134,15 @@ class ThreadComm final : public Comm {
     std::uint64_t total = 0;
     for (int r = 0; r < size_; ++r) {
       if (meeting_.At(r).pieces.size() != static_cast<std::size_t>(size_)) {
-        fits = Fail(Errc::kInternal, "all-to-all: " + std::to_string(size_) +
-                                         " pieces expected, found " +
-                                         std::to_string(meeting_.At(r).pieces.size()));
+        fits = Fail(Errc::kInternal, "all-to-all: ", size_, " pieces expected, found ",
+                    meeting_.At(r).pieces.size());
       }
     }
     if (fits) {
       for (int r = 0; r < size_; ++r) total += meeting_.At(r).pieces[Index(rank_)].size();
       if (total > receive_cap) {
-        fits = Fail(Errc::kLimit, "all-to-all: " + std::to_string(receive_cap) +
-                                      " bytes at most, would receive " + std::to_string(total));
+        fits = Fail(Errc::kLimit, "all-to-all: ", receive_cap, " bytes at most, would receive ",
+                    total);
       }
     }
     std::vector<Bytes> received(fits ? Index(size_) : 0);
@@ -179,8 +177,7 @@ class ThreadComm final : public Comm {
 
   Status CheckRoot(int root) const {
     if (root >= 0 && root < size_) return {};
-    return Fail(Errc::kInternal,
-                "root " + std::to_string(root) + " of " + std::to_string(size_) + " ranks");
+    return Fail(Errc::kInternal, "root ", root, " of ", size_, " ranks");
   }
 
   // Publishes `mine`, lets `copy` read the arguments of all ranks, and waits until all have read.

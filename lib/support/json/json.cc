@@ -20,9 +20,8 @@ Result<std::uint64_t> WholeOf(const Json& value, std::uint64_t first, std::uint6
     const auto number = value.get<std::uint64_t>();
     if (number >= first && number <= last) return number;
   }
-  return Fail(Errc::kBadInput, where + ": a whole number from " + std::to_string(first) + " to " +
-                                   std::to_string(last) + " expected, found " +
-                                   (value.is_number() ? value.dump() : KindOf(value)));
+  return Fail(Errc::kBadInput, where, ": a whole number from ", first, " to ", last,
+              " expected, found ", (value.is_number() ? value.dump() : KindOf(value)));
 }
 
 std::string KindOf(const Json& value) {

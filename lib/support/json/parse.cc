@@ -170,15 +170,13 @@ class Builder final : public nlohmann::json_sax<Json> {
 tl::unexpected<Error> Refuse(const Builder& builder, const std::string& where) {
   switch (builder.fault()) {
     case Builder::Fault::kTwice:
-      return Fail(Errc::kBadInput, where + ": key " + Quoted(builder.twice()) + " twice");
+      return Fail(Errc::kBadInput, where, ": key ", Quoted(builder.twice()), " twice");
     case Builder::Fault::kDeep:
-      return Fail(Errc::kLimit,
-                  where + ": more than " + std::to_string(builder.most_depth()) + " levels");
+      return Fail(Errc::kLimit, where, ": more than ", builder.most_depth(), " levels");
     case Builder::Fault::kMemory:
       return builder.budget().Exceeded(where);
     default:
-      return Fail(Errc::kBadInput,
-                  where + ": byte " + std::to_string(builder.byte()) + ": cannot be read");
+      return Fail(Errc::kBadInput, where, ": byte ", builder.byte(), ": cannot be read");
   }
 }
 
@@ -188,19 +186,19 @@ Result<Json> Parse(std::string_view text, const std::string& where) {
   // The parser would treat a NUL byte as the end of the text.
   const std::size_t nul = text.find('\0');
   if (nul != std::string_view::npos) {
-    return Fail(Errc::kBadInput, where + ": " + PlaceOf(text, nul) + ": a NUL byte");
+    return Fail(Errc::kBadInput, where, ": ", PlaceOf(text, nul), ": a NUL byte");
   }
   Builder builder(text.size(), limits::kMoeJsonDepth);
   if (Json::sax_parse(text.begin(), text.end(), &builder)) return std::move(builder).Take();
   const std::size_t byte = builder.byte();
   switch (builder.fault()) {
     case Builder::Fault::kSyntax:
-      return Fail(Errc::kBadInput, where + ": " + PlaceOf(text, byte) + ": " + WordAt(text, byte));
+      return Fail(Errc::kBadInput, where, ": ", PlaceOf(text, byte), ": ", WordAt(text, byte));
     case Builder::Fault::kNumber:
-      return Fail(Errc::kBadInput, where + ": " + PlaceOf(text, byte) + ": a number out of range");
+      return Fail(Errc::kBadInput, where, ": ", PlaceOf(text, byte), ": a number out of range");
     case Builder::Fault::kDeep:
-      return Fail(Errc::kLimit, where + ": " + PlaceOf(text, TooDeepAt(text)) + ": more than " +
-                                    std::to_string(limits::kMoeJsonDepth) + " levels");
+      return Fail(Errc::kLimit, where, ": ", PlaceOf(text, TooDeepAt(text)), ": more than ",
+                  limits::kMoeJsonDepth, " levels");
     default:
       return Refuse(builder, where);
   }

@@ -63,12 +63,12 @@ Status RefuseOddOutput(const Directory& parent, const std::string& name, bool fo
   if (!there) return {};
   const std::string output = parent.PathOf(name);
   if (there->type == EntryType::kSymlink) {
-    return Fail(Errc::kBusy, output + ": is a symbolic link, which is never replaced");
+    return Fail(Errc::kBusy, output, ": is a symbolic link, which is never replaced");
   }
   if (there->type != EntryType::kDir) {
-    return Fail(Errc::kBusy, output + ": exists and is not a directory");
+    return Fail(Errc::kBusy, output, ": exists and is not a directory");
   }
-  if (!force) return Fail(Errc::kBusy, output + ": exists (--force replaces it)");
+  if (!force) return Fail(Errc::kBusy, output, ": exists (--force replaces it)");
   return {};
 }
 
@@ -77,9 +77,9 @@ Status RefuseOddFile(const Directory& parent, const std::string& name, bool forc
   if (!there) return {};
   const std::string file = parent.PathOf(name);
   if (there->type != EntryType::kFile) {
-    return Fail(Errc::kBusy, file + ": exists and is no regular file, which is never replaced");
+    return Fail(Errc::kBusy, file, ": exists and is no regular file, which is never replaced");
   }
-  if (!force) return Fail(Errc::kBusy, file + ": exists (--force replaces it)");
+  if (!force) return Fail(Errc::kBusy, file, ": exists (--force replaces it)");
   return {};
 }
 
@@ -94,7 +94,7 @@ Result<Directory> OpenOwnStage(const Directory& parent, const std::string& name)
     why += "; check it and close it with chmod go-w, or run without --resume to start again";
   }
   if (why.empty()) return stage;
-  return Fail(Errc::kBusy, stage.path() + ": not resumed: " + why);
+  return Fail(Errc::kBusy, stage.path(), ": not resumed: ", why);
 }
 
 }  // namespace
@@ -107,8 +107,8 @@ Result<std::string> MakeRunId() {
 
 Result<Stage> Stage::Begin(const std::string& output, const StageOptions& options) {
   if (!IsRunId(options.run_id)) {
-    return Fail(Errc::kUsage, "run id " + EscapedName(options.run_id) +
-                                  " is not 1 to 64 letters, digits, \"_\" or \"-\"");
+    return Fail(Errc::kUsage, "run id ", EscapedName(options.run_id),
+                " is not 1 to 64 letters, digits, \"_\" or \"-\"");
   }
   SW_TRY_ASSIGN(const ParentName split, SplitOutput(output));
   Stage stage;
@@ -119,9 +119,9 @@ Result<Stage> Stage::Begin(const std::string& output, const StageOptions& option
   const std::size_t longest =
       split.name.size() + kPartial.size() + options.run_id.size() + kJournal.size();
   if (longest > kNameMax) {
-    return Fail(Errc::kUsage, output + ": the name leaves no room for the suffixes of a stage: " +
-                                  std::to_string(kNameMax) + " bytes at most, needs " +
-                                  std::to_string(longest));
+    return Fail(Errc::kUsage, output,
+                ": the name leaves no room for the suffixes of a stage: ", kNameMax,
+                " bytes at most, needs ", longest);
   }
   SW_TRY_ASSIGN(stage.parent_, Directory::Open(split.parent));
   SW_TRY(FaultPoint("commit.lock"));
@@ -263,9 +263,8 @@ Status Stage::Enter(const StageOptions& options) {
     notes_.push_back("removed " + path + ", left by a stopped run");
   }
   if (resumable.size() > 1) {
-    return Fail(Errc::kBusy, output_ + ": several stopped runs can be resumed (" + resumable[0] +
-                                 ", " + resumable[1] + "): remove all but one " + output_ +
-                                 std::string(kPartial) + "<run>");
+    return Fail(Errc::kBusy, output_, ": several stopped runs can be resumed (", resumable[0], ", ",
+                resumable[1], "): remove all but one ", output_, kPartial, "<run>");
   }
   resumed_ = !resumable.empty();
   if (options.resume && !resumed_ && !refused.empty()) return Fail(Errc::kBusy, refused);
@@ -291,8 +290,8 @@ Status Stage::RefuseImmovable() {
   SW_TRY_ASSIGN(const std::string why, parent_.WhyImmovable(name_, *there, stage_name_));
   if (why.empty()) return {};
   if (!resumed_) SW_TRY(parent_.RemoveTree(stage_name_));
-  return Fail(Errc::kBusy, output_ + ": --force cannot replace it: " + why +
-                               "; choose another name, or a name inside it");
+  return Fail(Errc::kBusy, output_, ": --force cannot replace it: ", why,
+              "; choose another name, or a name inside it");
 }
 
 Status Stage::Commit(const CommitSteps& steps) {

@@ -62,7 +62,7 @@ Result<std::vector<Entry>> List(Fd fd, const std::string& shown) {
     const std::string_view name = found->d_name;
     if (name == "." || name == "..") continue;
     if (entries.size() >= kDirEntries) {
-      return Fail(Errc::kLimit, shown + ": more than " + std::to_string(kDirEntries) + " names");
+      return Fail(Errc::kLimit, shown, ": more than ", kDirEntries, " names");
     }
     const unsigned char kind = found->d_type;
     EntryType type = EntryType::kOther;
@@ -162,8 +162,7 @@ Status SyncFile(const Where& where) {
 Result<std::vector<std::byte>> ReadWhole(const File& file, std::uint64_t cap) {
   SW_TRY_ASSIGN(const Identity identity, file.Stat());
   if (identity.bytes > cap) {
-    return Fail(Errc::kLimit, file.path() + ": " + std::to_string(cap) + " bytes at most, found " +
-                                  std::to_string(identity.bytes));
+    return Fail(Errc::kLimit, file.path(), ": ", cap, " bytes at most, found ", identity.bytes);
   }
   std::vector<std::byte> bytes(static_cast<std::size_t>(identity.bytes));
   SW_TRY(file.ReadAt(0, bytes));
@@ -184,8 +183,7 @@ Status Replace(const Where& where, std::span<const std::byte> data) {
 // another process creates meanwhile cannot lead outside.
 Status RemoveTree(Fd fd, const Where& where, int depth) {
   if (depth > kTreeDepth) {
-    return Fail(Errc::kLimit,
-                where.shown + ": directories nested deeper than " + std::to_string(kTreeDepth));
+    return Fail(Errc::kLimit, where.shown, ": directories nested deeper than ", kTreeDepth);
   }
   const int self = fd.get();
   // Reads the names first, because closing a listing closes its descriptor.
@@ -229,7 +227,7 @@ std::string ParentName::Path() const { return parent == "/" ? "/" + name : paren
 
 Status SafeName(std::string_view name) {
   const auto refuse = [&](const char* why) {
-    return Fail(Errc::kBadInput, "name " + EscapedName(name) + " cannot be a file name: " + why);
+    return Fail(Errc::kBadInput, "name ", EscapedName(name), " cannot be a file name: ", why);
   };
   if (name.empty()) return refuse("it is empty");
   if (name.size() > kNameMax) {
@@ -252,7 +250,7 @@ Result<ParentName> SplitOutput(const std::string& path) {
   const std::size_t slash = trimmed.rfind('/');
   std::string name = slash == std::string::npos ? trimmed : trimmed.substr(slash + 1);
   if (!SafeName(name)) {
-    return Fail(Errc::kUsage, "output path " + EscapedName(path) + " has no usable last name");
+    return Fail(Errc::kUsage, "output path ", EscapedName(path), " has no usable last name");
   }
   std::string parent = slash == std::string::npos ? "." : trimmed.substr(0, slash);
   if (parent.empty()) parent = "/";
@@ -262,7 +260,7 @@ Result<ParentName> SplitOutput(const std::string& path) {
   }
   SW_TRY_ASSIGN(const bool is_dir, IsDir(canonical));
   if (!is_dir) {
-    return Fail(Errc::kNotFound, path + ": parent " + EscapedName(parent) + " is not a directory");
+    return Fail(Errc::kNotFound, path, ": parent ", EscapedName(parent), " is not a directory");
   }
   return ParentName{std::move(canonical), std::move(name)};
 }
@@ -304,8 +302,8 @@ Status ExpectDir(const std::string& path) {
   SW_TRY_ASSIGN(const bool is_dir, IsDir(path));
   if (is_dir) return {};
   SW_TRY_ASSIGN(const bool there, Exists(path));
-  return Fail(Errc::kNotFound,
-              path + (there ? ": a file, where a folder is expected" : ": no such folder"));
+  return Fail(Errc::kNotFound, path,
+              (there ? ": a file, where a folder is expected" : ": no such folder"));
 }
 
 Result<bool> IsWritable(const std::string& path) {
@@ -338,7 +336,7 @@ Result<std::string> ReadLink(const std::string& path) {
   const ssize_t bytes = sys::ReadLink(path, target.data(), target.size());
   if (bytes < 0) return SysFail(Errc::kNotFound, path, "cannot read link", errno);
   if (static_cast<std::size_t>(bytes) == target.size()) {
-    return Fail(Errc::kLimit, path + ": link target longer than 64 KiB");
+    return Fail(Errc::kLimit, path, ": link target longer than 64 KiB");
   }
   target.resize(static_cast<std::size_t>(bytes));
   return target;
@@ -414,7 +412,7 @@ Status RemoveTree(const std::string& path, const std::string& root) {
   if (prefix.back() != '/') prefix += '/';
   const std::string parent = split.parent == "/" ? "/" : split.parent + "/";
   if (parent.rfind(prefix, 0) != 0) {
-    return Fail(Errc::kUsage, path + ": not removed: it is not inside " + EscapedName(root));
+    return Fail(Errc::kUsage, path, ": not removed: it is not inside ", EscapedName(root));
   }
   return at::RemoveAny(Where(split.Path()));
 }

@@ -52,8 +52,7 @@ bool KernelReportsErrors() {
 
 Status Walk(const Directory& dir, const std::string& name, int depth, Tree& tree) {
   if (depth > kTreeDepth) {
-    return Fail(Errc::kLimit,
-                dir.path() + ": directories nested deeper than " + std::to_string(kTreeDepth));
+    return Fail(Errc::kLimit, dir.path(), ": directories nested deeper than ", kTreeDepth);
   }
   SW_TRY_ASSIGN(const std::vector<Entry> entries, dir.List());
   for (const Entry& entry : entries) {
@@ -250,7 +249,7 @@ Status Directory::MakeDirs(const std::string& name) const {
     }
     SW_TRY_ASSIGN(const std::optional<NameStatus> there, Look(prefix));
     if (!there || there->type != EntryType::kDir) {
-      return Fail(Errc::kIo, PathOf(prefix) + ": is in the place of a directory", ENOTDIR);
+      return FailErrno(Errc::kIo, ENOTDIR, PathOf(prefix), ": is in the place of a directory");
     }
   }
   return {};
@@ -302,10 +301,10 @@ Status Directory::HardLink(const std::string& source, const File& opened,
   }
   SW_TRY(at::Remove(place.where));
   if (sys::StatAt(AT_FDCWD, source.c_str(), &found, 0) == 0 && same()) {
-    return Fail(Errc::kUnsupported,
-                PathOf(name) + ": the file system numbers each hard link of a file differently");
+    return Fail(Errc::kUnsupported, PathOf(name),
+                ": the file system numbers each hard link of a file differently");
   }
-  return Fail(Errc::kNotFound, source + ": is another file than the one that was opened");
+  return Fail(Errc::kNotFound, source, ": is another file than the one that was opened");
 }
 
 Status Directory::RemoveFile(const std::string& name) const {

@@ -174,7 +174,7 @@ Fault Act(const FaultRule& rule) {
 
 Result<FaultRule> ParseAction(FaultRule rule, std::string_view name, std::string_view spec) {
   const auto wrong = [&](const std::string& why) {
-    return Fail(Errc::kUsage, "fault \"" + std::string(spec) + "\": " + why);
+    return Fail(Errc::kUsage, "fault \"", spec, "\": ", why);
   };
   const bool moves_bytes = rule.target == "read" || rule.target == "write";
   if (name == "kill") {
@@ -244,7 +244,7 @@ bool IsMutating(Op op) {
 
 Result<FaultRule> ParseFault(std::string_view spec) {
   const auto wrong = [&](const std::string& why) {
-    return Fail(Errc::kUsage, "fault \"" + std::string(spec) + "\": " + why);
+    return Fail(Errc::kUsage, "fault \"", spec, "\": ", why);
   };
   const std::size_t first_colon = spec.find(':');
   const std::size_t last_colon = spec.rfind(':');

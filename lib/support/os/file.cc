@@ -34,7 +34,7 @@ bool FitsOffset(std::uint64_t offset, std::size_t bytes) {
 Result<struct stat> StatRegular(int fd, const std::string& path) {
   struct stat info {};
   if (sys::Stat(fd, &info) != 0) return SysFail(Errc::kNotFound, path, "cannot stat", errno);
-  if (!S_ISREG(info.st_mode)) return Fail(Errc::kNotFound, path + ": not a regular file");
+  if (!S_ISREG(info.st_mode)) return Fail(Errc::kNotFound, path, ": not a regular file");
   return info;
 }
 
@@ -121,9 +121,8 @@ Result<bool> File::IsExecutable() const {
 
 Status File::ReadAt(std::uint64_t offset, std::span<std::byte> out) const {
   const auto ends_early = [&](std::uint64_t end) {
-    return Fail(Errc::kBadInput, path_ + ": " + std::to_string(out.size()) +
-                                     " bytes expected at offset " + std::to_string(offset) +
-                                     ", the file ends at " + std::to_string(end));
+    return Fail(Errc::kBadInput, path_, ": ", out.size(), " bytes expected at offset ", offset,
+                ", the file ends at ", end);
   };
   if (!FitsOffset(offset, out.size())) {
     SW_TRY_ASSIGN(const Identity identity, Stat());

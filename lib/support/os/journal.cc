@@ -46,19 +46,19 @@ std::array<std::byte, kHeaderBytes> Header(const Fingerprint& fingerprint) {
 Status CheckHeader(const std::string& path, std::span<const std::byte> header,
                    const Fingerprint& fingerprint) {
   if (std::memcmp(header.data(), kMagic.data(), kMagic.size()) != 0) {
-    return Fail(Errc::kBadInput, path + ": not a journal");
+    return Fail(Errc::kBadInput, path, ": not a journal");
   }
   const std::uint32_t version = Load32(header.subspan(8, 4));
   if (version != kJournalVersion) {
-    return Fail(Errc::kUnsupported, path + ": journal version " + std::to_string(kJournalVersion) +
-                                        " expected, found " + std::to_string(version));
+    return Fail(Errc::kUnsupported, path, ": journal version ", kJournalVersion,
+                " expected, found ", version);
   }
   const std::span<const std::byte> found = header.subspan(16, 16);
   if (!std::equal(found.begin(), found.end(), fingerprint.begin())) {
-    return Fail(Errc::kMismatch, path +
-                                     ": the stopped run had other inputs, flags or version: "
-                                     "fingerprint " +
-                                     Hex(fingerprint) + " expected, found " + Hex(found));
+    return Fail(Errc::kMismatch, path,
+                ": the stopped run had other inputs, flags or version: "
+                "fingerprint ",
+                Hex(fingerprint), " expected, found ", Hex(found));
   }
   return {};
 }
@@ -85,7 +85,7 @@ Status CheckOwn(const Directory& folder, const std::string& name, const NameStat
   if (folder.IsOwnFile(status)) return {};
   std::string why = folder.WhyForeign(status);
   if (why.empty()) why = "is not a regular file with one name";
-  return Fail(Errc::kBusy, folder.PathOf(name) + ": not resumed: " + why);
+  return Fail(Errc::kBusy, folder.PathOf(name), ": not resumed: ", why);
 }
 
 // Returns the records of one journal; valid_bytes is 0 if the file ends inside its header.
@@ -93,8 +93,7 @@ Result<JournalRecords> Read(const File& file, const Fingerprint& fingerprint, st
   const std::string& path = file.path();
   SW_TRY_ASSIGN(const Identity identity, file.Stat());
   if (identity.bytes > most) {
-    return Fail(Errc::kLimit, path + ": " + std::to_string(most) + " bytes at most, found " +
-                                  std::to_string(identity.bytes));
+    return Fail(Errc::kLimit, path, ": ", most, " bytes at most, found ", identity.bytes);
   }
   std::vector<std::byte> bytes(static_cast<std::size_t>(identity.bytes));
   SW_TRY(file.ReadAt(0, bytes));
@@ -102,7 +101,7 @@ Result<JournalRecords> Read(const File& file, const Fingerprint& fingerprint, st
     // A kill during creation leaves such a file. Fails for other short files, which are not ours.
     const std::size_t magic_bytes = std::min(bytes.size(), kMagic.size());
     if (magic_bytes > 0 && std::memcmp(bytes.data(), kMagic.data(), magic_bytes) != 0) {
-      return Fail(Errc::kBadInput, path + ": not a journal");
+      return Fail(Errc::kBadInput, path, ": not a journal");
     }
     return JournalRecords{{}, 0, bytes.size()};
   }
@@ -138,8 +137,8 @@ Result<Journal> Journal::Open(const Directory& folder, const std::string& name,
 Status Journal::Append(std::span<const std::byte> payload) {
   SW_CHECK(writer_ != nullptr);
   if (payload.size() > kJournalRecordBytes) {
-    return Fail(Errc::kLimit, file_.path() + ": record of " + std::to_string(payload.size()) +
-                                  " bytes, " + std::to_string(kJournalRecordBytes) + " at most");
+    return Fail(Errc::kLimit, file_.path(), ": record of ", payload.size(), " bytes, ",
+                kJournalRecordBytes, " at most");
   }
   std::vector<std::byte> record(kFrameBytes + payload.size());
   const std::span<std::byte> frame(record);
@@ -149,11 +148,10 @@ Status Journal::Append(std::span<const std::byte> payload) {
 
   const std::lock_guard lock(writer_->mutex);
   if (writer_->broken) {
-    return Fail(Errc::kIo, file_.path() + ": an earlier write to the journal failed");
+    return Fail(Errc::kIo, file_.path(), ": an earlier write to the journal failed");
   }
   if (record.size() > writer_->most - writer_->end) {
-    return Fail(Errc::kLimit,
-                file_.path() + ": journal larger than " + std::to_string(writer_->most) + " bytes");
+    return Fail(Errc::kLimit, file_.path(), ": journal larger than ", writer_->most, " bytes");
   }
   // A record after a truncated one could not be read, so later calls fail after an error.
   writer_->broken = true;

@@ -152,7 +152,7 @@ Status CheckIsLock(int fd, const std::string& path, std::string_view found) {
   });
   const bool ours = kFirstWord.starts_with(first) || !text_only;
   if (info.st_nlink <= 1 && small && ours) return {};
-  return Fail(Errc::kBusy, path + ": is not a lock file; move it away, or choose another name");
+  return Fail(Errc::kBusy, path, ": is not a lock file; move it away, or choose another name");
 }
 
 /// The file that a lock's name leads to.
@@ -176,9 +176,9 @@ Result<Opened> OpenLock(const Directory& folder, int folder_fd, const std::strin
   const bool own = opened.foreign.empty();
   const std::string whose = own ? "" : " and " + opened.foreign;
   if (there->type != EntryType::kFile) {
-    return Fail(Errc::kBusy, path + ": is not a lock file" + whose +
-                                 (there->type == EntryType::kSymlink ? " (a symbolic link)" : "") +
-                                 "; remove it, or choose another name");
+    return Fail(Errc::kBusy, path, ": is not a lock file", whose,
+                (there->type == EntryType::kSymlink ? " (a symbolic link)" : ""),
+                "; remove it, or choose another name");
   }
   opened.fd = Fd(sys::OpenAt(folder_fd, name.c_str(), (own ? O_RDWR : O_RDONLY) | kFlags));
   if (opened.fd.ok()) {
@@ -209,9 +209,9 @@ Result<bool> IsOfAnotherMachine(const std::string& path, const std::string& text
   const bool same_boot = owner->boot == BootId();
   if (same_boot && owner->process != static_cast<std::uint64_t>(::getpid()) &&
       owner->started != 0 && StartOf(owner->process) == owner->started) {
-    return Fail(Errc::kBusy, path + ": in use by " + OwnerIn(text) +
-                                 ", which is running; the locks of this file system do not hold "
-                                 "between its mounts");
+    return Fail(Errc::kBusy, path, ": in use by ", OwnerIn(text),
+                ", which is running; the locks of this file system do not hold "
+                "between its mounts");
   }
   // A machine with another boot id has lost its processes.
   return !same_boot && owner->host != HostName();
@@ -230,12 +230,12 @@ class Fence {
                                ", a process of another machine, whose last heartbeat was " +
                                std::to_string(beat.age) + " s ago";
     if (!take_over_) {
-      return Fail(Errc::kBusy, in_use +
-                                   "; if it has ended, --take-over removes its lock once the "
-                                   "heartbeat is more than " +
-                                   std::to_string(kHeartbeatExpires.count()) + " s old");
+      return Fail(Errc::kBusy, in_use,
+                  "; if it has ended, --take-over removes its lock once the "
+                  "heartbeat is more than ",
+                  kHeartbeatExpires.count(), " s old");
     }
-    if (text == text_ && beat.at_ns != at_ns_) return Fail(Errc::kBusy, in_use + "; it is running");
+    if (text == text_ && beat.at_ns != at_ns_) return Fail(Errc::kBusy, in_use, "; it is running");
     text_ = text;
     at_ns_ = beat.at_ns;
     return beat.age > kHeartbeatExpires.count();
@@ -293,9 +293,8 @@ Result<bool> IsCurrent(int fd, int folder_fd, const std::string& name, const std
 tl::unexpected<Error> LockFail(const std::string& path, const Opened& opened,
                                const std::string& whose, int error) {
   if (error == EWOULDBLOCK) {
-    return Fail(Errc::kBusy,
-                path + ": in use by " + OwnerIn(TextOf(opened.fd.get()).value_or("")) + whose,
-                error);
+    return FailErrno(Errc::kBusy, error, path, ": in use by ",
+                     OwnerIn(TextOf(opened.fd.get()).value_or("")), whose);
   }
   if (error == ENOSYS || error == EOPNOTSUPP || error == ENOLCK) {
     return SysFail(Errc::kIo, path, "the file system has no locks (flock)", error);
@@ -360,7 +359,7 @@ class Lock::Held {
     try {
       thread_ = std::thread([this, heartbeat] { Beat(heartbeat); });
     } catch (const std::system_error& error) {
-      started = Fail(Errc::kLimit, path + ": cannot start a thread: " + error.what());
+      started = Fail(Errc::kLimit, path, ": cannot start a thread: ", error.what());
     }
     ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
     return started;
@@ -374,11 +373,11 @@ class Lock::Held {
     if (!named.ok() && errno != ENOENT) {
       return SysFail(Errc::kIo, path, "cannot open the lock file", errno);
     }
-    if (!named.ok()) return Fail(Errc::kBusy, path + ": another process has removed the lock file");
+    if (!named.ok()) return Fail(Errc::kBusy, path, ": another process has removed the lock file");
     const std::optional<std::string> text = TextOf(named.get());
     if (!text) return SysFail(Errc::kIo, path, "cannot read the lock file", errno);
     if (*text == text_) return {};
-    return Fail(Errc::kBusy, path + ": taken over by " + OwnerIn(*text));
+    return Fail(Errc::kBusy, path, ": taken over by ", OwnerIn(*text));
   }
 
   /// Implements Lock::Release.
@@ -489,7 +488,7 @@ Result<Lock> Lock::Take(const Directory& folder, const std::string& name, const 
     }
     return Lock(std::move(held));
   }
-  return Fail(Errc::kBusy, path + ": other processes keep taking and removing the lock");
+  return Fail(Errc::kBusy, path, ": other processes keep taking and removing the lock");
 }
 
 Status Lock::Check() const { return held() ? held_->Check() : Status(); }

@@ -121,7 +121,7 @@ Result<AddressList> Resolve(const Address& address, bool listen) {
   const std::string port = std::to_string(address.port);
   const int error = ::getaddrinfo(address.host.c_str(), port.c_str(), &hints, &found);
   if (error != 0) {
-    return Fail(Errc::kNotFound, ToText(address) + ": " + ::gai_strerror(error));
+    return Fail(Errc::kNotFound, ToText(address), ": ", ::gai_strerror(error));
   }
   return AddressList(found);
 }
@@ -189,19 +189,18 @@ Result<Fd> ListenLocal(const Address& address) {
   // A process without the lock may also listen. A full queue (ETIMEDOUT) means that one listens.
   const auto alive = ConnectLocal(address, milliseconds(1000), {});
   if (alive || alive.error().sys == ETIMEDOUT) {
-    return Fail(Errc::kBusy, ToText(address) + ": another process listens there");
+    return Fail(Errc::kBusy, ToText(address), ": another process listens there");
   }
   Fd fd = NewSocket(AF_UNIX);
   const sockaddr_un name = LocalName(address.path);
   struct stat old {};
   if (::lstat(address.path.c_str(), &old) == 0) {
     if (!S_ISSOCK(old.st_mode)) {
-      return Fail(Errc::kBusy, ToText(address) + ": is there and is no socket");
+      return Fail(Errc::kBusy, ToText(address), ": is there and is no socket");
     }
     if (old.st_uid != ::geteuid()) {
-      return Fail(Errc::kBusy, ToText(address) + ": a socket file of user " +
-                                   std::to_string(old.st_uid) +
-                                   "; remove it, or choose another path");
+      return Fail(Errc::kBusy, ToText(address), ": a socket file of user ", old.st_uid,
+                  "; remove it, or choose another path");
     }
     ::unlink(address.path.c_str());
   }
@@ -272,7 +271,7 @@ class Connection::Pace {
 Result<Address> ParseAddress(std::string_view text) {
   Address address;
   const auto refuse = [&](const std::string& what) {
-    return Fail(Errc::kUsage, "address " + EscapedName(text) + ": " + what);
+    return Fail(Errc::kUsage, "address ", EscapedName(text), ": ", what);
   };
   if (text.starts_with("unix:")) {
     address.path = text.substr(5);
@@ -361,7 +360,7 @@ Status Connection::Secure(std::unique_ptr<Channel> channel, milliseconds within,
     if (!wait) return Within(name_, wait.error());
     if (*wait == 0) break;
     SW_TRY_ASSIGN(const bool ready, WaitFor(fd_, *wait, end, either));
-    if (!ready) return Fail(Errc::kIo, name_ + ": the handshake is not done in time");
+    if (!ready) return Fail(Errc::kIo, name_, ": the handshake is not done in time");
   }
   channel_ = std::move(channel);
   return {};
@@ -407,7 +406,7 @@ Status Connection::Send(std::span<const std::byte> data) {
       continue;
     }
     SW_TRY_ASSIGN(const bool ready, WaitFor(fd_, sent.wait, pace.end(), stop_));
-    if (!ready) return Fail(Errc::kIo, name_ + ": takes nothing any more");
+    if (!ready) return Fail(Errc::kIo, name_, ": takes nothing any more");
   }
   return {};
 }
@@ -429,32 +428,32 @@ Status Connection::SendDescriptor(int fd) {
       return SysFail(Errc::kIo, name_, "cannot send a descriptor", errno);
     }
     SW_TRY_ASSIGN(const bool ready, WaitFor(fd_, POLLOUT, end, stop_));
-    if (!ready) return Fail(Errc::kIo, name_ + ": takes nothing any more");
+    if (!ready) return Fail(Errc::kIo, name_, ": takes nothing any more");
   }
 }
 
 Result<int> Connection::ReceiveDescriptor() {
-  if (channel_ || !ahead_.empty()) return Fail(Errc::kBadInput, name_ + ": no descriptor comes");
+  if (channel_ || !ahead_.empty()) return Fail(Errc::kBadInput, name_, ": no descriptor comes");
   int fd = -1;
   DescriptorMessage received;
   const Clock::time_point end = Clock::now() + timeout_;
   for (;;) {
     const ssize_t got = ::recvmsg(fd_, &received.message, MSG_CMSG_CLOEXEC);
-    if (got == 0) return Fail(Errc::kIo, name_ + ": connection cut before a descriptor");
+    if (got == 0) return Fail(Errc::kIo, name_, ": connection cut before a descriptor");
     if (got == 1) break;
     if (errno == EINTR) continue;
     if (errno != EAGAIN && errno != EWOULDBLOCK) {
       return SysFail(Errc::kIo, name_, "cannot receive a descriptor", errno);
     }
     SW_TRY_ASSIGN(const bool ready, WaitFor(fd_, POLLIN, end, stop_));
-    if (!ready) return Fail(Errc::kIo, name_ + ": sends nothing any more");
+    if (!ready) return Fail(Errc::kIo, name_, ": sends nothing any more");
   }
   const cmsghdr* head = CMSG_FIRSTHDR(&received.message);
   if (head != nullptr && head->cmsg_level == SOL_SOCKET && head->cmsg_type == SCM_RIGHTS &&
       head->cmsg_len == CMSG_LEN(sizeof fd)) {
     std::memcpy(&fd, CMSG_DATA(head), sizeof fd);
   }
-  if (fd < 0) return Fail(Errc::kBadInput, name_ + ": a descriptor expected");
+  if (fd < 0) return Fail(Errc::kBadInput, name_, ": a descriptor expected");
   return fd;
 }
 
@@ -467,7 +466,7 @@ Result<std::size_t> Connection::Some(std::span<std::byte> out, Pace* pace) {
       return got.bytes;
     }
     SW_TRY_ASSIGN(const bool ready, WaitFor(fd_, got.wait, pace->end(), stop_));
-    if (!ready) return Fail(Errc::kIo, name_ + ": sends nothing any more");
+    if (!ready) return Fail(Errc::kIo, name_, ": sends nothing any more");
   }
 }
 
@@ -485,8 +484,7 @@ Status Connection::Receive(std::span<std::byte> out) {
   while (done < out.size()) {
     SW_TRY_ASSIGN(const std::size_t got, Some(out.subspan(done), &pace));
     if (got == 0) {
-      return Fail(Errc::kIo, name_ + ": connection cut after " + std::to_string(done) + " of " +
-                                 std::to_string(out.size()) + " bytes");
+      return Fail(Errc::kIo, name_, ": connection cut after ", done, " of ", out.size(), " bytes");
     }
     done += got;
   }
@@ -497,7 +495,7 @@ Result<std::optional<std::string>> Connection::ReceiveLine(std::size_t cap) {
   Pace pace(timeout_);
   for (;;) {
     if (MeetsTls()) {
-      return Fail(Errc::kUsage, name_ + ": the other side speaks TLS, this one has no key");
+      return Fail(Errc::kUsage, name_, ": the other side speaks TLS, this one has no key");
     }
     const std::size_t end = ahead_.find('\n');
     if (end != std::string::npos && end <= cap) {
@@ -506,13 +504,13 @@ Result<std::optional<std::string>> Connection::ReceiveLine(std::size_t cap) {
       return std::optional(std::move(line));
     }
     if (ahead_.size() > cap) {
-      return Fail(Errc::kLimit, name_ + ": a line of more than " + std::to_string(cap) + " bytes");
+      return Fail(Errc::kLimit, name_, ": a line of more than ", cap, " bytes");
     }
     std::array<std::byte, kAhead> more;
     SW_TRY_ASSIGN(const std::size_t got, Some(more, &pace));
     if (got == 0) {
       if (ahead_.empty()) return std::optional<std::string>();
-      return Fail(Errc::kIo, name_ + ": connection cut inside a line");
+      return Fail(Errc::kIo, name_, ": connection cut inside a line");
     }
     ahead_.append(reinterpret_cast<const char*>(more.data()), got);
   }

@@ -31,7 +31,7 @@ tl::unexpected<Error> SysFail(Errc code, std::string_view where, std::string_vie
   message += ": ";
   message += what;
   message += ": " + reason;
-  return Fail(code, std::move(message), error);
+  return FailErrno(code, error, std::move(message));
 }
 
 tl::unexpected<Error> CreateFail(int dir, std::string_view where, std::string_view what,
@@ -44,7 +44,7 @@ tl::unexpected<Error> CreateFail(int dir, std::string_view where, std::string_vi
   std::string message(where);
   message.append(": ").append(what).append(": no inodes left on the file system, which has ");
   message += std::to_string(info.f_files) + " in all";
-  return Fail(Errc::kIo, std::move(message), error);
+  return FailErrno(Errc::kIo, error, std::move(message));
 }
 
 std::string EscapedName(std::string_view text) {

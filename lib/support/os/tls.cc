@@ -55,7 +55,7 @@ std::string Reason() {
   return text == nullptr ? "no reason given" : text;
 }
 
-tl::unexpected<Error> NoLibrary() { return Fail(Errc::kInternal, "OpenSSL: " + Reason()); }
+tl::unexpected<Error> NoLibrary() { return Fail(Errc::kInternal, "OpenSSL: ", Reason()); }
 
 /// Makes the TLS session of the key. \returns null if there is no memory
 SSL_SESSION* SessionOf(SSL* ssl, const KeyBytes& key) {
@@ -178,7 +178,7 @@ Result<short> Channel13::Look() const {
   if (got == 0) return Fail(Errc::kBusy, "closed before a handshake");
   if (got < 0) {
     if (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR) return short{POLLIN};
-    return Fail(Errc::kBusy, "closed before a handshake", errno);
+    return FailErrno(Errc::kBusy, errno, "closed before a handshake");
   }
   if (first == kHandshake) return short{0};
   return Fail(Errc::kUsage, "no handshake of TLS");
@@ -209,7 +209,7 @@ Result<short> Channel13::Begin(int fd) {
     return tl::unexpected<Error>(std::move(error));
   }
   const Result<bool> flushed = Flush();
-  if (!flushed) return Fail(Errc::kBusy, flushed.error().message, flushed.error().sys);
+  if (!flushed) return FailErrno(Errc::kBusy, flushed.error().sys, flushed.error().message);
   if (!*flushed) return short{POLLOUT};
   if (done != 1) return short{POLLIN};
   // Without certificates, a handshake can only succeed with the key.
@@ -227,7 +227,7 @@ Result<Channel::Step> Channel13::Send(std::span<const std::byte> data) {
     ERR_clear_error();
     const std::size_t count = std::min(data.size(), kSealBytes);
     if (SSL_write_ex(ssl_.get(), data.data(), count, &sealed_) != 1) {
-      return Fail(Errc::kIo, "cannot send: " + Reason());
+      return Fail(Errc::kIo, "cannot send: ", Reason());
     }
   }
 }
@@ -245,7 +245,7 @@ Result<Channel::Step> Channel13::Receive(std::span<std::byte> out) {
   if (why == SSL_ERROR_WANT_WRITE) return Step{0, POLLOUT};
   if (closed_ || why == SSL_ERROR_ZERO_RETURN) return Step{0, 0};
   if (error_ != 0) return SysFail(Errc::kIo, "TLS", "cannot receive", error_);
-  return Fail(Errc::kBadInput, "what comes is not what was sent: " + reason);
+  return Fail(Errc::kBadInput, "what comes is not what was sent: ", reason);
 }
 
 int Put(BIO* bio, const char* data, int bytes) {
@@ -331,22 +331,21 @@ constexpr std::size_t kTextBytes = 2 * TlsKey::kBytes + 1;
 Status CheckFile(int fd, const std::string& path) {
   struct stat info {};
   if (sys::Stat(fd, &info) != 0) return SysFail(Errc::kNotFound, path, "cannot stat", errno);
-  if (!S_ISREG(info.st_mode)) return Fail(Errc::kBadInput, path + ": a key is in a regular file");
+  if (!S_ISREG(info.st_mode)) return Fail(Errc::kBadInput, path, ": a key is in a regular file");
   if (const uid_t mine = ::geteuid(); info.st_uid != mine) {
-    return Fail(Errc::kBadInput, path + ": a key of user " + std::to_string(mine) +
-                                     " expected, found one of user " + std::to_string(info.st_uid));
+    return Fail(Errc::kBadInput, path, ": a key of user ", mine, " expected, found one of user ",
+                info.st_uid);
   }
   if ((info.st_mode & 077) != 0) {
     char mode[8] = "";
     std::snprintf(mode, sizeof mode, "%04o", static_cast<unsigned>(info.st_mode & 07777));
-    return Fail(Errc::kBadInput, path + ": a key that only its owner can read expected (mode " +
-                                     "0600), found mode " + mode);
+    return Fail(Errc::kBadInput, path, ": a key that only its owner can read expected (mode ",
+                "0600), found mode ", mode);
   }
   const auto bytes = static_cast<std::uint64_t>(info.st_size);
   if (bytes == kTextBytes || bytes == kTextBytes - 1) return {};
-  return Fail(Errc::kBadInput, path + ": a key of " + std::to_string(kTextBytes - 1) +
-                                   " hexadecimal digits and a line feed expected, found " +
-                                   std::to_string(bytes) + " bytes");
+  return Fail(Errc::kBadInput, path, ": a key of ", kTextBytes - 1,
+              " hexadecimal digits and a line feed expected, found ", bytes, " bytes");
 }
 
 }  // namespace
@@ -385,7 +384,7 @@ Result<std::shared_ptr<const TlsKey>> TlsKey::Read(const std::string& path) {
     bytes[i] = static_cast<unsigned char>(high << 4 | (low & 15));
   }
   OPENSSL_cleanse(text.data(), text.size());
-  if (!good) return Fail(Errc::kBadInput, path + ": something else than hexadecimal digits");
+  if (!good) return Fail(Errc::kBadInput, path, ": something else than hexadecimal digits");
   auto key = std::make_shared<Key>(bytes);
   OPENSSL_cleanse(bytes.data(), bytes.size());
   SW_TRY(key->Prepare());

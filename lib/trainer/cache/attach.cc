@@ -84,7 +84,7 @@ class MappedBytes final : public exec::ByteSource {
 /// Parses the description that Serve wrote. nlohmann throws if a value has another type.
 Result<Description> Understand(const json& from) {
   Description out;
-  if (from.at("schema") != 1) return Fail(Errc::kUnsupported, "schema " + from.at("schema").dump());
+  if (from.at("schema") != 1) return Fail(Errc::kUnsupported, "schema ", from.at("schema").dump());
   SW_TRY_ASSIGN(out.kind, device::ParseKind(from.at("device").get<std::string>()));
   out.told = from.at("told");
   for (const json& one : from.at("buffers")) {
@@ -125,7 +125,7 @@ Result<Description> Receive(os::Connection& connection) {
     if (!out) return Within(connection.name() + ": description", std::move(out).error());
     return out;
   } catch (const json::exception& error) {
-    return Fail(Errc::kBadInput, connection.name() + ": description: " + error.what());
+    return Fail(Errc::kBadInput, connection.name(), ": description: ", error.what());
   }
 }
 
@@ -168,7 +168,7 @@ checkpoints::Checkpoint CheckpointOf(Description* from) {
 Result<os::Connection> Reach(const os::Address& address, Clock::time_point end,
                              const os::Stop& stop) {
   if (!address.is_local()) {
-    return Fail(Errc::kUsage, ToText(address) + ": a resident load is at unix:PATH");
+    return Fail(Errc::kUsage, ToText(address), ": a resident load is at unix:PATH");
   }
   for (;;) {
     Result<os::Connection> connection = os::Connection::Open(address, kReachTimeout, stop);
@@ -191,8 +191,8 @@ Result<Attached> Attach(comm::Comm& comm, const os::Address& address, millisecon
     for (bool there = false; !there;) {
       SW_TRY_ASSIGN(there, connection.HasLine(os::kLineBytes, kReachTick));
       if (!there && Clock::now() >= end) {
-        return Fail(Errc::kNotFound, ToText(address) + ": not ready after " +
-                                         std::to_string(wait.count() / 1000) + " s");
+        return Fail(Errc::kNotFound, ToText(address), ": not ready after ", wait.count() / 1000,
+                    " s");
       }
     }
     SW_TRY_ASSIGN(Description description, Receive(connection));

@@ -36,9 +36,8 @@ Status CheckOptions(const LoadOptions& options, device::Kind kind) {
   // One unit to send and one to receive.
   const std::uint64_t least = WorkspaceBytes(options, kind) + 2 * plan::kUnitBytes;
   if (options.memory_bytes >= least) return {};
-  return Fail(Errc::kLimit, "memory " + FormatBytes(options.memory_bytes) + ": " +
-                                Plural(options.threads, "thread") + " need " + FormatBytes(least) +
-                                " of buffers");
+  return Fail(Errc::kLimit, "memory ", FormatBytes(options.memory_bytes), ": ",
+              Plural(options.threads, "thread"), " need ", FormatBytes(least), " of buffers");
 }
 
 /// Runs one load on one rank.
@@ -262,9 +261,9 @@ Result<SharedOut> Plan(const convert::Input& input, const checkpoints::TargetSpe
                        const checkpoints::Format& format, std::uint32_t processes,
                        checkpoints::Layout* layout) {
   if (format.readers == nullptr) {
-    return Fail(Errc::kUnsupported, "format " + std::string(format.name) +
-                                        ": its files are for no ranks in particular, so nobody "
-                                        "knows which process is to hold them");
+    return Fail(Errc::kUnsupported, "format ", format.name,
+                ": its files are for no ranks in particular, so nobody "
+                "knows which process is to hold them");
   }
   SW_TRY(checkpoints::CheckUnbound(input.checkpoint));
   SW_TRY_ASSIGN(*layout, format.resolve(spec, input.checkpoint));

@@ -58,7 +58,7 @@ Result<CutPtr> CutOf(const json& object, int depth) {
 Result<DType> TypeOf(const json& name) {
   const std::optional<DType> type = DTypeFromName(name.get<std::string>());
   if (type) return *type;
-  return Fail(Errc::kBadInput, "element type " + name.dump());
+  return Fail(Errc::kBadInput, "element type ", name.dump());
 }
 
 class Reading {

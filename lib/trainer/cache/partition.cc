@@ -157,9 +157,8 @@ class Sharing {
 Result<SharedOut> ShareOut(const plan::Target& target, const checkpoints::FileReaders& readers,
                            std::uint32_t processes) {
   if (processes > readers.ranks) {
-    return Fail(Errc::kUsage, std::to_string(processes) + " processes for a target of " +
-                                  Plural(readers.ranks, "rank") +
-                                  ": there may be as many as ranks, or fewer");
+    return Fail(Errc::kUsage, processes, " processes for a target of ",
+                Plural(readers.ranks, "rank"), ": there may be as many as ranks, or fewer");
   }
   return Sharing(target, readers, processes).Run();
 }

@@ -54,9 +54,8 @@ Status CheckOneNode(comm::Comm& comm) {
   SW_TRY_ASSIGN(const std::vector<comm::Node> nodes, comm::NodesOfRanks(comm));
   for (const comm::Node& one : nodes) {
     if (one == nodes.front()) continue;
-    return Fail(Errc::kUnsupported,
-                "ranks on nodes " + nodes.front().host + " and " + one.host +
-                    ": memory is mapped on its own node; start one load on each");
+    return Fail(Errc::kUnsupported, "ranks on nodes ", nodes.front().host, " and ", one.host,
+                ": memory is mapped on its own node; start one load on each");
   }
   return {};
 }
@@ -67,7 +66,7 @@ Result<device::Handle> Share(device::Device& device, const device::Buffer& buffe
   if (handle.descriptor < 0) return handle;
 #ifdef F_SEAL_FUTURE_WRITE
   if (::fcntl(handle.descriptor, F_ADD_SEALS, F_SEAL_FUTURE_WRITE) != 0) {
-    return Fail(Errc::kIo, "shared memory cannot be sealed against writing", errno);
+    return FailErrno(Errc::kIo, errno, "shared memory cannot be sealed against writing");
   }
 #endif
   return handle;
@@ -117,8 +116,8 @@ class Run {
 
   Result<Served> Execute() {
     if (!options_.address.is_local()) {
-      return Fail(Errc::kUsage, ToText(options_.address) +
-                                    ": unix:PATH is needed, as memory is mapped on its own node");
+      return Fail(Errc::kUsage, ToText(options_.address),
+                  ": unix:PATH is needed, as memory is mapped on its own node");
     }
     SW_TRY(CheckOneNode(comm_));
     SW_TRY_ASSIGN(secret_, comm_.OnRootText([] { return RandomHex(16); }));
@@ -200,7 +199,7 @@ Status Run::Meet(const device::Handle& handle) {
   const bool descriptor = handle.descriptor >= 0;
   if (server_ != nullptr) {
     const int mine = descriptor ? ::fcntl(handle.descriptor, F_DUPFD_CLOEXEC, 0) : -1;
-    if (descriptor && mine < 0) return Fail(Errc::kIo, "no descriptor left", errno);
+    if (descriptor && mine < 0) return FailErrno(Errc::kIo, errno, "no descriptor left");
     server_->Hold(0, mine);
     const auto end = Clock::now() + kMeet;
     while (!server_->Await(static_cast<std::size_t>(comm_.size()), kServeTick)) {
@@ -274,7 +273,7 @@ Result<json> ReceiveStatus(os::Connection& connection) {
   SW_TRY(connection.Receive(std::as_writable_bytes(std::span(text))));
   SW_TRY_ASSIGN(json status, shardwright::json::Parse(text, connection.name()));
   if (status.is_object() && status.contains("state") && status["state"].is_string()) return status;
-  return Fail(Errc::kBadInput, connection.name() + ": no status of a resident load");
+  return Fail(Errc::kBadInput, connection.name(), ": no status of a resident load");
 }
 
 }  // namespace
@@ -295,8 +294,8 @@ Result<json> AskStatus(const os::Address& address, milliseconds wait, const os::
     // A cache that just ended may be restarted.
     if (!status && status.error().code != Errc::kIo) return status;
     if (Clock::now() >= end) {
-      return Fail(Errc::kNotFound, ToText(address) + ": not ready after " +
-                                       std::to_string(wait.count() / 1000) + " s");
+      return Fail(Errc::kNotFound, ToText(address), ": not ready after ", wait.count() / 1000,
+                  " s");
     }
     std::this_thread::sleep_for(kServeTick);
   }

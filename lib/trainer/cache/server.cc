@@ -84,8 +84,7 @@ void Server::Accept() {
     }
     if (!*accepted) continue;
     if (sessions_.size() >= kSessions) {
-      (void)os::SendAnswer(**accepted,
-                           Fail(Errc::kBusy, "serves " + std::to_string(kSessions) + " already"));
+      (void)os::SendAnswer(**accepted, Fail(Errc::kBusy, "serves ", kSessions, " already"));
       continue;
     }
     Session& session = sessions_.emplace_back();

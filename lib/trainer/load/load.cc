@@ -288,9 +288,8 @@ Status CheckOptions(comm::Comm& comm, const LoadOptions& options) {
   if (options.threads == 0) {
     enough = Fail(Errc::kUsage, "threads: one at least");
   } else if (options.memory_bytes < least) {
-    enough = Fail(Errc::kLimit, "memory " + FormatBytes(options.memory_bytes) + ": " +
-                                    Plural(options.threads, "thread") + " need " +
-                                    FormatBytes(least) + " of buffers");
+    enough = Fail(Errc::kLimit, "memory ", FormatBytes(options.memory_bytes), ": ",
+                  Plural(options.threads, "thread"), " need ", FormatBytes(least), " of buffers");
   }
   return comm.Agree(std::move(enough));
 }

@@ -95,8 +95,8 @@ Status Matcher::Add(std::size_t rank, std::uint32_t number, const TrainerShard& 
   const LogicalTensor& from = source_.map.tensors[found->tensor];
   const bool one = Elems(from.shape) == 1 && Elems(held.shape) == 1;  // shapes [] and [1] are equal
   if (from.shape != held.shape && !one) {
-    return Fail(Errc::kMismatch, Label(held) + ": the trainer has shape " + ToString(held.shape) +
-                                     ", the checkpoint " + ToString(from.shape));
+    return Fail(Errc::kMismatch, Label(held), ": the trainer has shape ", ToString(held.shape),
+                ", the checkpoint ", ToString(from.shape));
   }
   used_.insert(found->tensor);
   if (IsModel(held.kind)) model_names_.insert(name);

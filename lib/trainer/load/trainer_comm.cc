@@ -61,8 +61,7 @@ class TrainerComm final : public comm::Comm {
     for (const Bytes& one : got) total += one.size();
     Status fits;
     if (total > receive_cap) {
-      fits = Fail(Errc::kLimit, "all-to-all: " + std::to_string(receive_cap) +
-                                    " bytes at most, received " + std::to_string(total));
+      fits = Fail(Errc::kLimit, "all-to-all: ", receive_cap, " bytes at most, received ", total);
     }
     SW_TRY(Agree(std::move(fits)));
     return got;

@@ -41,9 +41,8 @@ Result<Read> ReadFor(const std::string& path, std::uint32_t ranks) {
     if (read.cluster.alive(d)) read.device.push_back(d);
   }
   if (read.device.size() != ranks) {
-    return Fail(Errc::kMismatch, path + ": " + std::to_string(read.device.size()) +
-                                     " live gpus, the group has " + std::to_string(ranks) +
-                                     " ranks");
+    return Fail(Errc::kMismatch, path, ": ", read.device.size(), " live gpus, the group has ",
+                ranks, " ranks");
   }
   return read;
 }
@@ -101,7 +100,7 @@ Result<Read> ReadAgain(const std::string& path, std::uint32_t ranks, const std::
   SW_TRY_ASSIGN(Read read, ReadFor(path, ranks));
   SW_TRY_ASSIGN(const json told, Describe(path, read));
   if (told.at("digest") == digest) return read;
-  return Fail(Errc::kMismatch, path + ": has changed since it was read");
+  return Fail(Errc::kMismatch, path, ": has changed since it was read");
 }
 
 Result<json> PlanMoves(const json& request) {
@@ -112,10 +111,9 @@ Result<json> PlanMoves(const json& request) {
   SW_TRY_ASSIGN(const Read next, ReadAgain(path, request.at("ranks").get<std::uint32_t>(),
                                            request.at("digest").get<std::string>()));
   if (old.shape.layer_id != next.shape.layer_id || old.shape.experts != next.shape.experts) {
-    return Fail(Errc::kMismatch, path + ": " + std::to_string(next.shape.layers) + " layers of " +
-                                     std::to_string(next.shape.experts) + " experts, " + old_path +
-                                     " has " + std::to_string(old.shape.layers) + " of " +
-                                     std::to_string(old.shape.experts) + ", or other layers");
+    return Fail(Errc::kMismatch, path, ": ", next.shape.layers, " layers of ", next.shape.experts,
+                " experts, ", old_path, " has ", old.shape.layers, " of ", old.shape.experts,
+                ", or other layers");
   }
   const placement::PlanFile state = placement::StateOf(old.file);
   auto current = placement::PlacedOn(state, next.shape, next.cluster);
@@ -149,14 +147,12 @@ Result<json> Calibrate(const json& request) {
   const auto node = request.at("node").get<std::vector<std::uint32_t>>();
   const auto spare = request.at("spare").get<std::vector<std::uint32_t>>();
   if (owner.empty() || planned.size() != owner.size() || tokens.size() != owner.size()) {
-    return Fail(Errc::kUsage, "calibrate: owners of " + std::to_string(owner.size()) +
-                                  " experts, holders of " + std::to_string(planned.size()) +
-                                  ", tokens of " + std::to_string(tokens.size()));
+    return Fail(Errc::kUsage, "calibrate: owners of ", owner.size(), " experts, holders of ",
+                planned.size(), ", tokens of ", tokens.size());
   }
   if (node.empty() || spare.size() != node.size() || !std::is_sorted(node.begin(), node.end())) {
-    return Fail(Errc::kUsage, "calibrate: spare slots of " + std::to_string(spare.size()) +
-                                  " ranks on nodes of " + std::to_string(node.size()) +
-                                  ", which have to ascend");
+    return Fail(Errc::kUsage, "calibrate: spare slots of ", spare.size(), " ranks on nodes of ",
+                node.size(), ", which have to ascend");
   }
   for (std::size_t e = 0; e < owner.size(); ++e) {
     const auto& held = planned[e];
@@ -165,9 +161,9 @@ Result<json> Calibrate(const json& request) {
         held.back() < node.size()) {
       continue;
     }
-    return Fail(Errc::kUsage, "calibrate: expert " + std::to_string(e) +
-                                  ": holders have to ascend, be ranks, and have its owner, rank " +
-                                  std::to_string(owner[e]) + ", among them");
+    return Fail(Errc::kUsage, "calibrate: expert ", e,
+                ": holders have to ascend, be ranks, and have its owner, rank ", owner[e],
+                ", among them");
   }
   placement::Cluster cluster = placement::UniformCluster(node.back() + 1, 1, 1);
   cluster.devices.clear();

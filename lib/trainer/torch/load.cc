@@ -102,10 +102,10 @@ Result<partial::RestoreOptions> RestoreOptionsOf(const json& request) {
   const auto roots = request.at("source").get<std::vector<std::string>>();
   if (roots.size() != 1) return Fail(Errc::kUsage, "a store is one folder");
   if (!request.at("maps").empty()) {
-    return Fail(Errc::kUnsupported, roots.front() + ": maps=: a store holds what was saved");
+    return Fail(Errc::kUnsupported, roots.front(), ": maps=: a store holds what was saved");
   }
   if (!request.at("weights_of").get<std::string>().empty()) {
-    return Fail(Errc::kUnsupported, roots.front() + ": weights_of=: a store holds what was saved");
+    return Fail(Errc::kUnsupported, roots.front(), ": weights_of=: a store holds what was saved");
   }
   options.store = roots.front();
   options.pattern_files = request.at("patterns").get<std::vector<std::string>>();
@@ -122,10 +122,9 @@ Result<partial::RestoreOptions> RestoreOptionsOf(const json& request) {
   for (const std::string& text : options.agents) {
     SW_TRY_ASSIGN(const os::Address address, os::ParseAddress(text));
     if (address.is_local()) continue;
-    return Fail(Errc::kUnsupported,
-                text +
-                    ": an agent at a port: only agents behind socket files are asked; restore "
-                    "with pec-restore --agents");
+    return Fail(Errc::kUnsupported, text,
+                ": an agent at a port: only agents behind socket files are asked; restore "
+                "with pec-restore --agents");
   }
   return options;
 }
@@ -147,8 +146,8 @@ Result<bool> IsStore(comm::Comm& comm, const json& request) {
         !asked.at("read_only").get<bool>()) {
       return "";
     }
-    return Fail(Errc::kUsage, (roots.empty() ? std::string() : roots.front() + ": ") +
-                                  "agents=, at= and read_only= are for stores, and this is none");
+    return Fail(Errc::kUsage, (roots.empty() ? std::string() : roots.front() + ": "),
+                "agents=, at= and read_only= are for stores, and this is none");
   };
   SW_TRY_ASSIGN(const std::string text, comm.OnRootText(look));
   return !text.empty();
@@ -179,19 +178,19 @@ Result<std::optional<os::Address>> ResidentOf(const json& request) {
   const json& asked = request.at("store");
   if (!asked.at("agents").empty() || !asked.at("at").is_null() ||
       asked.at("read_only").get<bool>() || asked.at("begin").get<bool>()) {
-    return Fail(Errc::kUsage, roots.front() +
-                                  ": agents=, at=, read_only= and begin= are for "
-                                  "stores, and this is a resident load");
+    return Fail(Errc::kUsage, roots.front(),
+                ": agents=, at=, read_only= and begin= are for "
+                "stores, and this is a resident load");
   }
   if (!request.at("maps").empty() || !request.at("patterns").empty()) {
-    return Fail(Errc::kUsage, roots.front() +
-                                  ": maps= and patterns= are said when the resident "
-                                  "load is made: ucp-load serve --map, --patterns");
+    return Fail(Errc::kUsage, roots.front(),
+                ": maps= and patterns= are said when the resident "
+                "load is made: ucp-load serve --map, --patterns");
   }
   if (!request.at("weights_of").get<std::string>().empty()) {
-    return Fail(Errc::kUsage, roots.front() +
-                                  ": weights_of= is chosen when the resident load is "
-                                  "made: ucp-load serve --weights-of");
+    return Fail(Errc::kUsage, roots.front(),
+                ": weights_of= is chosen when the resident load is "
+                "made: ucp-load serve --weights-of");
   }
   SW_TRY_ASSIGN(os::Address address, os::ParseAddress(roots.front()));
   if (!asked.at("trust_user").is_null()) {

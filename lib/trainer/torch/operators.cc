@@ -65,9 +65,9 @@ Result<std::vector<Given>> Take(const std::vector<Tensor>& tensors) {
     const Tensor& tensor = tensors[i];
     // The package reports this with the tensor's name; this check is for other callers.
     const std::string where = "tensor " + std::to_string(i);
-    if (!tensor.is_contiguous()) return Fail(Errc::kUnsupported, where + ": has strides");
+    if (!tensor.is_contiguous()) return Fail(Errc::kUnsupported, where, ": has strides");
     std::optional<std::string> name = NameOf(tensor.scalar_type());
-    if (!name) return Fail(Errc::kUnsupported, where + ": an element type that is not known");
+    if (!name) return Fail(Errc::kUnsupported, where, ": an element type that is not known");
     Given given;
     given.elems = static_cast<std::uint64_t>(tensor.numel());
     given.dtype = *std::move(name);

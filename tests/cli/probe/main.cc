@@ -77,8 +77,9 @@ Status Misbehave(const Options& options, Context& context) {
   if (options.throws == "error") throw std::runtime_error("thrown by a library");
   if (options.throws == "int") throw 7;
   if (options.fail == 0) return {};
-  return Fail(static_cast<Errc>(options.fail), options.input + ": made to fail",
-              options.fail == static_cast<std::uint64_t>(Errc::kIo) ? 28 : 0);
+  return FailErrno(static_cast<Errc>(options.fail),
+                   options.fail == static_cast<std::uint64_t>(Errc::kIo) ? 28 : 0, options.input,
+                   ": made to fail");
 }
 
 void Answer(const Options& options, Context& context) {

@@ -93,7 +93,7 @@ Status Rewrite(const std::string& from, const std::string& to) {
     SW_TRY(input.file.ReadAt(input.document.storages[i].offset, bytes));
     crcs.push_back(Crc32(bytes));
     if (input.document.storages[i].crc32.value_or(crcs[i]) != crcs[i]) {
-      return Fail(Errc::kBadInput, input.document.storages[i].member + ": wrong CRC-32");
+      return Fail(Errc::kBadInput, input.document.storages[i].member, ": wrong CRC-32");
     }
     SW_TRY(out.WriteAt(layout.payload_offset(i), bytes));
   }

@@ -35,7 +35,7 @@ using Key = std::shared_ptr<const os::TlsKey>;
 
 Result<Key> NewKey() {
   std::string folder = (std::filesystem::temp_directory_path() / "sw-key-XXXXXX").string();
-  if (::mkdtemp(folder.data()) == nullptr) return Fail(Errc::kIo, folder + ": cannot be made");
+  if (::mkdtemp(folder.data()) == nullptr) return Fail(Errc::kIo, folder, ": cannot be made");
   SW_TRY(os::TlsKey::Make(folder + "/key"));
   Result<Key> key = os::TlsKey::Read(folder + "/key");
   std::filesystem::remove_all(folder);

@@ -47,8 +47,8 @@ Result<std::vector<std::uint64_t>> Unravel(const pickle::Node* side, const Shape
   if (side == nullptr ||
       (side->kind != pickle::Kind::kList && side->kind != pickle::Kind::kTuple) ||
       side->items.size() != 2) {
-    return Fail(Errc::kBadInput, std::string(what) + ": [offset, strides] expected, found " +
-                                     pickle::Describe(side));
+    return Fail(Errc::kBadInput, what, ": [offset, strides] expected, found ",
+                pickle::Describe(side));
   }
   SW_TRY_ASSIGN(std::uint64_t offset, pickle::AsCount(side->items[0]));
   SW_TRY_ASSIGN(const Shape strides, pickle::AsShape(side->items[1]));
@@ -58,9 +58,8 @@ Result<std::vector<std::uint64_t>> Unravel(const pickle::Node* side, const Shape
     same = piece[dim] <= 1 || strides[dim] == expected[dim];
   }
   if (!same) {
-    return Fail(Errc::kUnsupported, std::string(what) + " strides " + ToString(strides) +
-                                        " of a piece " + ToString(piece) + " are not those of " +
-                                        ToString(shape));
+    return Fail(Errc::kUnsupported, what, " strides ", ToString(strides), " of a piece ",
+                ToString(piece), " are not those of ", ToString(shape));
   }
   std::vector<std::uint64_t> at(shape.size(), 0);
   for (std::size_t dim = 0; dim < shape.size(); ++dim) {
@@ -69,7 +68,7 @@ Result<std::vector<std::uint64_t>> Unravel(const pickle::Node* side, const Shape
     offset %= expected[dim];
   }
   if (offset != 0) {
-    return Fail(Errc::kBadInput, std::string(what) + " offset lies outside " + ToString(shape));
+    return Fail(Errc::kBadInput, what, " offset lies outside ", ToString(shape));
   }
   return at;
 }
@@ -81,20 +80,20 @@ Result<Piece> ReadPiece(const pickle::Node* node, const Shape& whole, const Shap
   if (const pickle::Node* scale = node->Find("scale")) {
     SW_TRY_ASSIGN(const double factor, pickle::AsFloat(scale));
     if (factor != 1.0) {
-      return Fail(Errc::kUnsupported, "a piece held scaled by " + std::to_string(factor));
+      return Fail(Errc::kUnsupported, "a piece held scaled by ", factor);
     }
   }
   SW_TRY_ASSIGN(const Shape locations, pickle::AsShape(node->Find("locations")));
   if (std::find(locations.begin(), locations.end(), rank) == locations.end()) {
-    return Fail(Errc::kBadInput, "a piece of rank " + std::to_string(rank) +
-                                     " lists the locations " + ToString(locations));
+    return Fail(Errc::kBadInput, "a piece of rank ", rank, " lists the locations ",
+                ToString(locations));
   }
   piece.shared = locations.size() > 1;
   piece.empty = std::count(piece.box.sizes.begin(), piece.box.sizes.end(), 0) > 0;
   if (piece.empty) {
     if (piece.box.sizes.size() != whole.size()) {
-      return Fail(Errc::kBadInput,
-                  "a piece " + ToString(piece.box.sizes) + " of a tensor " + ToString(whole));
+      return Fail(Errc::kBadInput, "a piece ", ToString(piece.box.sizes), " of a tensor ",
+                  ToString(whole));
     }
     piece.box.at_view.assign(whole.size(), 0);
     piece.box.at_shard.assign(whole.size(), 0);
@@ -112,8 +111,8 @@ Result<Shape> DescribedShape(const pickle::Node* entry, const Shape& shard, std:
   SW_TRY_ASSIGN(Shape described, pickle::AsShape(entry->Find("shard_shape")));
   SW_TRY_ASSIGN(const std::uint64_t elems, CountElems(described));
   if (described != shard && (elems != Elems(shard) || described.size() <= shard.size())) {
-    return Fail(Errc::kBadInput, "rank " + std::to_string(rank) + " holds a shard of shape " +
-                                     ToString(shard) + ", the map says " + ToString(described));
+    return Fail(Errc::kBadInput, "rank ", rank, " holds a shard of shape ", ToString(shard),
+                ", the map says ", ToString(described));
   }
   return described;
 }
@@ -122,7 +121,7 @@ Result<std::vector<Piece>> ReadRank(const pickle::Node* entry, const Shape& whol
                                     const Shape& shard, std::uint64_t rank) {
   const pickle::Node* list = entry->Find("pieces");
   if (list == nullptr || !list->is_list()) {
-    return Fail(Errc::kBadInput, "pieces: list expected, found " + pickle::Describe(list));
+    return Fail(Errc::kBadInput, "pieces: list expected, found ", pickle::Describe(list));
   }
   std::vector<Piece> pieces;
   for (const pickle::Node* node : list->items) {
@@ -187,9 +186,8 @@ std::optional<SplitRule> AsStack(const std::vector<std::vector<Piece>>& ranks, c
 Status SeeThroughView(std::span<const Shape> shards, Ruled* ruled) {
   SplitRule& rule = ruled->rule;
   if (rule.split == Split::kListed) {
-    return Fail(Errc::kUnsupported,
-                "blocks of a tensor seen as " + ToString(ruled->whole) +
-                    ", whose shards are stored in another shape: " + ToString(shards.front()));
+    return Fail(Errc::kUnsupported, "blocks of a tensor seen as ", ToString(ruled->whole),
+                ", whose shards are stored in another shape: ", ToString(shards.front()));
   }
   if (rule.split == Split::kDim) {
     rule.split = Split::kSub;
@@ -200,9 +198,8 @@ Status SeeThroughView(std::span<const Shape> shards, Ruled* ruled) {
   for (std::uint64_t rank = 0; rank < shards.size(); ++rank) {
     SW_TRY_ASSIGN(const Shape shard, layout::ShardShape(rule, ruled->whole, shards.size(), rank));
     if (shard == shards[rank]) continue;
-    return Fail(Errc::kBadInput, "rank " + std::to_string(rank) + " holds a shard of shape " +
-                                     ToString(shards[rank]) + ", by the map it is " +
-                                     ToString(shard));
+    return Fail(Errc::kBadInput, "rank ", rank, " holds a shard of shape ", ToString(shards[rank]),
+                ", by the map it is ", ToString(shard));
   }
   return {};
 }
@@ -260,18 +257,17 @@ Result<Ruled> RuleFromAffine(const pickle::Node* entry, std::span<const Shape> s
   SW_TRY(CountElems(ruled.whole));
   const pickle::Node* by_rank = entry->Find("ranks");
   if (by_rank == nullptr || !by_rank->is_dict() || by_rank->entry_count() != shards.size()) {
-    return Fail(Errc::kBadInput, "the map is for " +
-                                     (by_rank != nullptr && by_rank->is_dict()
-                                          ? std::to_string(by_rank->entry_count())
-                                          : std::string("no")) +
-                                     " ranks, the checkpoint has " + std::to_string(shards.size()));
+    return Fail(Errc::kBadInput, "the map is for ",
+                (by_rank != nullptr && by_rank->is_dict() ? std::to_string(by_rank->entry_count())
+                                                          : std::string("no")),
+                " ranks, the checkpoint has ", shards.size());
   }
   std::vector<std::vector<Piece>> ranks;
   std::vector<Shape> described;
   for (std::uint64_t rank = 0; rank < shards.size(); ++rank) {
     const pickle::Node* mine = RankEntry(by_rank, rank);
     if (mine == nullptr) {
-      return Fail(Errc::kBadInput, "the map lacks rank " + std::to_string(rank));
+      return Fail(Errc::kBadInput, "the map lacks rank ", rank);
     }
     SW_TRY_ASSIGN(Shape shape, DescribedShape(mine, shards[rank], rank));
     SW_TRY_ASSIGN(std::vector<Piece> pieces, ReadRank(mine, ruled.whole, shape, rank));

@@ -35,14 +35,14 @@ Result<std::uint64_t> IterationOf(const EngineState& state, const std::string& t
     Result<std::uint64_t> count = pickle::AsCount(steps);
     if (!count) return Within(tag + ": global_steps", std::move(count).error());
     if (found && *found != *count) {
-      return Fail(Errc::kBadInput, tag + ": global_steps: " + std::to_string(*found) + " and " +
-                                       std::to_string(*count) + " on different ranks");
+      return Fail(Errc::kBadInput, tag, ": global_steps: ", *found, " and ", *count,
+                  " on different ranks");
     }
     found = *count;
   }
   if (!found) {
-    return Fail(Errc::kBadInput,
-                tag + ": no \"global_steps\" in the model states: give --iteration");
+    return Fail(Errc::kBadInput, tag,
+                ": no \"global_steps\" in the model states: give --iteration");
   }
   return *found;
 }

@@ -171,7 +171,7 @@ Result<const Node*> EntryTaker::Take(const OpaqueEntry& entry, std::uint64_t tp)
     if (value == nullptr || value->from == nullptr) value = &other;
   }
   if (value == nullptr || value->from == nullptr) {
-    return Fail(Errc::kInternal, "\"" + entry.name + "\": an entry without a value");
+    return Fail(Errc::kInternal, "\"", entry.name, "\": an entry without a value");
   }
   std::unique_ptr<Graft>& graft = grafts_[value->from.get()];
   if (graft == nullptr) {
@@ -239,7 +239,7 @@ namespace {
 Result<std::uint32_t> SmallCount(const Node* node) {
   SW_TRY_ASSIGN(const std::uint64_t count, pickle::AsCount(node));
   if (count > std::numeric_limits<std::uint32_t>::max()) {
-    return Fail(Errc::kBadInput, std::to_string(count) + " is too large a number");
+    return Fail(Errc::kBadInput, count, " is too large a number");
   }
   return static_cast<std::uint32_t>(count);
 }
@@ -271,8 +271,7 @@ Status ParseEntries(const std::shared_ptr<const Passed>& from, std::uint64_t tp,
   const Node* list = FindIn(from->document.root, kOpaqueEntries);
   if (list == nullptr) return {};
   if (!list->is_list()) {
-    return Fail(Errc::kBadInput,
-                std::string(kOpaqueEntries) + ": list expected, found " + pickle::Describe(list));
+    return Fail(Errc::kBadInput, kOpaqueEntries, ": list expected, found ", pickle::Describe(list));
   }
   for (const Node* item : list->items) {
     if (Status parsed = ParseEntry(from, item, tp, tps, entries); !parsed) {

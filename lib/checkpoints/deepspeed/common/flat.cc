@@ -33,9 +33,9 @@ Result<IdPlace> FindExpertId(std::string_view name) {
       return place;
     }
   }
-  return Fail(Errc::kBadInput, "\"" + std::string(name) +
-                                   "\": an expert parameter's name with deepspeed_experts.<id>. "
-                                   "expected");
+  return Fail(Errc::kBadInput, "\"", name,
+              "\": an expert parameter's name with deepspeed_experts.<id>. "
+              "expected");
 }
 
 }  // namespace
@@ -109,7 +109,7 @@ Result<std::uint32_t> ExpertIdOf(std::string_view name) {
   const char* const last = name.data() + place.last;
   const auto [end, error] = std::from_chars(name.data() + place.first, last, id);
   if (error != std::errc() || end != last) {
-    return Fail(Errc::kBadInput, "\"" + std::string(name) + "\": expert id out of range");
+    return Fail(Errc::kBadInput, "\"", name, "\": expert id out of range");
   }
   return id;
 }

@@ -141,8 +141,8 @@ Status CheckParams(const Checkpoint& checkpoint) {
   for (const Param& param : checkpoint.params) {
     if (param.kind != ParamKind::kTrainable || !param.alias_of.empty()) continue;
     if (param.group < 0 || static_cast<std::size_t>(param.group) >= checkpoint.groups.size()) {
-      return Fail(Errc::kUnsupported,
-                  "\"" + param.name + "\" is trained and in no group of the optimizer");
+      return Fail(Errc::kUnsupported, "\"", param.name,
+                  "\" is trained and in no group of the optimizer");
     }
   }
   return {};

@@ -75,16 +75,13 @@ Result<Stages> ByRanges(std::string_view method, const std::vector<std::uint32_t
                         std::uint64_t pp) {
   SW_TRY_ASSIGN(const auto ranges, ParseStageRanges(method));
   if (ranges.size() != pp) {
-    return Fail(Errc::kUsage, "stages=" + std::string(method) + ": " +
-                                  std::to_string(ranges.size()) +
-                                  " ranges for pp=" + std::to_string(pp));
+    return Fail(Errc::kUsage, "stages=", method, ": ", ranges.size(), " ranges for pp=", pp);
   }
   std::vector<std::uint64_t> bounds = {ranges.front().first};
   for (const StageRange& range : ranges) bounds.push_back(range.second);
   if (layers.front() < bounds.front() || layers.back() >= bounds.back()) {
-    return Fail(Errc::kUsage, "stages=" + std::string(method) + ": layers " +
-                                  std::to_string(layers.front()) + " to " +
-                                  std::to_string(layers.back()) + " have state");
+    return Fail(Errc::kUsage, "stages=", method, ": layers ", layers.front(), " to ", layers.back(),
+                " have state");
   }
   return ByBounds(layers, bounds);
 }
@@ -118,16 +115,16 @@ Result<Stages> LikeSource(const Topology& to, const Checkpoint& source,
   if (to.pp == 1) return Stages{layers};
   SW_TRY_ASSIGN(const Choice choice, ChoicesLike(to, source, layers));
   if (choice.uniform && choice.balanced && *choice.uniform != *choice.balanced) {
-    return Fail(Errc::kUsage, "pp=" + std::to_string(to.pp) +
-                                  ": the source's stages fit partition methods \"uniform\" and "
-                                  "\"parameters\", which now differ: add stages=uniform, "
-                                  "stages=parameters or layer ranges");
+    return Fail(Errc::kUsage, "pp=", to.pp,
+                ": the source's stages fit partition methods \"uniform\" and "
+                "\"parameters\", which now differ: add stages=uniform, "
+                "stages=parameters or layer ranges");
   }
   if (choice.uniform) return *choice.uniform;
   if (choice.balanced) return *choice.balanced;
-  return Fail(Errc::kUsage, "pp=" + std::to_string(to.pp) +
-                                ": the source's stages fit no known partition method: add "
-                                "stages=uniform, stages=parameters or layer ranges");
+  return Fail(Errc::kUsage, "pp=", to.pp,
+              ": the source's stages fit no known partition method: add "
+              "stages=uniform, stages=parameters or layer ranges");
 }
 
 Result<Stages> Choose(std::string_view method, const Topology& to, const Checkpoint& source,
@@ -149,9 +146,9 @@ Result<Stages> Choose(std::string_view method, const Topology& to, const Checkpo
 
 Result<std::vector<StageRange>> ParseStageRanges(std::string_view text) {
   const auto bad = [&] {
-    return Fail(Errc::kUsage, "target stages=" + std::string(text) +
-                                  ": uniform, parameters or ranges of layers such as 0-3,4-7 "
-                                  "expected");
+    return Fail(Errc::kUsage, "target stages=", text,
+                ": uniform, parameters or ranges of layers such as 0-3,4-7 "
+                "expected");
   };
   std::vector<StageRange> ranges;
   const char* at = text.data();
@@ -179,14 +176,13 @@ Result<Stages> ChooseStages(std::string_view method, const Topology& target,
   const std::vector<std::uint32_t> layers = LayersWithState(TopologyOf(source.layout));
   if (layers.empty()) return Fail(Errc::kBadInput, "the pipeline module has no layer with state");
   if (layers.back() >= kLayers) {
-    return Fail(Errc::kLimit, "layer " + std::to_string(layers.back()) + ": at most " +
-                                  std::to_string(kLayers) + " layers");
+    return Fail(Errc::kLimit, "layer ", layers.back(), ": at most ", kLayers, " layers");
   }
   SW_TRY_ASSIGN(Stages stages, Choose(method, target, source, layers));
   for (std::size_t stage = 0; stage < stages.size(); ++stage) {
     if (!stages[stage].empty()) continue;
-    return Fail(Errc::kInfeasible, "pp=" + std::to_string(target.pp) + ": stage " +
-                                       std::to_string(stage) + " would hold no layer with state");
+    return Fail(Errc::kInfeasible, "pp=", target.pp, ": stage ", stage,
+                " would hold no layer with state");
   }
   return stages;
 }

@@ -27,14 +27,14 @@ Result<std::uint64_t> StageOf(const Node* node) {
         if (args[1]->text == kStages[stage]) return stage;
       }
     }
-    return Fail(Errc::kBadInput, "unknown ZeRO stage " + pickle::Describe(node));
+    return Fail(Errc::kBadInput, "unknown ZeRO stage ", pickle::Describe(node));
   }
   return pickle::AsCount(node);
 }
 
 Result<std::vector<NamedShape>> ShapesOf(const Node* dict) {
   if (dict == nullptr || !dict->is_dict()) {
-    return Fail(Errc::kBadInput, "dict of shapes expected, found " + pickle::Describe(dict));
+    return Fail(Errc::kBadInput, "dict of shapes expected, found ", pickle::Describe(dict));
   }
   std::vector<NamedShape> out;
   out.reserve(dict->entry_count());
@@ -65,13 +65,13 @@ Result<Document> Open(const EngineReading& reading, std::uint32_t file) {
   auto document = torch_pt::Parse(*reading.source.files[file].containers.front().metadata);
   if (!document) return Within(reading.source.files[file].path, std::move(document).error());
   if (document->root->is_string()) {
-    return Fail(Errc::kUnsupported, reading.source.files[file].path +
-                                        ": holds a text where a checkpoint should be (Nebula keeps "
-                                        "its data elsewhere)");
+    return Fail(Errc::kUnsupported, reading.source.files[file].path,
+                ": holds a text where a checkpoint should be (Nebula keeps "
+                "its data elsewhere)");
   }
   if (!document->root->is_dict()) {
-    return Fail(Errc::kBadInput, reading.source.files[file].path + ": dict expected, found " +
-                                     pickle::Describe(document->root));
+    return Fail(Errc::kBadInput, reading.source.files[file].path, ": dict expected, found ",
+                pickle::Describe(document->root));
   }
   return document;
 }

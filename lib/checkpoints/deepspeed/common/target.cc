@@ -18,8 +18,7 @@ namespace {
 
 tl::unexpected<Error> BadValue(std::string_view key, std::string_view value,
                                std::string_view accepts) {
-  return Fail(Errc::kUsage, "target " + std::string(key) + "=" + std::string(value) + ": " +
-                                std::string(accepts) + " expected");
+  return Fail(Errc::kUsage, "target ", key, "=", value, ": ", accepts, " expected");
 }
 
 Result<std::uint64_t> ParseCount(std::string_view key, std::string_view value, std::uint64_t first,
@@ -85,7 +84,7 @@ Status CheckExperts(const Topology& to, const Checkpoint& source) {
   if (experts.empty()) {
     if (to.ep == 1) return {};
     if (foreign == nullptr) {
-      return Fail(Errc::kInfeasible, Setting("ep", to.ep) + ": the model has no experts");
+      return Fail(Errc::kInfeasible, Setting("ep", to.ep), ": the model has no experts");
     }
     return Fail(Errc::kUnsupported, Setting("ep", to.ep) + ": \"" + foreign->name +
                                         "\" is a parameter like others to DeepSpeed, which "
@@ -94,21 +93,20 @@ Status CheckExperts(const Topology& to, const Checkpoint& source) {
   }
   for (const auto& [layer, count] : experts) {
     if (count % to.ep == 0) continue;
-    return Fail(Errc::kInfeasible, Setting("ep", to.ep) + ": " + std::to_string(count) +
-                                       " experts of MoE layer " + std::to_string(layer) +
-                                       " do not divide");
+    return Fail(Errc::kInfeasible, Setting("ep", to.ep), ": ", count, " experts of MoE layer ",
+                layer, " do not divide");
   }
   if (to.dp % to.ep != 0) {
-    return Fail(Errc::kInfeasible, Setting("ep", to.ep) + ": " + Setting("dp", to.dp) +
-                                       " data-parallel ranks do not divide");
+    return Fail(Errc::kInfeasible, Setting("ep", to.ep), ": ", Setting("dp", to.dp),
+                " data-parallel ranks do not divide");
   }
   if (to.zero == 3) {
     return Fail(Errc::kUnsupported,
                 "zero=3: DeepSpeed trains native MoE layers with zero=0, 1 or 2 only");
   }
   if (to.pp > 1) {
-    return Fail(Errc::kUnsupported,
-                Setting("pp", to.pp) + ": MoE layers across pipeline stages are numbered by stage");
+    return Fail(Errc::kUnsupported, Setting("pp", to.pp),
+                ": MoE layers across pipeline stages are numbered by stage");
   }
   return {};
 }
@@ -116,18 +114,18 @@ Status CheckExperts(const Topology& to, const Checkpoint& source) {
 Status CheckPipeline(const Topology& to, const ZeroSpec& spec) {
   if (!to.pipeline) {
     if (to.pp > 1) {
-      return Fail(Errc::kUnsupported, Setting("pp", to.pp) +
-                                          ": the source is not a pipeline module, so nothing says "
-                                          "which layers its parameters belong to");
+      return Fail(Errc::kUnsupported, Setting("pp", to.pp),
+                  ": the source is not a pipeline module, so nothing says "
+                  "which layers its parameters belong to");
     }
     if (!spec.stages.empty()) {
-      return Fail(Errc::kUsage, "stages=" + spec.stages + ": the source is not a pipeline module");
+      return Fail(Errc::kUsage, "stages=", spec.stages, ": the source is not a pipeline module");
     }
     return {};
   }
   if (to.zero >= 2) {
-    return Fail(Errc::kUnsupported,
-                Setting("zero", to.zero) + ": DeepSpeed runs pipeline modules with zero=0 or 1");
+    return Fail(Errc::kUnsupported, Setting("zero", to.zero),
+                ": DeepSpeed runs pipeline modules with zero=0 or 1");
   }
   if (to.zero == 0 && to.dtype == DType::kBF16) {
     return Fail(Errc::kUnsupported,
@@ -143,9 +141,9 @@ Status CheckTied(const Topology& to, const Checkpoint& source) {
   if (!to.pipeline || to.pp == 1 || to.pp == source.layout.mesh.pp) return {};
   for (const Param& param : source.params) {
     if (!param.name.starts_with("tied_modules.") || param.tied_layers.size() > 1) continue;
-    return Fail(Errc::kUnsupported, Setting("pp", to.pp) + ": \"" + param.name +
-                                        "\" is tied, and the files do not tell which other layers "
-                                        "use it");
+    return Fail(Errc::kUnsupported, Setting("pp", to.pp), ": \"", param.name,
+                "\" is tied, and the files do not tell which other layers "
+                "use it");
   }
   return {};
 }
@@ -193,18 +191,16 @@ Result<Topology> ResolveTopology(const ZeroSpec& spec, const Checkpoint& source)
   to.sub_group = spec.sub_group.value_or(to.sub_group);
   const bool fits = to.dp <= limits::kRanks / to.tp && to.dp * to.tp <= limits::kRanks / to.pp;
   if (!fits) {
-    return Fail(Errc::kLimit, Setting("dp", to.dp) + "," + Setting("tp", to.tp) + "," +
-                                  Setting("pp", to.pp) + ": more than " +
-                                  std::to_string(limits::kRanks) + " ranks");
+    return Fail(Errc::kLimit, Setting("dp", to.dp), ",", Setting("tp", to.tp), ",",
+                Setting("pp", to.pp), ": more than ", limits::kRanks, " ranks");
   }
   if (to.round_robin && to.zero != 1 && to.zero != 2) {
-    return Fail(Errc::kUnsupported,
-                "round_robin=true: only zero=1 and 2 reorder, found " + Setting("zero", to.zero));
+    return Fail(Errc::kUnsupported, "round_robin=true: only zero=1 and 2 reorder, found ",
+                Setting("zero", to.zero));
   }
   if (spec.sub_group && to.zero != 3) {
-    return Fail(Errc::kUnsupported, Setting("sub_group", *spec.sub_group) +
-                                        ": only zero=3 has sub-groups, found " +
-                                        Setting("zero", to.zero));
+    return Fail(Errc::kUnsupported, Setting("sub_group", *spec.sub_group),
+                ": only zero=3 has sub-groups, found ", Setting("zero", to.zero));
   }
   SW_TRY(CheckExperts(to, source));
   SW_TRY(CheckPipeline(to, spec));

@@ -42,8 +42,7 @@ Status ReadList(const Node* info, std::string_view key, NameList* out) {
   const Node* list = info->Find(key);
   if (list == nullptr || list->is_none()) return {};
   if (!IsSequence(list)) {
-    return Fail(Errc::kBadInput,
-                std::string(key) + ": list expected, found " + pickle::Describe(list));
+    return Fail(Errc::kBadInput, key, ": list expected, found ", pickle::Describe(list));
   }
   for (const Node* item : list->items) {
     const Result<std::string_view> text = pickle::AsString(item);
@@ -58,13 +57,12 @@ Result<const Node*> ReadDict(const Node* info, std::string_view key) {
   const Node* dict = info->Find(key);
   if (dict == nullptr || dict->is_none()) return nullptr;
   if (!dict->is_dict()) {
-    return Fail(Errc::kBadInput,
-                std::string(key) + ": dict expected, found " + pickle::Describe(dict));
+    return Fail(Errc::kBadInput, key, ": dict expected, found ", pickle::Describe(dict));
   }
   for (std::size_t i = 0; i < dict->entry_count(); ++i) {
     if (dict->key(i)->is_string()) continue;
-    return Fail(Errc::kBadInput, std::string(key) + ": string keys expected, found " +
-                                     pickle::Describe(dict->key(i)));
+    return Fail(Errc::kBadInput, key, ": string keys expected, found ",
+                pickle::Describe(dict->key(i)));
   }
   return dict;
 }
@@ -79,8 +77,8 @@ Result<SubParams> ReadSubParams(const Node* entry) {
   SW_TRY_ASSIGN(const std::uint64_t dim, pickle::AsCount(entry->Find("partition_dim")));
   const Node* shape = entry->Find("shape");
   if (shape == nullptr || !IsSequence(shape) || dim >= shape->items.size()) {
-    return Fail(Errc::kBadInput, "shape: a sequence with more than " + std::to_string(dim) +
-                                     " entries expected, found " + pickle::Describe(shape));
+    return Fail(Errc::kBadInput, "shape: a sequence with more than ", dim,
+                " entries expected, found ", pickle::Describe(shape));
   }
   sub.dim = static_cast<std::uint32_t>(dim);
   for (const Node* item : shape->items) {
@@ -89,7 +87,7 @@ Result<SubParams> ReadSubParams(const Node* entry) {
       sub.shape.emplace_back(std::move(sizes));
     } else {
       SW_TRY_ASSIGN(const std::int64_t size, pickle::AsInt(item));
-      if (size < -1) return Fail(Errc::kBadInput, "shape: entry " + std::to_string(size));
+      if (size < -1) return Fail(Errc::kBadInput, "shape: entry ", size);
       sub.shape.emplace_back(size);
     }
   }
@@ -148,8 +146,8 @@ Status UniversalInfo::Impl::ReadSubs(const Node* info) {
   const Node* list = info->Find("parameter_with_sub_params");
   if (list != nullptr && !list->is_none()) {
     if (!IsSequence(list)) {
-      return Fail(Errc::kBadInput,
-                  "parameter_with_sub_params: list expected, found " + pickle::Describe(list));
+      return Fail(Errc::kBadInput, "parameter_with_sub_params: list expected, found ",
+                  pickle::Describe(list));
     }
     for (const Node* item : list->items) {
       const Node* entry = Fields(item);
@@ -164,8 +162,8 @@ Status UniversalInfo::Impl::ReadSubs(const Node* info) {
   for (std::size_t i = 0; widths != nullptr && i < widths->entry_count(); ++i) {
     Widths& mine = sub_widths[widths->key(i)->text];
     if (!IsSequence(widths->value(i))) {
-      return Fail(Errc::kBadInput, "sub_param_shard_widths: list expected, found " +
-                                       pickle::Describe(widths->value(i)));
+      return Fail(Errc::kBadInput, "sub_param_shard_widths: list expected, found ",
+                  pickle::Describe(widths->value(i)));
     }
     for (const Node* item : widths->value(i)->items) {
       Result<Shape> row_of = pickle::AsShape(item);
@@ -193,8 +191,8 @@ Status UniversalInfo::Impl::ReadAffine(const Node* info) {
   if (const Node* format = map->Find("version")) {
     SW_TRY_ASSIGN(const std::int64_t number, pickle::AsInt(format));
     if (number > 1) {
-      return Fail(Errc::kUnsupported, "affine_map: format version " + std::to_string(number) +
-                                          ", 1 is the newest known");
+      return Fail(Errc::kUnsupported, "affine_map: format version ", number,
+                  ", 1 is the newest known");
     }
   }
   SW_TRY_ASSIGN(const Node* params, ReadDict(map, "params"));
@@ -257,8 +255,8 @@ Result<std::optional<std::uint32_t>> UniversalInfo::Impl::MatchOne(const NameLis
                                                                    const std::string& name) const {
   const std::vector<std::uint32_t> found = list.Match(name);
   if (found.size() > 1) {
-    return Fail(Errc::kBadInput, std::string(key) + ": both \"" + list.text(found[0]) +
-                                     "\" and \"" + list.text(found[1]) + "\" match");
+    return Fail(Errc::kBadInput, key, ": both \"", list.text(found[0]), "\" and \"",
+                list.text(found[1]), "\" match");
   }
   if (found.empty()) return std::nullopt;
   return found.front();
@@ -302,17 +300,15 @@ Result<Ruled> UniversalInfo::Impl::Subs(std::uint32_t expression,
     std::uint64_t extent = 0;
     for (const Shape& shard : shards) {
       if (params.dim >= shard.size()) {
-        return Fail(Errc::kBadInput, "sub-parameters along dimension " +
-                                         std::to_string(params.dim) + " of a shard " +
-                                         ToString(shard));
+        return Fail(Errc::kBadInput, "sub-parameters along dimension ", params.dim, " of a shard ",
+                    ToString(shard));
       }
       SW_TRY_ASSIGN(extent, CheckedAdd(extent, shard[params.dim]));
     }
     if (count < 1 || static_cast<std::uint64_t>(count) > extent ||
         extent % static_cast<std::uint64_t>(count) != 0) {
-      return Fail(Errc::kBadInput, std::to_string(count) + " equal sub-parameters of " +
-                                       std::to_string(extent) + " elements along dimension " +
-                                       std::to_string(params.dim));
+      return Fail(Errc::kBadInput, count, " equal sub-parameters of ", extent,
+                  " elements along dimension ", params.dim);
     }
     rule.sub_sizes.assign(static_cast<std::size_t>(count),
                           extent / static_cast<std::uint64_t>(count));
@@ -320,16 +316,14 @@ Result<Ruled> UniversalInfo::Impl::Subs(std::uint32_t expression,
   if (version > kNewestVersion - 0.001) {
     const auto widths = sub_widths.find(sub.text(expression));
     if (widths == sub_widths.end() || widths->second.size() != rule.sub_sizes.size()) {
-      return Fail(Errc::kBadInput, "sub_param_shard_widths lacks \"" + sub.text(expression) +
-                                       "\" or gives it another number of sub-parameters");
+      return Fail(Errc::kBadInput, "sub_param_shard_widths lacks \"", sub.text(expression),
+                  "\" or gives it another number of sub-parameters");
     }
     rule.widths = widths->second;
     for (const auto& row_of : rule.widths) {
       if (row_of.size() == shards.size()) continue;
-      return Fail(Errc::kBadInput, "sub_param_shard_widths of \"" + sub.text(expression) +
-                                       "\" are for " + std::to_string(row_of.size()) +
-                                       " ranks, the checkpoint has " +
-                                       std::to_string(shards.size()));
+      return Fail(Errc::kBadInput, "sub_param_shard_widths of \"", sub.text(expression),
+                  "\" are for ", row_of.size(), " ranks, the checkpoint has ", shards.size());
     }
   }
   SW_TRY_ASSIGN(std::uint64_t left, ElemsOfAll(shards));
@@ -360,13 +354,11 @@ Result<Ruled> UniversalInfo::Impl::Subs(std::uint32_t expression,
   }
   if (rest) {
     if (known == 0 || all % known != 0) {
-      return Fail(Errc::kBadInput, "shape: " + std::to_string(all) + " elements do not divide by " +
-                                       std::to_string(known));
+      return Fail(Errc::kBadInput, "shape: ", all, " elements do not divide by ", known);
     }
     rule.view[*rest] = all / known;
   } else if (known != all) {
-    return Fail(Errc::kBadInput, "shape: a view " + ToString(rule.view) + " of " +
-                                     std::to_string(all) + " elements");
+    return Fail(Errc::kBadInput, "shape: a view ", ToString(rule.view), " of ", all, " elements");
   }
   SW_TRY_ASSIGN(ruled.whole, layout::WholeShape(rule, Copy(shards)));
   if (rule.view == ruled.whole) rule.view.clear();
@@ -387,9 +379,8 @@ Status UniversalInfo::Impl::Vocabulary(Ruled* ruled, std::span<const Shape> shar
     return Fail(Errc::kBadInput, "a vocabulary, but original_vocab_size is missing");
   }
   if (rows < original_vocab) {
-    return Fail(Errc::kBadInput, "a vocabulary of " + std::to_string(rows) +
-                                     " rows, original_vocab_size says " +
-                                     std::to_string(original_vocab));
+    return Fail(Errc::kBadInput, "a vocabulary of ", rows, " rows, original_vocab_size says ",
+                original_vocab);
   }
   if (rows == original_vocab && (rule.split != Split::kDim || (autotp && maps.empty()))) return {};
   const bool equal = std::all_of(shards.begin(), shards.end(),
@@ -397,7 +388,7 @@ Status UniversalInfo::Impl::Vocabulary(Ruled* ruled, std::span<const Shape> shar
   if (rule.split != Split::kDim || rule.dim != 0 || !equal) {
     if (rows == original_vocab) return {};
     return Fail(Errc::kUnsupported,
-                "a padded vocabulary that is not cut into equal rows: " + layout::Explain(rule));
+                "a padded vocabulary that is not cut into equal rows: ", layout::Explain(rule));
   }
   rule.padded = true;
   rule.granule = {1};

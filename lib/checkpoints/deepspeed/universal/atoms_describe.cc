@@ -85,8 +85,8 @@ Result<OrderedJson> ScalarJson(const Scalar& scalar) {
     for (int shift = 56; shift >= 0; shift -= 8) bytes += static_cast<char>(bits >> shift & 255);
     out["float"] = Hex(std::as_bytes(std::span(bytes)));
   } else {
-    return Fail(Errc::kUnsupported,
-                "optimizer state \"" + scalar.state + "\": " + pickle::Describe(value));
+    return Fail(Errc::kUnsupported, "optimizer state \"", scalar.state,
+                "\": ", pickle::Describe(value));
   }
   return out;
 }
@@ -158,7 +158,7 @@ Result<std::string> DescribeAtoms(const Checkpoint& checkpoint, const Topology& 
               OrderedJson({{"moe", group.moe}, {"params", group.params}}).dump();
     }
   } catch (const OrderedJson::exception& error) {
-    return Fail(Errc::kBadInput, std::string("a name that is not UTF-8: ") + error.what());
+    return Fail(Errc::kBadInput, "a name that is not UTF-8: ", error.what());
   }
   return text + "\n ]\n}\n";
 }

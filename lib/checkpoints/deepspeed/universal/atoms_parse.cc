@@ -16,14 +16,13 @@ using Json = nlohmann::json;
 
 Result<const Json*> Need(const Json& object, const char* key) {
   const auto it = object.find(key);
-  if (it == object.end()) return BadInput(std::string("key \"") + key + "\" is missing");
+  if (it == object.end()) return BadInput("key \"", key, "\" is missing");
   return &*it;
 }
 
 Result<std::uint64_t> Count(const Json& value, const char* key, std::uint64_t most) {
   if (!value.is_number_unsigned() || value.get<std::uint64_t>() > most) {
-    return BadInput(std::string("key \"") + key + "\": integer up to " + std::to_string(most) +
-                    " expected, found " + value.dump());
+    return BadInput("key \"", key, "\": integer up to ", most, " expected, found ", value.dump());
   }
   return value.get<std::uint64_t>();
 }
@@ -38,10 +37,10 @@ Result<std::uint64_t> NeedCount(const Json& object, const char* key, std::uint64
 
 Result<std::string> NeedText(const Json& object, const char* key) {
   SW_TRY_ASSIGN(const Json* value, Need(object, key));
-  if (!value->is_string()) return BadInput(std::string("key \"") + key + "\": string expected");
+  if (!value->is_string()) return BadInput("key \"", key, "\": string expected");
   if (value->get_ref<const std::string&>().size() > limits::kNameBytes) {
-    return BadInput(std::string("key \"") + key + "\": a string of " +
-                    std::to_string(value->get_ref<const std::string&>().size()) + " bytes");
+    return BadInput("key \"", key, "\": a string of ", value->get_ref<const std::string&>().size(),
+                    " bytes");
   }
   return value->get<std::string>();
 }
@@ -54,15 +53,14 @@ Result<std::string> TextOr(const Json& object, const char* key) {
 Result<bool> FlagOr(const Json& object, const char* key) {
   const auto it = object.find(key);
   if (it == object.end()) return false;
-  if (!it->is_boolean())
-    return BadInput(std::string("key \"") + key + "\": true or false expected");
+  if (!it->is_boolean()) return BadInput("key \"", key, "\": true or false expected");
   return it->get<bool>();
 }
 
 Result<DType> NeedDType(const Json& object, const char* key) {
   SW_TRY_ASSIGN(const std::string name, NeedText(object, key));
   const std::optional<DType> dtype = DTypeFromName(name);
-  if (!dtype) return BadInput(std::string("key \"") + key + "\": \"" + name + "\" is no dtype");
+  if (!dtype) return BadInput("key \"", key, "\": \"", name, "\" is no dtype");
   return *dtype;
 }
 
@@ -71,7 +69,7 @@ Result<const Json*> ListOf(const Json& object, const char* key, bool needed) {
   const auto it = object.find(key);
   if (it == object.end() && !needed) return nullptr;
   if (it == object.end() || !it->is_array()) {
-    return BadInput(std::string("key \"") + key + "\": list expected");
+    return BadInput("key \"", key, "\": list expected");
   }
   return &*it;
 }
@@ -79,7 +77,7 @@ Result<const Json*> ListOf(const Json& object, const char* key, bool needed) {
 template <class T>
 Result<std::vector<T>> Counts(const Json& list, const char* key, std::uint64_t most) {
   std::vector<T> counts;
-  if (!list.is_array()) return BadInput(std::string("key \"") + key + "\": list expected");
+  if (!list.is_array()) return BadInput("key \"", key, "\": list expected");
   for (const Json& item : list) {
     SW_TRY_ASSIGN(const std::uint64_t one, Count(item, key, most));
     counts.push_back(static_cast<T>(one));
@@ -111,14 +109,14 @@ Result<std::vector<std::vector<T>>> Tables(const Json& object, const char* key,
 Result<std::string> FromHex(const std::string& text, const char* key) {
   std::string bytes;
   if (text.size() % 2 != 0 || text.size() > 2 * limits::kNameBytes) {
-    return BadInput(std::string("key \"") + key + "\": hexadecimal bytes expected");
+    return BadInput("key \"", key, "\": hexadecimal bytes expected");
   }
   unsigned value = 0;
   for (std::size_t i = 0; i < text.size(); ++i) {
     const char c = text[i];
     const bool digit = c >= '0' && c <= '9';
     if (!digit && !(c >= 'a' && c <= 'f')) {
-      return BadInput(std::string("key \"") + key + "\": hexadecimal bytes expected");
+      return BadInput("key \"", key, "\": hexadecimal bytes expected");
     }
     value = value * 16 + static_cast<unsigned>(digit ? c - '0' : c - 'a' + 10);
     if (i % 2 == 1) {
@@ -155,7 +153,7 @@ Result<layout::SplitRule> ParseSplitRule(const Json& object) {
   SW_TRY_ASSIGN(const std::string split, NeedText(object, "split"));
   const auto* known = std::find_if(std::begin(kSplits), std::end(kSplits),
                                    [&](const auto& entry) { return entry.first == split; });
-  if (known == std::end(kSplits)) return BadInput("key \"split\": \"" + split + "\" is not known");
+  if (known == std::end(kSplits)) return BadInput("key \"split\": \"", split, "\" is not known");
   rule.split = known->second;
   if (rule.split == Split::kDim || rule.split == Split::kSub) {
     SW_TRY_ASSIGN(const std::uint64_t dim, NeedCount(object, "dim", limits::kTensorRank));
@@ -187,8 +185,8 @@ Result<Scalar> ParseScalar(const Json& object, pickle::Arena& arena) {
     SW_TRY_ASSIGN(scalar.bytes, FromHex(text, "bytes"));
     SW_TRY_ASSIGN(const std::uint64_t elems, CountElems(scalar.shape));
     if (elems != 1 || scalar.bytes.size() != ItemSize(scalar.dtype)) {
-      return BadInput("key \"bytes\": " + std::to_string(scalar.bytes.size()) + " bytes for a " +
-                      std::string(Name(scalar.dtype)) + " of shape " + ToString(scalar.shape));
+      return BadInput("key \"bytes\": ", scalar.bytes.size(), " bytes for a ", Name(scalar.dtype),
+                      " of shape ", ToString(scalar.shape));
     }
   } else if (object.contains("int") && object["int"].is_number_integer()) {
     scalar.value = arena.Int(object["int"].get<std::int64_t>());
@@ -218,7 +216,7 @@ Result<Param> ParseParam(const Json& object, pickle::Arena& arena) {
   } else if (kind == "buffer") {
     param.kind = ParamKind::kBuffer;
   } else if (kind != "trainable") {
-    return BadInput("key \"kind\": \"" + kind + "\" is not known");
+    return BadInput("key \"kind\": \"", kind, "\" is not known");
   }
   SW_TRY_ASSIGN(param.shape, CountsOf<std::uint64_t>(object, "shape", kAny, true));
   SW_TRY(CountElems(param.shape));
@@ -258,7 +256,7 @@ Result<Topology> ParseTopology(const Json& object) {
   for (const auto& [key, out] : {std::pair{"dp", &topology.dp}, std::pair{"tp", &topology.tp},
                                  std::pair{"pp", &topology.pp}, std::pair{"ep", &topology.ep}}) {
     SW_TRY_ASSIGN(*out, NeedCount(object, key, limits::kRanks));
-    if (*out == 0) return BadInput(std::string("key \"") + key + "\": 0");
+    if (*out == 0) return BadInput("key \"", key, "\": 0");
   }
   if (topology.mp() > limits::kRanks) return BadInput("keys \"tp\" and \"pp\": too many ranks");
   SW_TRY_ASSIGN(topology.dtype, NeedDType(object, "dtype"));
@@ -279,8 +277,8 @@ Status ParseGroups(const Json& list, Checkpoint* out) {
     for (std::uint32_t index : group.params) {
       if (index >= out->params.size() || placed[index] ||
           out->params[index].group != static_cast<std::int32_t>(out->groups.size())) {
-        return BadInput("group " + std::to_string(out->groups.size()) + ": parameter " +
-                        std::to_string(index) + " is not there, or in another group");
+        return BadInput("group ", out->groups.size(), ": parameter ", index,
+                        " is not there, or in another group");
       }
       placed[index] = true;
     }
@@ -299,7 +297,7 @@ Result<std::vector<std::string>> TextsOf(const Json& object, const char* key, bo
   SW_TRY_ASSIGN(const Json* list, ListOf(object, key, needed));
   for (std::size_t i = 0; list != nullptr && i < list->size(); ++i) {
     if (!(*list)[i].is_string()) {
-      return BadInput(std::string("key \"") + key + "\": list of strings expected");
+      return BadInput("key \"", key, "\": list of strings expected");
     }
     texts.push_back((*list)[i].get<std::string>());
   }
@@ -311,10 +309,9 @@ Status ParseRoot(const Json& root, Checkpoint* out, Topology* to,
   if (!root.is_object()) return BadInput("object expected");
   SW_TRY_ASSIGN(const std::string format, NeedText(root, "format"));
   SW_TRY_ASSIGN(const std::uint64_t version, NeedCount(root, "version", kAny));
-  if (format != "shardwright atoms") return BadInput("format \"" + format + "\"");
+  if (format != "shardwright atoms") return BadInput("format \"", format, "\"");
   if (version != 1) {
-    return Fail(Errc::kUnsupported,
-                "version " + std::to_string(version) + ", 1 is the newest known");
+    return Fail(Errc::kUnsupported, "version ", version, ", 1 is the newest known");
   }
   SW_TRY_ASSIGN(const Json* topology, Need(root, "topology"));
   SW_TRY_ASSIGN(*to, ParseTopology(*topology));
@@ -339,8 +336,7 @@ Status ParseRoot(const Json& root, Checkpoint* out, Topology* to,
   }
   for (const Param& param : out->params) {
     if (!param.alias_of.empty() && !names.contains(param.alias_of)) {
-      return BadInput("\"" + param.name + "\": \"" + param.alias_of +
-                      "\", its other name, is missing");
+      return BadInput("\"", param.name, "\": \"", param.alias_of, "\", its other name, is missing");
     }
   }
   SW_TRY_ASSIGN(const Json* groups, ListOf(root, "groups", true));
@@ -352,9 +348,8 @@ Status ParseRoot(const Json& root, Checkpoint* out, Topology* to,
 Status ParseAtoms(std::string_view text, Checkpoint* checkpoint, Topology* topology,
                   std::vector<std::vector<std::string>>* atoms) {
   if (text.size() > limits::kJsonBytes) {
-    return Fail(Errc::kLimit, std::string(kAtomsFile) + ": " + std::to_string(text.size()) +
-                                  " bytes, at most " + std::to_string(limits::kJsonBytes) +
-                                  " are read");
+    return Fail(Errc::kLimit, kAtomsFile, ": ", text.size(), " bytes, at most ", limits::kJsonBytes,
+                " are read");
   }
   SW_TRY_ASSIGN(const Json root, json::Parse(text, std::string(kAtomsFile)));
   const Status parsed = ParseRoot(root, checkpoint, topology, atoms);

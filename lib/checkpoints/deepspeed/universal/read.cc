@@ -60,7 +60,7 @@ std::optional<std::uint32_t> Folder::Find(const std::string& name) const {
 
 Result<std::uint32_t> Folder::Need(const std::string& name) const {
   if (const auto file = Find(name)) return *file;
-  return Fail(Errc::kNotFound, source_.tag + ": " + name + " is missing");
+  return Fail(Errc::kNotFound, source_.tag, ": ", name, " is missing");
 }
 
 const std::vector<std::string>& Folder::StatesOf(const std::string& param) const {
@@ -121,8 +121,8 @@ bool IsViewOf(const Shape& atom, const Shape& tensor) {
 Status AddAtom(Reading* reading, const Param& param, const std::string& state, const Atom& atom) {
   const std::string where = reading->source.tag + "/" + AtomName(param.name, state);
   const auto wrong = [&] {
-    return Fail(Errc::kBadInput, where + ": shape " + ToString(param.shape) + " expected, found " +
-                                     ToString(atom.shape));
+    return Fail(Errc::kBadInput, where, ": shape ", ToString(param.shape), " expected, found ",
+                ToString(atom.shape));
   };
   SW_TRY_ASSIGN(const std::uint64_t elems, CountElems(param.shape));
   layout::Cut cut = layout::Cut::Whole(param.shape);
@@ -185,16 +185,15 @@ Status SetOptions(Reading* reading) {
   const Node* groups = root->Find("param_groups");
   if (groups == nullptr || !groups->is_list() || groups->items.size() != out.groups.size()) {
     return Fail(
-        Errc::kBadInput,
-        OptimizerName() + ": param_groups: " + std::to_string(out.groups.size()) +
-            " groups expected, found " + pickle::Describe(groups) +
-            (groups != nullptr && groups->is_list() ? " of " + std::to_string(groups->items.size())
-                                                    : std::string()));
+        Errc::kBadInput, OptimizerName(), ": param_groups: ", out.groups.size(),
+        " groups expected, found ", pickle::Describe(groups),
+        (groups != nullptr && groups->is_list() ? " of " + std::to_string(groups->items.size())
+                                                : std::string()));
   }
   for (std::size_t i = 0; i < out.groups.size(); ++i) {
     if (!groups->items[i]->is_dict()) {
-      return Fail(Errc::kBadInput, OptimizerName() + ": param_groups: dict expected, found " +
-                                       pickle::Describe(groups->items[i]));
+      return Fail(Errc::kBadInput, OptimizerName(), ": param_groups: dict expected, found ",
+                  pickle::Describe(groups->items[i]));
     }
     Node* options = pickle::CopyDict(*out.arena, groups->items[i]);
     pickle::Remove(options, "params");

@@ -37,21 +37,20 @@ std::optional<DType> ConfiguredDType(const Node* config) {
 Status ReadSubGroups(Foreign* foreign) {
   const Node* groups = foreign->optimizer->Find("param_groups");
   if (groups == nullptr || !groups->is_list()) {
-    return Fail(Errc::kBadInput, "zero/optimizer_state.pt: param_groups: list expected, found " +
-                                     pickle::Describe(groups));
+    return Fail(Errc::kBadInput, "zero/optimizer_state.pt: param_groups: list expected, found ",
+                pickle::Describe(groups));
   }
   for (std::uint32_t group = 0; group < groups->items.size(); ++group) {
     const Node* ids = groups->items[group]->Find("params");
     if (ids == nullptr || !ids->is_list()) {
-      return Fail(Errc::kBadInput,
-                  "zero/optimizer_state.pt: params: list expected, found " + pickle::Describe(ids));
+      return Fail(Errc::kBadInput, "zero/optimizer_state.pt: params: list expected, found ",
+                  pickle::Describe(ids));
     }
     for (const Node* id : ids->items) {
       SW_TRY_ASSIGN(const std::uint64_t index, pickle::AsCount(id));
       if (index != foreign->sub_groups.size()) {
-        return Fail(Errc::kBadInput, "zero/optimizer_state.pt: params: sub-group " +
-                                         std::to_string(foreign->sub_groups.size()) +
-                                         " expected, found " + std::to_string(index));
+        return Fail(Errc::kBadInput, "zero/optimizer_state.pt: params: sub-group ",
+                    foreign->sub_groups.size(), " expected, found ", index);
       }
       foreign->sub_groups.push_back(group);
     }
@@ -63,13 +62,12 @@ Status ReadShapes(Foreign* foreign, Model* model) {
   const std::string& name = foreign->name_of(*model);
   const Node* list = model->root->Find("param_shapes");
   if (list == nullptr || !list->is_list()) {
-    return Fail(Errc::kBadInput,
-                name + ": param_shapes: list expected, found " + pickle::Describe(list));
+    return Fail(Errc::kBadInput, name, ": param_shapes: list expected, found ",
+                pickle::Describe(list));
   }
   if (foreign->stage3 && list->items.size() != foreign->sub_groups.size()) {
-    return Fail(Errc::kBadInput,
-                name + ": param_shapes: " + std::to_string(foreign->sub_groups.size()) +
-                    " sub-groups expected, found " + std::to_string(list->items.size()));
+    return Fail(Errc::kBadInput, name, ": param_shapes: ", foreign->sub_groups.size(),
+                " sub-groups expected, found ", list->items.size());
   }
   for (std::uint32_t i = 0; i < list->items.size(); ++i) {
     auto shapes = reader::ShapesOf(list->items[i]);
@@ -78,12 +76,12 @@ Status ReadShapes(Foreign* foreign, Model* model) {
     if (model->groups.size() <= group) model->groups.resize(group + 1);
     for (NamedShape& shape : *shapes) {
       if (shape.name.find(".deepspeed_experts.") != std::string::npos) {
-        return Fail(Errc::kUnsupported, name + ": \"" + shape.name +
-                                            "\": a universal folder of DeepSpeed's converter mixes "
-                                            "up the experts of a mixture of experts");
+        return Fail(Errc::kUnsupported, name, ": \"", shape.name,
+                    "\": a universal folder of DeepSpeed's converter mixes "
+                    "up the experts of a mixture of experts");
       }
       if (!model->shapes.emplace(shape.name, shape.shape).second) {
-        return Fail(Errc::kBadInput, name + ": param_shapes: \"" + shape.name + "\" occurs twice");
+        return Fail(Errc::kBadInput, name, ": param_shapes: \"", shape.name, "\" occurs twice");
       }
       foreign->sub_group_of.emplace(shape.name, i);
       model->groups[group].push_back(std::move(shape));
@@ -189,8 +187,8 @@ Result<std::vector<Shape>> ShardsOf(const Foreign& foreign, const std::string& n
       const Model& model = foreign.models[stage * tp + rank];
       const auto shape = model.shapes.find(name);
       if (shape == model.shapes.end() && !shards.empty()) {
-        return Fail(Errc::kBadInput, foreign.name_of(model) + ": param_shapes lacks \"" + name +
-                                         "\", which other tensor-parallel ranks have");
+        return Fail(Errc::kBadInput, foreign.name_of(model), ": param_shapes lacks \"", name,
+                    "\", which other tensor-parallel ranks have");
       }
       if (shape != model.shapes.end()) shards.push_back(shape->second);
     }
@@ -242,8 +240,8 @@ Result<std::optional<layout::SplitRule>> RuleOfKeys(const Atom& atom,
     SW_TRY_ASSIGN(const std::uint64_t subs, pickle::AsCount(count));
     if (dim >= atom.shape.size() || subs == 0 || subs > atom.shape[dim] ||
         atom.shape[dim] % subs != 0) {
-      return Fail(Errc::kBadInput, "param_n_sub_params " + std::to_string(subs) +
-                                       " of a tensor of shape " + ToString(atom.shape));
+      return Fail(Errc::kBadInput, "param_n_sub_params ", subs, " of a tensor of shape ",
+                  ToString(atom.shape));
     }
     rule.split = Split::kSub;
     rule.dim = static_cast<std::uint32_t>(dim);
@@ -303,8 +301,8 @@ Status AddStep(Foreign* foreign, Param* param) {
   SW_TRY_ASSIGN(auto scalar, reader::ScalarOf(&foreign->reading, *file, *document, layout::kStep,
                                               document->root, param->shape));
   if (!scalar) {
-    return Fail(Errc::kBadInput,
-                source.name + ": one number expected, found " + pickle::Describe(document->root));
+    return Fail(Errc::kBadInput, source.name, ": one number expected, found ",
+                pickle::Describe(document->root));
   }
   // The value may be a node of this document, which is freed here.
   if (scalar->value != nullptr) {
@@ -332,7 +330,7 @@ Status AddTrainable(Foreign* foreign, const std::string& name, std::uint32_t gro
   SW_TRY_ASSIGN(const Atom master,
                 OpenAtom(&foreign->reading, foreign->folder, name, layout::kMaster));
   if (master.keys != nullptr && IsTrue(master.keys->Find("is_expert_param"))) {
-    return Fail(Errc::kUnsupported, "\"" + name + "\": an AutoEP expert");
+    return Fail(Errc::kUnsupported, "\"", name, "\": an AutoEP expert");
   }
   SW_TRY_ASSIGN(Ruled ruled, RuleOf(*foreign, name, shards, &master));
   param.rule = std::move(ruled.rule);
@@ -346,10 +344,9 @@ Status AddTrainable(Foreign* foreign, const std::string& name, std::uint32_t gro
   if (foreign->reading.topology.pipeline) {
     param.layer = LayerOf(name);
     if (!param.layer) {
-      return Fail(Errc::kUnsupported,
-                  "\"" + name +
-                      "\": a universal folder of DeepSpeed's converter does not tell "
-                      "which pipeline layers share it");
+      return Fail(Errc::kUnsupported, "\"", name,
+                  "\": a universal folder of DeepSpeed's converter does not tell "
+                  "which pipeline layers share it");
     }
   }
   Checkpoint& out = foreign->out();

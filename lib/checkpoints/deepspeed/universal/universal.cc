@@ -22,8 +22,7 @@ Result<SourceSet> Scan(const Listing& listing, const ScanOptions& options) {
 
 Status CheckLoader(std::string_view key, std::string_view value) {
   if (std::find(kLoaderWords.begin(), kLoaderWords.end(), value) != kLoaderWords.end()) return {};
-  return Fail(Errc::kUsage, "target " + std::string(key) + "=" + std::string(value) +
-                                ": auto, any or stage3 expected");
+  return Fail(Errc::kUsage, "target ", key, "=", value, ": auto, any or stage3 expected");
 }
 
 Result<Layout> Resolve(const TargetSpec& spec, const Checkpoint& source) {

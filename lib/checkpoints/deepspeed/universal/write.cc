@@ -340,7 +340,7 @@ Result<std::vector<std::pair<std::string, DType>>> AtomsOf(const Checkpoint& sou
   std::optional<DType> dtype = stored(needed);
   if (!dtype && param.kind == ParamKind::kTrainable && stored(layout::kWeight)) dtype = DType::kF32;
   if (!dtype) {
-    return Fail(Errc::kBadInput, "\"" + param.name + "\": the source has no " + needed + " tensor");
+    return Fail(Errc::kBadInput, "\"", param.name, "\": the source has no ", needed, " tensor");
   }
   if (param.kind == ParamKind::kFrozen && converted) dtype = param.dtype;
   atoms.emplace_back(needed, *dtype);

@@ -78,9 +78,8 @@ Status Collector::AddFragment(std::uint32_t param, std::string_view state, DType
       padding ? PaddingOf(param, state, dtype) : TensorOf(param, state, dtype);
   layout::LogicalTensor& tensor = out.map.tensors[index];
   if (tensor.dtype != dtype) {
-    return Fail(Errc::kBadInput, "\"" + tensor.name + "\" (" + tensor.state +
-                                     "): " + std::string(Name(tensor.dtype)) + " and " +
-                                     std::string(Name(dtype)) + " on different ranks");
+    return Fail(Errc::kBadInput, "\"", tensor.name, "\" (", tensor.state, "): ", Name(tensor.dtype),
+                " and ", Name(dtype), " on different ranks");
   }
   tensor.fragments.push_back(std::move(fragment));
   return {};
@@ -253,21 +252,21 @@ Result<std::vector<std::vector<std::size_t>>> ShareOut(const Checkpoint& checkpo
                                                        const Node* groups,
                                                        const std::string& where) {
   const auto unknown = [&](const std::string& what) {
-    return Fail(Errc::kUnsupported, where + ": " + what +
-                                        ": which parameters are in which group of the optimizer "
-                                        "cannot be told");
+    return Fail(Errc::kUnsupported, where, ": ", what,
+                ": which parameters are in which group of the optimizer "
+                "cannot be told");
   };
   if (groups == nullptr || !groups->is_list()) {
-    return Fail(Errc::kUnsupported,
-                where + ": param_groups: list expected, found " + pickle::Describe(groups));
+    return Fail(Errc::kUnsupported, where, ": param_groups: list expected, found ",
+                pickle::Describe(groups));
   }
   std::map<std::pair<bool, bool>, std::size_t> kinds;  // no weight decay, separate learning rate
   bool own_rate = false;
   for (std::size_t g = 0; g < groups->items.size(); ++g) {
     const Node* group = groups->items[g];
     if (!group->is_dict()) {
-      return Fail(Errc::kBadInput,
-                  where + ": param_groups: dict expected, found " + pickle::Describe(group));
+      return Fail(Errc::kBadInput, where, ": param_groups: dict expected, found ",
+                  pickle::Describe(group));
     }
     const bool own = NumberIn(group, "is_decoupled_lr", 0) != 0;
     own_rate = own_rate || own;

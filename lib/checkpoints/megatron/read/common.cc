@@ -116,7 +116,7 @@ Scalar StepScalar(double step) {
 Result<Scalar> ScalarOf(const Container& container, const torch_pt::Document& document,
                         const Node* node, const std::string& what) {
   const auto wrong = [&] {
-    return Fail(Errc::kBadInput, what + ": a number expected, found " + pickle::Describe(node));
+    return Fail(Errc::kBadInput, what, ": a number expected, found ", pickle::Describe(node));
   };
   if (!node->is_tensor() || node->tensor->storage >= document.storages.size()) return wrong();
   const pickle::Tensor& tensor = *node->tensor;

@@ -44,9 +44,8 @@ Status CheckStored(const dcp::Entry& entry, bool stacked) {
     SW_TRY_ASSIGN(stored, CheckedAdd(stored, chunk.at.bytes));
   }
   if (bytes <= stored && (elems > 0 || !stacked)) return {};
-  return Fail(Errc::kBadInput, "\"" + entry.name + "\" " + ToString(entry.shape) + ": " +
-                                   std::to_string(bytes) + " bytes expected, its items have " +
-                                   std::to_string(stored));
+  return Fail(Errc::kBadInput, "\"", entry.name, "\" ", ToString(entry.shape), ": ", bytes,
+              " bytes expected, its items have ", stored);
 }
 
 }  // namespace
@@ -63,7 +62,7 @@ Status Dist::Locate() {
   containers_.resize(index_.files.size());
   const auto note = [&](const dcp::Place& at) -> Status {
     if (at.transforms != 0) {
-      return Fail(Errc::kUnsupported, index_.files[at.file] + ": items that are transformed");
+      return Fail(Errc::kUnsupported, index_.files[at.file], ": items that are transformed");
     }
     containers_[at.file].emplace(at.offset, 0);
     return {};
@@ -85,16 +84,16 @@ Status Dist::Locate() {
     }
     const std::size_t count = source_.files[found->second].containers.size();
     if (count != containers_[file].size()) {
-      return Fail(Errc::kBadInput, index_.files[file] + ": " + std::to_string(count) +
-                                       " items, the index names " +
-                                       std::to_string(containers_[file].size()));
+      return Fail(Errc::kBadInput, index_.files[file], ": ", count, " items, the index names ",
+                  containers_[file].size());
     }
     std::uint32_t number = 0;
     for (auto& [offset, container] : containers_[file]) container = number++;
   }
   if (missing.empty()) return {};
-  return Fail(Errc::kNotFound, tag() + ": the index names files that are not there: " +
-                                   FirstFew(missing) + ": an incomplete copy or save");
+  return Fail(Errc::kNotFound, tag(),
+              ": the index names files that are not there: ", FirstFew(missing),
+              ": an incomplete copy or save");
 }
 
 Result<Object> Dist::ObjectAt(const dcp::Place& at) {
@@ -117,8 +116,8 @@ Value Dist::ValueAt(const Object& object) {
 Result<Object> Dist::OnlyOf(const std::string& name, const dcp::Place& at) {
   SW_TRY_ASSIGN(Object object, ObjectAt(at));
   if (!object.value->is_list() || object.value->items.size() != 1) {
-    return Fail(Errc::kBadInput, "\"" + name + "\": a list of one expected, found " +
-                                     pickle::Describe(object.value));
+    return Fail(Errc::kBadInput, "\"", name, "\": a list of one expected, found ",
+                pickle::Describe(object.value));
   }
   object.value = object.value->items[0];
   return object;
@@ -134,9 +133,8 @@ Result<Place> Dist::TensorAt(const dcp::Entry& entry, const dcp::Chunk& chunk) {
   Shape shape = chunk.sizes;
   while (shape.size() > tensor.shape.size() && shape.front() == 1) shape.erase(shape.begin());
   if (shape == tensor.shape && tensor.dtype == entry.dtype) return place;
-  return Fail(Errc::kBadInput, source_.files[object.file].name + ": " + what + ": " +
-                                   std::string(Name(entry.dtype)) + " " + ToString(chunk.sizes) +
-                                   " expected, found " + pickle::Describe(object.value));
+  return Fail(Errc::kBadInput, source_.files[object.file].name, ": ", what, ": ", Name(entry.dtype),
+              " ", ToString(chunk.sizes), " expected, found ", pickle::Describe(object.value));
 }
 
 /// Sorts the index entries by purpose.
@@ -152,15 +150,15 @@ Status Dist::SortEntries() {
       const std::string_view rest = bare.substr(kState.size());
       const std::size_t dot = rest.find('.');
       if (dot == std::string_view::npos) {
-        return Fail(Errc::kBadInput, "\"" + entry.name + "\": no key of optimizer state");
+        return Fail(Errc::kBadInput, "\"", entry.name, "\": no key of optimizer state");
       }
       states_.emplace_back(rest.substr(0, dot), &entry);
     } else if (ParseBucketKey(entry.name)) {
       buckets_.emplace(entry.name, &entry);
     } else if (bare.starts_with("optimizer.")) {
       if (reads_ == Reads::kOnlyWeights) continue;
-      return Fail(Errc::kUnsupported,
-                  "\"" + entry.name + "\": optimizer state of a form that is not known");
+      return Fail(Errc::kUnsupported, "\"", entry.name,
+                  "\": optimizer state of a form that is not known");
     } else {
       weights_.push_back(&entry);
     }
@@ -181,17 +179,16 @@ Status Dist::CheckGrids() const {
     SW_TRY_ASSIGN(const ObjectKey key, ParseObjectKey(name));
     const auto [at, fresh] = grids.try_emplace(key.name, key.shape, 0);
     if (!fresh && at->second.first != key.shape) {
-      return Fail(Errc::kBadInput, "\"" + name + "\": objects of one name in grids of " +
-                                       ToString(at->second.first) + " and " + ToString(key.shape));
+      return Fail(Errc::kBadInput, "\"", name, "\": objects of one name in grids of ",
+                  ToString(at->second.first), " and ", ToString(key.shape));
     }
     ++at->second.second;
   }
   for (const auto& [name, grid] : grids) {
     SW_TRY_ASSIGN(const std::uint64_t wanted, CountElems(grid.first));
     if (wanted == grid.second) continue;
-    return Fail(Errc::kBadInput, "\"" + name + "\": " + std::to_string(wanted) +
-                                     " objects expected in a grid of " + ToString(grid.first) +
-                                     ", found " + std::to_string(grid.second));
+    return Fail(Errc::kBadInput, "\"", name, "\": ", wanted, " objects expected in a grid of ",
+                ToString(grid.first), ", found ", grid.second);
   }
   return {};
 }
@@ -209,14 +206,14 @@ Status Dist::ReadCommon() {
   const auto item = objects_.find(std::string(kCommonKey));
   if (common_.value == nullptr) {
     if (item == objects_.end()) {
-      return Fail(Errc::kBadInput, tag() + ": neither " + std::string(kCommonFile) +
-                                       " nor an item \"" + std::string(kCommonKey) + "\"");
+      return Fail(Errc::kBadInput, tag(), ": neither ", kCommonFile, " nor an item \"", kCommonKey,
+                  "\"");
     }
     SW_TRY_ASSIGN(common_, OnlyOf(item->first, item->second->at));
   }
   if (!common_.value->is_dict()) {
-    return Fail(Errc::kBadInput,
-                tag() + ": common state: dict expected, found " + pickle::Describe(common_.value));
+    return Fail(Errc::kBadInput, tag(), ": common state: dict expected, found ",
+                pickle::Describe(common_.value));
   }
   const Node* told = common_.value->Find("args");
   if (told == nullptr) return InferArgs();
@@ -242,9 +239,9 @@ Status Dist::ReadForm() {
   const Node* type = FindIn(metadata_, "distrib_optim_sharding_type");
   const Node* single = FindIn(metadata_, "singleton_local_shards");
   if (const auto flag = pickle::AsInt(single); flag && *flag != 0) {
-    return Fail(Errc::kUnsupported, tag() +
-                                        ": shards under names of their own "
-                                        "(singleton_local_shards)");
+    return Fail(Errc::kUnsupported, tag(),
+                ": shards under names of their own "
+                "(singleton_local_shards)");
   }
   std::string name;
   if (type != nullptr && !type->is_none()) {
@@ -261,8 +258,8 @@ Status Dist::ReadForm() {
   } else if (name == "fully_sharded_model_space") {
     form_ = OptimizerForm::kFullyShardedModelSpace;
   } else if (has_optimizer_ || !name.empty()) {
-    return Fail(Errc::kUnsupported, tag() + ": optimizer state as \"" + name +
-                                        "\": save it once with the fully reshardable form");
+    return Fail(Errc::kUnsupported, tag(), ": optimizer state as \"", name,
+                "\": save it once with the fully reshardable form");
   }
   return {};
 }
@@ -285,7 +282,7 @@ Status Dist::OrderParams(std::vector<Found>* found) const {
     return noted != noted_.end() && notes_->params[noted->second].alias_of.empty();
   });
   if (!all || there != found->size()) {
-    return Fail(Errc::kBadInput, tag() + ": the notes of Shardwright are of other tensors");
+    return Fail(Errc::kBadInput, tag(), ": the notes of Shardwright are of other tensors");
   }
   std::sort(found->begin(), found->end(),
             [&](const Found& a, const Found& b) { return noted_.at(a.name) < noted_.at(b.name); });
@@ -331,7 +328,7 @@ Status Dist::AddParams() {
   std::set<std::string_view> seen;
   for (const Found& one : found) {
     if (!seen.insert(one.name).second) {
-      return Fail(Errc::kBadInput, "\"" + one.name + "\": under two keys");
+      return Fail(Errc::kBadInput, "\"", one.name, "\": under two keys");
     }
     names.push_back(one.name);
     shapes.push_back(one.shape);
@@ -373,8 +370,8 @@ Status Dist::AddTied() {
     const auto holder =
         collector_.by_name.find(noted.alias_of.empty() ? noted.name : noted.alias_of);
     if (holder == collector_.by_name.end()) {
-      return Fail(Errc::kBadInput,
-                  "\"" + noted.name + "\": tied to \"" + noted.alias_of + "\", which is not there");
+      return Fail(Errc::kBadInput, "\"", noted.name, "\": tied to \"", noted.alias_of,
+                  "\", which is not there");
     }
     Param param = out.params[holder->second];
     if (!noted.alias_of.empty()) {
@@ -423,8 +420,8 @@ Status Dist::AddChunk(const dcp::Entry& entry, const dcp::Chunk& chunk, const Ke
       const std::string name = key.Text(layer, expert);
       const auto param = collector_.by_name.find(name);
       if (param == collector_.by_name.end()) {
-        return Fail(Errc::kBadInput,
-                    "\"" + entry.name + "\": of \"" + name + "\", which the model lacks");
+        return Fail(Errc::kBadInput, "\"", entry.name, "\": of \"", name,
+                    "\", which the model lacks");
       }
       SW_TRY(collector_.AddBox(param->second, state, entry.dtype, at, offsets, sizes));
       at.vector_offset += Elems(sizes);
@@ -474,14 +471,14 @@ Status Dist::AddFlat(const dcp::Entry& entry, const Shape& whole, const Key& key
     if (fits) local[d] = whole[d] / entry.shape[d];
   }
   if (!fits || Elems(local) != entry.shape[rank]) {
-    return Fail(Errc::kBadInput, "\"" + entry.name + "\": " + ToString(entry.shape) +
-                                     " are no stretches of shards of " + ToString(whole));
+    return Fail(Errc::kBadInput, "\"", entry.name, "\": ", ToString(entry.shape),
+                " are no stretches of shards of ", ToString(whole));
   }
   for (const dcp::Chunk& chunk : entry.chunks) {
     if (chunk.is_empty()) continue;
     for (std::size_t d = 0; d < rank; ++d) {
       if (chunk.sizes[d] == 1) continue;
-      return Fail(Errc::kUnsupported, "\"" + entry.name + "\": a chunk of several shards");
+      return Fail(Errc::kUnsupported, "\"", entry.name, "\": a chunk of several shards");
     }
     SW_TRY_ASSIGN(const Place place, TensorAt(entry, chunk));
     layout::Placement at;
@@ -495,7 +492,7 @@ Status Dist::AddFlat(const dcp::Entry& entry, const Shape& whole, const Key& key
       const auto axes = static_cast<std::ptrdiff_t>(key.axes());
       for (std::size_t d = 0; d < key.axes(); ++d) {
         if (part.sizes[d] == 1) continue;
-        return Fail(Errc::kUnsupported, "\"" + entry.name + "\": a shard of several layers");
+        return Fail(Errc::kUnsupported, "\"", entry.name, "\": a shard of several layers");
       }
       const std::string name = key.Text(key.layers ? part.offsets[0] : 0,
                                         key.experts ? part.offsets[key.axes() - 1] : 0);
@@ -560,9 +557,9 @@ Status Dist::ReadRunState() {
   if (count || steps) {
     out.iteration = count ? *count : *steps;
   } else {
-    out.iteration = Fail(Errc::kBadInput, tag() +
-                                              ": no \"iteration\" in the common state: give "
-                                              "--iteration");
+    out.iteration = Fail(Errc::kBadInput, tag(),
+                         ": no \"iteration\" in the common state: give "
+                         "--iteration");
   }
   out.consumed_samples = args_.samples;
   out.own = own;

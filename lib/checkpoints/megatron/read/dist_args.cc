@@ -112,10 +112,9 @@ Status Dist::InferArgs() {
   args_.transformer_engine = true;  // names are the keys
   CountByKeys();
   if (args_.layers == 0) {
-    return Fail(Errc::kUnsupported, tag() + ": written by " + program +
-                                        " without the arguments of the run, and no \"" +
-                                        std::string(kDecoderLayers) +
-                                        "\" in it: only GPT models are read without arguments");
+    return Fail(Errc::kUnsupported, tag(), ": written by ", program,
+                " without the arguments of the run, and no \"", kDecoderLayers,
+                "\" in it: only GPT models are read without arguments");
   }
   if (args_.positions.empty()) args_.positions = "rope";
   const std::string vocab = ModelValue(scalars, "vocab_size");
@@ -147,11 +146,10 @@ Status Dist::InferForm(const std::string& program, bool ranks) {
   if (!buckets_.empty()) {
     form_ = OptimizerForm::kDpReshardable;
     if (!ranks) {
-      return Fail(Errc::kUnsupported,
-                  tag() + ": written by " + program +
-                      " without the arguments of the run, which tell where parameters lie in the "
-                      "buckets of the distributed optimizer: save once with the fully reshardable "
-                      "form");
+      return Fail(Errc::kUnsupported, tag(), ": written by ", program,
+                  " without the arguments of the run, which tell where parameters lie in the "
+                  "buckets of the distributed optimizer: save once with the fully reshardable "
+                  "form");
     }
   } else if (has("param")) {
     form_ = OptimizerForm::kFullyReshardable;

@@ -40,7 +40,7 @@ Status Dist::ReadBuckets() {
                     "\": buckets, but the optimizer's state is of another form");
   }
   if (args_.hybrid) {
-    return Fail(Errc::kUnsupported, tag() + ": buckets of layers of several kinds (hybrid models)");
+    return Fail(Errc::kUnsupported, tag(), ": buckets of layers of several kinds (hybrid models)");
   }
   if (Status stages = CheckMtpStages(args_); !stages) return Within(tag(), stages.error());
   BucketKey key;
@@ -61,8 +61,8 @@ Status Dist::ReadBuckets() {
     there.insert({found.part, found.group});
   }
   if (there.size() != read) {
-    return Fail(Errc::kBadInput, tag() + ": buckets of " + std::to_string(there.size()) +
-                                     " ranks, the arguments name " + std::to_string(read));
+    return Fail(Errc::kBadInput, tag(), ": buckets of ", there.size(),
+                " ranks, the arguments name ", read);
   }
   Inferred& inferred = collector_.out.inferred;
   std::sort(inferred.params.begin(), inferred.params.end());
@@ -120,7 +120,7 @@ Result<std::vector<std::uint64_t>> Dist::BucketSizes(const BucketKey& key) {
   object.slot = "per_bucket_numel_unpadded";
   const std::string name = BucketKeyText(object) + "/shard_0_1";
   const auto found = objects_.find(name);
-  if (found == objects_.end()) return Fail(Errc::kUnsupported, tag() + ": no \"" + name + "\"");
+  if (found == objects_.end()) return Fail(Errc::kUnsupported, tag(), ": no \"", name, "\"");
   SW_TRY_ASSIGN(const Object sizes, ObjectAt(found->second->at));
   const auto item = [](const Node* list, std::uint64_t at) -> const Node* {
     return list != nullptr && list->is_list() && at < list->items.size() ? list->items[at]
@@ -129,12 +129,11 @@ Result<std::vector<std::uint64_t>> Dist::BucketSizes(const BucketKey& key) {
   const Node* buffer = item(item(sizes.value, 0), key.buffer);
   const bool one = buffer != nullptr && buffer->is_dict() && buffer->entry_count() == 1;
   if (!one || buffer->key(0)->kind != pickle::Kind::kTuple) {
-    return Fail(Errc::kBadInput,
-                "\"" + name + "\": no sizes of buffer " + std::to_string(key.buffer));
+    return Fail(Errc::kBadInput, "\"", name, "\": no sizes of buffer ", key.buffer);
   }
   if (TypesText(buffer->key(0)) != key.dtypes) {
-    return Fail(Errc::kUnsupported, "\"" + name + "\": buffer " + std::to_string(key.buffer) +
-                                        " of types " + TypesText(buffer->key(0)));
+    return Fail(Errc::kUnsupported, "\"", name, "\": buffer ", key.buffer, " of types ",
+                TypesText(buffer->key(0)));
   }
   auto shape = pickle::AsShape(buffer->value(0));
   if (!shape) return Within("\"" + name + "\"", shape.error());
@@ -154,9 +153,8 @@ Status Dist::ReadBuffer(const BucketKey& wanted, std::span<const Buffered> param
     slots[parsed.bucket].emplace_back(std::move(parsed.slot), entry);
   }
   if (slots.empty() || ParamType(key.dtypes) != dtype) {
-    return Fail(Errc::kBadInput,
-                tag() + ": no buckets for parameters of " + std::string(Name(dtype)) + " of rank " +
-                    std::to_string(key.group) + ", buffer " + std::to_string(key.buffer));
+    return Fail(Errc::kBadInput, tag(), ": no buckets for parameters of ", Name(dtype), " of rank ",
+                key.group, ", buffer ", key.buffer);
   }
   SW_TRY_ASSIGN(const std::vector<std::uint64_t> sizes, BucketSizes(key));
   std::vector<BufferParam> what;

@@ -28,8 +28,8 @@ Result<std::vector<const Node*>> Dist::PartsOfOptimizer() {
       const std::string name = BucketKeyText(key) + "/shard_0_1";
       const auto object = objects_.find(name);
       if (object == objects_.end()) {
-        return Fail(Errc::kUnsupported,
-                    tag() + ": no \"" + name + "\": optimizer state of a form that is not known");
+        return Fail(Errc::kUnsupported, tag(), ": no \"", name,
+                    "\": optimizer state of a form that is not known");
       }
       SW_TRY_ASSIGN(const Object groups, OnlyOf(name, object->second->at));
       // The checkpoint keeps the document, which owns the nodes, with the common state.
@@ -49,8 +49,7 @@ Status Dist::ReadGroups() {
   SW_TRY_ASSIGN(const std::vector<const Node*> parts, PartsOfOptimizer());
   const bool chained = parts.size() > 1;
   if (parts.size() > 2) {
-    return Fail(Errc::kUnsupported,
-                tag() + ": " + std::to_string(parts.size()) + " optimizers in a chain");
+    return Fail(Errc::kUnsupported, tag(), ": ", parts.size(), " optimizers in a chain");
   }
   for (std::size_t part = 0; part < parts.size(); ++part) {
     const Node* inner = FindIn(parts[part], "optimizer");
@@ -59,7 +58,7 @@ Status Dist::ReadGroups() {
   }
   for (const Param& param : collector_.out.params) {
     if (param.kind != ParamKind::kTrainable || param.group >= 0) continue;
-    return Fail(Errc::kUnsupported, "\"" + param.name + "\": no optimizer has it");
+    return Fail(Errc::kUnsupported, "\"", param.name, "\": no optimizer has it");
   }
   std::string& name = collector_.out.optimizer;
   name = args_.optimizer;

@@ -17,17 +17,17 @@ Status Legacy::ReadFiles() {
     const std::size_t slash = name.find('/');
     const auto parsed = ParseFolder(name.substr(0, slash));
     if (!parsed || slash == std::string::npos) {
-      return Fail(Errc::kBadInput, name + ": no file of a legacy checkpoint");
+      return Fail(Errc::kBadInput, name, ": no file of a legacy checkpoint");
     }
     const bool model = name.substr(slash + 1) == kModelFile;
     if (!model && reads_ == Reads::kOnlyWeights) continue;
     if (name.substr(slash + 1).starts_with(kLayerWisePrefix)) {
-      return Fail(Errc::kUnsupported, name + ": state of a layer-wise optimizer");
+      return Fail(Errc::kUnsupported, name, ": state of a layer-wise optimizer");
     }
     RankFiles& rank = folders[name.substr(0, slash)];
     rank.folder = name.substr(0, slash);
     if (source_.files[file].containers.size() != 1) {
-      return Fail(Errc::kBadInput, name + ": a file of torch.save expected");
+      return Fail(Errc::kBadInput, name, ": a file of torch.save expected");
     }
     auto document = torch_pt::Parse(*source_.files[file].containers.front().metadata);
     if (!document) return Within(name, document.error());
@@ -42,15 +42,15 @@ Status Legacy::ReadFiles() {
   }
   for (auto& [folder, rank] : folders) {
     if (rank.document == nullptr) {
-      return Fail(Errc::kNotFound, folder + "/" + std::string(kModelFile) + " is missing");
+      return Fail(Errc::kNotFound, folder, "/", kModelFile, " is missing");
     }
     if (!rank.document->root->is_dict()) {
-      return Fail(Errc::kBadInput, NameOf(rank.model) + ": dict expected, found " +
-                                       pickle::Describe(rank.document->root));
+      return Fail(Errc::kBadInput, NameOf(rank.model), ": dict expected, found ",
+                  pickle::Describe(rank.document->root));
     }
     ranks_.push_back(std::move(rank));
   }
-  if (ranks_.empty()) return Fail(Errc::kNotFound, source_.tag + ": no folders mp_rank_*");
+  if (ranks_.empty()) return Fail(Errc::kNotFound, source_.tag, ": no folders mp_rank_*");
   return {};
 }
 
@@ -61,9 +61,8 @@ Status Legacy::PlaceFiles() {
     const Folder folder = *ParseFolder(rank.folder);
     const std::size_t wanted = (args_.pp > 1 ? 1 : 0) + (args_.ep > 1 ? 1 : 0);
     const auto wrong = [&] {
-      return Fail(Errc::kBadInput, rank.folder + ": no rank of tp=" + std::to_string(args_.tp) +
-                                       ", pp=" + std::to_string(args_.pp) + ", ep=" +
-                                       std::to_string(args_.ep) + ", which the arguments name");
+      return Fail(Errc::kBadInput, rank.folder, ": no rank of tp=", args_.tp, ", pp=", args_.pp,
+                  ", ep=", args_.ep, ", which the arguments name");
     };
     if (folder.more.size() != wanted) return wrong();
     rank.t = folder.tensor;
@@ -82,7 +81,7 @@ Status Legacy::PlaceFiles() {
       const std::uint64_t p = i / args_.tp / args_.ep;
       if (!seen.contains({p, e, t})) missing.push_back(FolderName(args_, t, p, e));
     }
-    return Fail(Errc::kNotFound, source_.tag + ": ranks are missing: " + FirstFew(missing));
+    return Fail(Errc::kNotFound, source_.tag, ": ranks are missing: ", FirstFew(missing));
   }
   std::sort(ranks_.begin(), ranks_.end(), [](const RankFiles& a, const RankFiles& b) {
     return std::tie(a.p, a.e, a.t) < std::tie(b.p, b.e, b.t);
@@ -98,7 +97,7 @@ Status Legacy::ReadModels() {
     local_[rank].resize(args_.vpp);
     const bool several = root->Find("model0") != nullptr;
     if (several && root->Find("model") != nullptr) {
-      return Fail(Errc::kBadInput, where + ": \"model\" and \"model0\" in one file");
+      return Fail(Errc::kBadInput, where, ": \"model\" and \"model0\" in one file");
     }
     for (std::uint64_t chunk = 0; chunk < args_.vpp; ++chunk) {
       const std::string key = args_.vpp > 1 ? "model" + std::to_string(chunk) : "model";
@@ -111,8 +110,8 @@ Status Legacy::ReadModels() {
       SW_TRY(ReadModel(rank, chunk, model));
     }
     if (root->Find("model" + std::to_string(args_.vpp)) != nullptr) {
-      return Fail(Errc::kBadInput, where + ": more virtual chunks than the arguments name, " +
-                                       std::to_string(args_.vpp));
+      return Fail(Errc::kBadInput, where, ": more virtual chunks than the arguments name, ",
+                  args_.vpp);
     }
   }
   return {};
@@ -135,8 +134,8 @@ Status Legacy::ReadModel(std::size_t rank, std::uint64_t chunk, const Node* mode
       continue;
     }
     if (!value->is_tensor()) {
-      return Fail(Errc::kBadInput, where + ": \"" + std::string(key) +
-                                       "\": tensor expected, found " + pickle::Describe(value));
+      return Fail(Errc::kBadInput, where, ": \"", key, "\": tensor expected, found ",
+                  pickle::Describe(value));
     }
     ParamName name = ParseName(key);
     SW_TRY(CheckList(where, key));
@@ -146,17 +145,16 @@ Status Legacy::ReadModel(std::size_t rank, std::uint64_t chunk, const Node* mode
       name.layer = global;
     }
     if (!name.expert && key.find("mlp.experts.") != std::string_view::npos && !IsBuffer(key)) {
-      return Fail(Errc::kUnsupported, where + ": \"" + std::string(key) +
-                                          "\": experts as one tensor: only experts with tensors "
-                                          "of their own are read from legacy files");
+      return Fail(Errc::kUnsupported, where, ": \"", key,
+                  "\": experts as one tensor: only experts with tensors "
+                  "of their own are read from legacy files");
     }
     std::size_t block = i;
     if (name.expert) {
       const std::uint64_t each = args_.experts / args_.ep;
       if (*name.expert >= each) {
-        return Fail(Errc::kBadInput, where + ": \"" + std::string(key) + "\": expert " +
-                                         std::to_string(*name.expert) + " of " +
-                                         std::to_string(each) + " on a rank");
+        return Fail(Errc::kBadInput, where, ": \"", key, "\": expert ", *name.expert, " of ", each,
+                    " on a rank");
       }
       name.expert = *name.expert + files.e * each;
       block = expert_blocks.emplace(name.stack + std::to_string(name.layer.value_or(0)), i)
@@ -177,9 +175,8 @@ Status Legacy::ReadModel(std::size_t rank, std::uint64_t chunk, const Node* mode
 /// Checks that layers belong to one decoder, because stages share only one list of layers.
 Status Legacy::CheckList(const std::string& where, std::string_view key) {
   if (!key.starts_with(kEncoderLayers) && OtherListOf(key).empty()) return {};
-  return Fail(Errc::kUnsupported,
-              where + ": \"" + std::string(key) + "\": a list of layers other than \"" +
-                  std::string(kDecoderLayers) + "\" in legacy files: save the run as torch_dist");
+  return Fail(Errc::kUnsupported, where, ": \"", key, "\": a list of layers other than \"",
+              kDecoderLayers, "\" in legacy files: save the run as torch_dist");
 }
 
 /// Reads the extra state of a rank's module.
@@ -200,12 +197,10 @@ Status Legacy::ReadLayers(std::size_t rank, std::uint64_t chunk,
                           const std::map<std::uint64_t, std::uint64_t>& layers) const {
   const std::uint64_t count = stages_[chunk].count;
   if (layers.size() == count && (count == 0 || layers.rbegin()->first == count - 1)) return {};
-  return Fail(Errc::kBadInput,
-              NameOf(ranks_[rank].model) + ": " + std::to_string(layers.size()) +
-                  " layers with numbers up to " +
-                  (layers.empty() ? "none" : std::to_string(layers.rbegin()->first)) +
-                  " in a chunk that should have " + std::to_string(count) + " of " +
-                  std::to_string(args_.layers));
+  return Fail(Errc::kBadInput, NameOf(ranks_[rank].model), ": ", layers.size(),
+              " layers with numbers up to ",
+              (layers.empty() ? "none" : std::to_string(layers.rbegin()->first)),
+              " in a chunk that should have ", count, " of ", args_.layers);
 }
 
 /// Adds parameters. The whole consists of the shards of one expert rank, by tensor rank.
@@ -232,9 +227,9 @@ Status Legacy::AddParams() {
       const pickle::Tensor& tensor = *held.node->tensor;
       const Shape& first = spread->held.front().node->tensor->shape;
       if (tensor.dtype != dtype || (rank.t == 0 && tensor.shape != first)) {
-        return Fail(Errc::kBadInput, NameOf(rank.model) + ": \"" + *name +
-                                         "\": " + pickle::Describe(held.node) + ", elsewhere " +
-                                         pickle::Describe(spread->held.front().node));
+        return Fail(Errc::kBadInput, NameOf(rank.model), ": \"", *name,
+                    "\": ", pickle::Describe(held.node), ", elsewhere ",
+                    pickle::Describe(spread->held.front().node));
       }
       if (rank.e != e || held.copy) continue;
       shards[rank.t] = tensor.shape;
@@ -242,8 +237,8 @@ Status Legacy::AddParams() {
     }
     const auto lacks = std::find(there.begin(), there.end(), false);
     if (lacks != there.end()) {
-      return Fail(Errc::kBadInput, source_.tag + ": \"" + *name + "\": tensor rank " +
-                                       std::to_string(lacks - there.begin()) + " lacks it");
+      return Fail(Errc::kBadInput, source_.tag, ": \"", *name, "\": tensor rank ",
+                  lacks - there.begin(), " lacks it");
     }
     SW_TRY(collector_.AddParam(rules, args_, *name, dtype, shards));
   }
@@ -293,17 +288,15 @@ Result<Checkpoint> Legacy::Run() {
   if (!args) return Within(NameOf(ranks_.front().model), args.error());
   args_ = *std::move(args);
   if (args_.hybrid) {
-    return Fail(Errc::kUnsupported, source_.tag + ": layers of several kinds (hybrid models)");
+    return Fail(Errc::kUnsupported, source_.tag, ": layers of several kinds (hybrid models)");
   }
   if (args_.experts > 0 && args_.etp != args_.tp) {
-    return Fail(Errc::kUnsupported, source_.tag + ": experts with another tensor parallelism (" +
-                                        std::to_string(args_.etp) + ") than the rest (" +
-                                        std::to_string(args_.tp) + ") in legacy files");
+    return Fail(Errc::kUnsupported, source_.tag, ": experts with another tensor parallelism (",
+                args_.etp, ") than the rest (", args_.tp, ") in legacy files");
   }
   if (args_.experts % args_.ep != 0) {
-    return Fail(Errc::kBadInput, "args: " + std::to_string(args_.experts) +
-                                     " experts do not divide by " + std::to_string(args_.ep) +
-                                     " expert ranks");
+    return Fail(Errc::kBadInput, "args: ", args_.experts, " experts do not divide by ", args_.ep,
+                " expert ranks");
   }
   if (Status stages = CheckMtpStages(args_); !stages) return Within(source_.tag, stages.error());
   SW_TRY_ASSIGN(stages_, StagesOf(args_));
@@ -330,8 +323,8 @@ Status Legacy::ReadRunState() {
   if (const Node* version = root->Find("checkpoint_version"); version != nullptr) {
     const Result<double> number = pickle::AsFloat(version);
     if (!number || *number < 2) {
-      return Fail(Errc::kUnsupported, where + ": checkpoint_version " + pickle::Describe(version) +
-                                          ": attention weights in an older order");
+      return Fail(Errc::kUnsupported, where, ": checkpoint_version ", pickle::Describe(version),
+                  ": attention weights in an older order");
     }
   }
   Node* common = arena.Dict();
@@ -355,7 +348,7 @@ Status Legacy::ReadRunState() {
   if (const auto count = pickle::AsCount(iteration)) {
     out.iteration = *count;
   } else {
-    out.iteration = Fail(Errc::kBadInput, where + ": no \"iteration\" in it: give --iteration");
+    out.iteration = Fail(Errc::kBadInput, where, ": no \"iteration\" in it: give --iteration");
   }
   out.consumed_samples = args_.samples;
   out.own = own;

@@ -29,16 +29,16 @@ Status Legacy::ReadBuffers(std::size_t rank, std::size_t part, bool experts) {
   SW_TRY_ASSIGN(const std::vector<const Node*> parts, PartsOfOptimizer(rank));
   const bool chained = parts.size() > 1;
   if (root->is_list() != chained || (chained && root->items.size() != parts.size())) {
-    return Fail(Errc::kBadInput, where + ": state of " + std::to_string(parts.size()) +
-                                     " optimizers expected, found " + pickle::Describe(root));
+    return Fail(Errc::kBadInput, where, ": state of ", parts.size(), " optimizers expected, found ",
+                pickle::Describe(root));
   }
   if (chained) root = root->items[part];
   if (root->is_none()) {
     if (!experts && ranks_[rank].e > 0) return {};  // the first expert rank has it
-    return Fail(Errc::kNotFound, where + ": state of an optimizer is missing");
+    return Fail(Errc::kNotFound, where, ": state of an optimizer is missing");
   }
   if (!root->is_dict() || root->Find("buckets_coalesced") == nullptr) {
-    return Fail(Errc::kUnsupported, where + ": buckets in a form of before April 2024");
+    return Fail(Errc::kUnsupported, where, ": buckets in a form of before April 2024");
   }
   std::uint64_t elems = 0;
   for (const auto& chunk : local_[rank]) {
@@ -56,13 +56,13 @@ Status Legacy::ReadBuffers(std::size_t rank, std::size_t part, bool experts) {
       const std::string at = where + ": buffer " + std::to_string(index);
       ++index;
       if (entry == nullptr || !entry->is_dict() || entry->entry_count() != 1) {
-        return Fail(Errc::kBadInput,
-                    at + ": a dict of one entry expected, found " + pickle::Describe(entry));
+        return Fail(Errc::kBadInput, at, ": a dict of one entry expected, found ",
+                    pickle::Describe(entry));
       }
       const auto found = ParamTypeOf(entry->key(0));
       if (!found || *found != dtype) {
-        return Fail(Errc::kUnsupported, at + ": of parameters of " + std::string(Name(dtype)) +
-                                            " expected, found " + pickle::Describe(entry->key(0)));
+        return Fail(Errc::kUnsupported, at, ": of parameters of ", Name(dtype), " expected, found ",
+                    pickle::Describe(entry->key(0)));
       }
       std::vector<LocalName> same;
       for (const std::size_t i : buffer.params) same.push_back(names[i]);
@@ -70,8 +70,7 @@ Status Legacy::ReadBuffers(std::size_t rank, std::size_t part, bool experts) {
     }
   }
   if (FindInt(root, index) != nullptr) {
-    return Fail(Errc::kBadInput,
-                where + ": more buffers than the model has, " + std::to_string(index));
+    return Fail(Errc::kBadInput, where, ": more buffers than the model has, ", index);
   }
   return {};
 }
@@ -88,14 +87,13 @@ Status Legacy::ReadBuffer(std::size_t rank, std::uint64_t chunk,
   }
   const Buffer buffer = LayOut(params, BucketRuleOf(args_, files.p, chunk, elems, experts));
   if (!entry->is_dict()) {
-    return Fail(Errc::kBadInput, where + ": dict expected, found " + pickle::Describe(entry));
+    return Fail(Errc::kBadInput, where, ": dict expected, found ", pickle::Describe(entry));
   }
   SW_TRY_ASSIGN(const std::uint64_t told, pickle::AsCount(entry->Find("numel_unpadded")));
   if (told != buffer.stored()) {
-    return Fail(Errc::kUnsupported, where + ": a buffer of " + std::to_string(told) +
-                                        " elements, the parameters would fill " +
-                                        std::to_string(buffer.stored()) +
-                                        ": they lie in it in a way that the arguments do not tell");
+    return Fail(Errc::kUnsupported, where, ": a buffer of ", told,
+                " elements, the parameters would fill ", buffer.stored(),
+                ": they lie in it in a way that the arguments do not tell");
   }
   for (std::size_t i = 0; i < entry->entry_count(); ++i) {
     SW_TRY_ASSIGN(const std::string_view key, pickle::AsString(entry->key(i)));
@@ -104,8 +102,8 @@ Status Legacy::ReadBuffer(std::size_t rank, std::uint64_t chunk,
                   collector_.map.PlaceOf(*files.optimizer, *files.optimizer_document,
                                          entry->value(i), std::string(key)));
     if (place.elems != told) {
-      return Fail(Errc::kBadInput, where + ": " + std::string(key) + ": " + std::to_string(told) +
-                                       " elements expected, found " + std::to_string(place.elems));
+      return Fail(Errc::kBadInput, where, ": ", key, ": ", told, " elements expected, found ",
+                  place.elems);
     }
     const std::string_view state = key == "param" ? layout::kMaster : key;
     const std::uint32_t array = collector_.map.AddWhole(place);

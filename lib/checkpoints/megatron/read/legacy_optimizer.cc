@@ -51,9 +51,8 @@ Result<std::vector<const Node*>> Legacy::PartsOfOptimizer(std::size_t rank) cons
   if (optimizer == nullptr) return std::vector<const Node*>();
   if (optimizer->is_list()) {
     if (optimizer->items.empty() || optimizer->items.size() > 2) {
-      return Fail(Errc::kUnsupported, NameOf(ranks_[rank].model) + ": optimizer: " +
-                                          std::to_string(optimizer->items.size()) +
-                                          " optimizers in a chain");
+      return Fail(Errc::kUnsupported, NameOf(ranks_[rank].model),
+                  ": optimizer: ", optimizer->items.size(), " optimizers in a chain");
     }
     return optimizer->items;
   }
@@ -68,8 +67,8 @@ Status Legacy::ReadOptimizers() {
   inferred.params.assign(once.begin(), once.end());
   for (const Param& param : collector_.out.params) {
     if (param.kind != ParamKind::kTrainable || param.group >= 0) continue;
-    return Fail(Errc::kUnsupported,
-                "\"" + param.name + "\": no optimizer has it: frozen parameters are not told");
+    return Fail(Errc::kUnsupported, "\"", param.name,
+                "\": no optimizer has it: frozen parameters are not told");
   }
   std::string& name = collector_.out.optimizer;
   name = args_.optimizer;
@@ -81,7 +80,7 @@ Status Legacy::ReadOptimizer(std::size_t rank) {
   const std::string& where = NameOf(ranks_[rank].model);
   SW_TRY_ASSIGN(const std::vector<const Node*> parts, PartsOfOptimizer(rank));
   if (parts.empty()) {
-    return Fail(Errc::kNotFound, where + ": no \"optimizer\", other ranks have one");
+    return Fail(Errc::kNotFound, where, ": no \"optimizer\", other ranks have one");
   }
   for (std::size_t part = 0; part < parts.size(); ++part) SW_TRY(ReadPart(rank, part, parts[part]));
   return {};
@@ -90,8 +89,8 @@ Status Legacy::ReadOptimizer(std::size_t rank) {
 Status Legacy::ReadPart(std::size_t rank, std::size_t part, const Node* root) {
   const std::string& where = NameOf(ranks_[rank].model);
   if (!root->is_dict()) {
-    return Fail(Errc::kBadInput,
-                where + ": optimizer: dict expected, found " + pickle::Describe(root));
+    return Fail(Errc::kBadInput, where, ": optimizer: dict expected, found ",
+                pickle::Describe(root));
   }
   SW_TRY_ASSIGN(const std::vector<const Node*> parts, PartsOfOptimizer(rank));
   const bool chained = parts.size() > 1;
@@ -117,9 +116,9 @@ Status Legacy::ReadPart(std::size_t rank, std::size_t part, const Node* root) {
   }
   if (ranks_[rank].optimizer) return ReadBuffers(rank, part, experts);
   if (FindIn(inner, "state") == nullptr && args_.distributed) {
-    return Fail(Errc::kNotFound, ranks_[rank].folder +
-                                     "/distrib_optim.pt is missing: the state "
-                                     "of the distributed optimizer is in it");
+    return Fail(Errc::kNotFound, ranks_[rank].folder,
+                "/distrib_optim.pt is missing: the state "
+                "of the distributed optimizer is in it");
   }
   return ReadWholeStates(rank, root, mixed, names, shared);
 }
@@ -134,7 +133,7 @@ Status Legacy::SetGroups(const std::vector<LocalName>& names,
       Param& param = out.params[collector_.by_name.at(names[i].name)];
       const auto index = static_cast<std::int32_t>(group);
       if (param.group >= 0 && param.group != index) {
-        return Fail(Errc::kBadInput, "\"" + param.name + "\": in groups of different options");
+        return Fail(Errc::kBadInput, "\"", param.name, "\": in groups of different options");
       }
       param.group = index;
       const auto step = out.groups[group].hyper.step;
@@ -158,10 +157,8 @@ Status Legacy::ReadWholeStates(std::size_t rank, const Node* root, bool mixed,
     auto ids = pickle::AsShape(FindIn(groups->items[g], "params"));
     if (!ids) return Within(where + ": optimizer group " + std::to_string(g), ids.error());
     if (ids->size() != shared[g].size()) {
-      return Fail(Errc::kUnsupported, where + ": optimizer group " + std::to_string(g) + ": " +
-                                          std::to_string(shared[g].size()) +
-                                          " parameters expected, found " +
-                                          std::to_string(ids->size()));
+      return Fail(Errc::kUnsupported, where, ": optimizer group ", g, ": ", shared[g].size(),
+                  " parameters expected, found ", ids->size());
     }
     std::size_t half = 0;
     for (std::size_t i = 0; i < ids->size(); ++i) {
@@ -171,10 +168,9 @@ Status Legacy::ReadWholeStates(std::size_t rank, const Node* root, bool mixed,
       if (IsHalf(weight.dtype)) {
         const Node* master = ItemOf(ItemOf(masters, g), half++);
         if (master == nullptr || !master->is_tensor() || master->tensor->shape != weight.shape) {
-          return Fail(Errc::kUnsupported, where + ": optimizer group " + std::to_string(g) +
-                                              ": a master weight of \"" + name.name + "\", " +
-                                              ToString(weight.shape) + ", expected, found " +
-                                              pickle::Describe(master));
+          return Fail(Errc::kUnsupported, where, ": optimizer group ", g, ": a master weight of \"",
+                      name.name, "\", ", ToString(weight.shape), ", expected, found ",
+                      pickle::Describe(master));
         }
         SW_TRY_ASSIGN(const Place place,
                       collector_.map.PlaceOf(ranks_[rank].model, *ranks_[rank].document, master,
@@ -189,10 +185,9 @@ Status Legacy::ReadWholeStates(std::size_t rank, const Node* root, bool mixed,
   for (std::size_t i = 0; states != nullptr && i < states->entry_count(); ++i) {
     const auto id = pickle::AsCount(states->key(i));
     if (!id || !asked.contains(*id)) {
-      return Fail(Errc::kBadInput,
-                  where + ": the optimizer has state of parameter " +
-                      (id ? std::to_string(*id) : pickle::Describe(states->key(i))) +
-                      ", which no group has");
+      return Fail(Errc::kBadInput, where, ": the optimizer has state of parameter ",
+                  (id ? std::to_string(*id) : pickle::Describe(states->key(i))),
+                  ", which no group has");
     }
   }
   return {};
@@ -203,8 +198,8 @@ Status Legacy::ReadStatesOf(std::size_t rank, const Node* state, const LocalName
   const RankFiles& files = ranks_[rank];
   const std::string& where = NameOf(files.model);
   if (!state->is_dict()) {
-    return Fail(Errc::kBadInput, where + ": state of \"" + name.name + "\": dict expected, found " +
-                                     pickle::Describe(state));
+    return Fail(Errc::kBadInput, where, ": state of \"", name.name, "\": dict expected, found ",
+                pickle::Describe(state));
   }
   for (std::size_t i = 0; i < state->entry_count(); ++i) {
     SW_TRY_ASSIGN(const std::string_view key, pickle::AsString(state->key(i)));
@@ -226,9 +221,8 @@ Status Legacy::ReadStatesOf(std::size_t rank, const Node* state, const LocalName
     SW_TRY_ASSIGN(const Place place,
                   collector_.map.PlaceOf(files.model, *files.document, value, what));
     if (value->tensor->shape != name.node->tensor->shape) {
-      return Fail(Errc::kUnsupported, Joined(std::vector<std::string>{where, what, ""}, ": ") +
-                                          ToString(name.node->tensor->shape) + " expected, found " +
-                                          pickle::Describe(value));
+      return Fail(Errc::kUnsupported, Joined(std::vector<std::string>{where, what, ""}, ": "),
+                  ToString(name.node->tensor->shape), " expected, found ", pickle::Describe(value));
     }
     SW_TRY(AddShard(rank, name, key, place.dtype, collector_.map.AddWhole(place), 0));
   }

@@ -229,10 +229,8 @@ Status DistWriter::AddState(std::uint32_t index, const std::string& text, std::s
   const std::size_t number = EntryOf(text, dtype, shape);
   const dcp::Entry* entry = &index_.entries[number];
   if (entry->shape != shape || entry->dtype != dtype) {
-    return Fail(Errc::kUnsupported, "\"" + param.name + "\": " + std::string(Name(dtype)) + " " +
-                                        ToString(shape) + ", another layer has " +
-                                        std::string(Name(entry->dtype)) + " " +
-                                        ToString(entry->shape));
+    return Fail(Errc::kUnsupported, "\"", param.name, "\": ", Name(dtype), " ", ToString(shape),
+                ", another layer has ", Name(entry->dtype), " ", ToString(entry->shape));
   }
   SW_TRY_ASSIGN(Rank rank, RankOf(name));
   const bool whole_one = whole.rule.split == layout::Split::kReplicated;
@@ -240,8 +238,8 @@ Status DistWriter::AddState(std::uint32_t index, const std::string& text, std::s
   for (rank.t = 0; rank.t < (whole_one ? 1 : ranks); ++rank.t) {
     if (whole.rule.padded) {
       if (shape[0] % ranks != 0) {
-        return Fail(Errc::kUnsupported, "\"" + param.name + "\": " + std::to_string(shape[0]) +
-                                            " rows do not divide by tp=" + std::to_string(ranks));
+        return Fail(Errc::kUnsupported, "\"", param.name, "\": ", shape[0],
+                    " rows do not divide by tp=", ranks);
       }
       Shape offsets(shape.size(), 0);
       Shape sizes = shape;
@@ -351,10 +349,9 @@ Status DistWriter::AddBuffersOf(Shards* shards, BucketKey key, const Rank& rank)
   auto buffers = shards->BuffersOf(rank, chunks, key.part == 1);
   if (!buffers) return Within(where, buffers.error());
   if (buffers->empty()) {
-    return Fail(Errc::kUnsupported, where + " has no " +
-                                        (key.part == 1 ? "experts" : "parameters") +
-                                        ", so it has fewer optimizers than the others, which "
-                                        "Megatron-Core cannot load");
+    return Fail(Errc::kUnsupported, where, " has no ", (key.part == 1 ? "experts" : "parameters"),
+                ", so it has fewer optimizers than the others, which "
+                "Megatron-Core cannot load");
   }
   SW_TRY(AddGroupObjects(key, *buffers, rank));
   for (const StateBuffer& one : *buffers) {
@@ -490,7 +487,7 @@ Status DistWriter::AddExtraStates() {
     std::vector<std::uint64_t> shape;
     const auto layers = layers_.find(name.stack);
     if (key.layers && (layers == layers_.end() || *name.layer >= layers->second)) {
-      return Fail(Errc::kUnsupported, "\"" + text + "\": of a layer without parameters");
+      return Fail(Errc::kUnsupported, "\"", text, "\": of a layer without parameters");
     }
     if (key.layers) offset.push_back(*name.layer);
     if (key.layers) shape.push_back(layers->second);
@@ -587,10 +584,10 @@ Result<Written> Write(const Checkpoint& source, const Layout& layout) {
   SW_CHECK(to != nullptr);
   SW_TRY(CheckUnbound(source));
   if (const std::vector<std::string> names = StatelessNames(source); !names.empty()) {
-    return Fail(Errc::kUnsupported,
-                source.tag + ": Megatron-Core has a state of every trained parameter, and " +
-                    Plural(names.size(), "parameter") + " have none yet: " + FirstFew(names) +
-                    "; save after gradients have reached them, or write another format");
+    return Fail(Errc::kUnsupported, source.tag,
+                ": Megatron-Core has a state of every trained parameter, and ",
+                Plural(names.size(), "parameter"), " have none yet: ", FirstFew(names),
+                "; save after gradients have reached them, or write another format");
   }
   if (to->files == Files::kTorch) return WriteLegacy(source, *to);
   return DistWriter(source, *to).Run();

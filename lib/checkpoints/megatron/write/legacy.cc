@@ -60,13 +60,12 @@ class LegacyWriter {
 Status LegacyWriter::Prepare() {
   if (RunStateOf(source_) == nullptr || RunStateOf(source_)->noted || !HasArgs(source_)) {
     return Fail(Errc::kUnsupported,
-                "files=torch: legacy files need the arguments of a run of Megatron, which " +
-                    (HasArgs(source_) ? source_.origin : "this checkpoint") +
-                    " does not have; files=torch_dist does without");
+                "files=torch: legacy files need the arguments of a run of Megatron, which ",
+                (HasArgs(source_) ? source_.origin : "this checkpoint"),
+                " does not have; files=torch_dist does without");
   }
   if (w_.args.experts > 0 && to_.etp != to_.mesh.tp) {
-    return Fail(Errc::kUnsupported, "files=torch: etp=" + std::to_string(to_.etp) +
-                                        " other than tp=" + std::to_string(to_.mesh.tp));
+    return Fail(Errc::kUnsupported, "files=torch: etp=", to_.etp, " other than tp=", to_.mesh.tp);
   }
   if (Status stages = CheckMtpStages(w_.args); !stages) {
     return Within("files=torch", stages.error());
@@ -93,10 +92,9 @@ Status LegacyWriter::CheckOneStack() const {
   for (const Param& param : source_.params) {
     const ParamName name = ParseName(param.name);
     if (name.stack == kEncoderLayers) {
-      return Fail(Errc::kUnsupported,
-                  "files=torch: \"" + param.name +
-                      "\": layers of an encoder: write files=torch_dist with optimizer=none or "
-                      "fully_reshardable");
+      return Fail(Errc::kUnsupported, "files=torch: \"", param.name,
+                  "\": layers of an encoder: write files=torch_dist with optimizer=none or "
+                  "fully_reshardable");
     }
   }
   return {};

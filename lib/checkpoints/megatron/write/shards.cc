@@ -16,25 +16,24 @@ Status CheckBuffers(const Writing& w) {
     return Fail(Errc::kUnsupported, "dp_reshardable: layers of several kinds (hybrid models)");
   }
   if (w.args.experts > 0 && w.to.mesh.ep == 1 && w.to.etp != w.to.mesh.tp) {
-    return Fail(Errc::kUnsupported, "dp_reshardable: etp=" + std::to_string(w.to.etp) +
-                                        " other than tp=" + std::to_string(w.to.mesh.tp) +
-                                        ": with ep=1 experts share the buffers of the rest");
+    return Fail(Errc::kUnsupported, "dp_reshardable: etp=", w.to.etp,
+                " other than tp=", w.to.mesh.tp,
+                ": with ep=1 experts share the buffers of the rest");
   }
   for (const Param& param : w.source.params) {
     if (ParseName(param.name).stack == kEncoderLayers) {
-      return Fail(Errc::kUnsupported, "dp_reshardable: \"" + param.name +
-                                          "\": layers of an encoder: use fully_reshardable");
+      return Fail(Errc::kUnsupported, "dp_reshardable: \"", param.name,
+                  "\": layers of an encoder: use fully_reshardable");
     }
     if (w.to.mesh.ep > 1 && param.expert && !ParseName(param.name).expert) {
-      return Fail(Errc::kUnsupported, "dp_reshardable: \"" + param.name +
-                                          "\" is of an expert, and not called as Megatron-Core "
-                                          "calls those: which rank has it cannot be told");
+      return Fail(Errc::kUnsupported, "dp_reshardable: \"", param.name,
+                  "\" is of an expert, and not called as Megatron-Core "
+                  "calls those: which rank has it cannot be told");
     }
     if (param.kind != ParamKind::kTrainable || param.dtype != DType::kF32) continue;
-    return Fail(Errc::kUnsupported,
-                "dp_reshardable: \"" + param.name +
-                    "\" is float32, whose buckets Megatron-Core cannot load (it changes a "
-                    "parameter while its gradient is on): fully_reshardable does");
+    return Fail(Errc::kUnsupported, "dp_reshardable: \"", param.name,
+                "\" is float32, whose buckets Megatron-Core cannot load (it changes a "
+                "parameter while its gradient is on): fully_reshardable does");
   }
   const RunState* run = RunStateOf(w.source);
   if (run == nullptr || run->noted) return {};
@@ -151,9 +150,9 @@ Result<StateBuffer> Shards::BufferOf(const Rank& rank, std::vector<Mine> mine, s
     for (const Mine& one : mine) {
       const Param& param = w_.source.params[one.param];
       if (w_.SourceTensor(param.name, state) != nullptr) continue;
-      return Fail(Errc::kUnsupported, "\"" + param.name + "\": no " + state +
-                                          ": all parameters of a gradient buffer have the same "
-                                          "states");
+      return Fail(Errc::kUnsupported, "\"", param.name, "\": no ", state,
+                  ": all parameters of a gradient buffer have the same "
+                  "states");
     }
   }
   out.mine = std::move(mine);

@@ -32,8 +32,7 @@ std::uint64_t Wanted(const TargetSpec& spec, std::string_view key, std::uint64_t
 
 tl::unexpected<Error> Indivisible(const std::string& key, std::uint64_t ranks,
                                   const std::string& what, std::uint64_t count) {
-  return Fail(Errc::kUnsupported, key + "=" + std::to_string(ranks) + ": " + std::to_string(count) +
-                                      " " + what + " do not divide");
+  return Fail(Errc::kUnsupported, key, "=", ranks, ": ", count, " ", what, " do not divide");
 }
 
 /// Counts the layers and experts of a model by names.
@@ -63,9 +62,8 @@ Status ResolveFiles(const TargetSpec& spec, MegatronLayout* to) {
   if (to->optimizer != OptimizerForm::kNone) to->optimizer = form;
   if (const std::string* word = spec.Find("optimizer")) {
     if (legacy && *word == kFormWords[2]) {
-      return Fail(Errc::kUnsupported, "optimizer=" + *word +
-                                          ": with files=" + std::string(kFilesWords[1]) +
-                                          " it is " + std::string(kFormWords[1]) + " or none");
+      return Fail(Errc::kUnsupported, "optimizer=", *word, ": with files=", kFilesWords[1],
+                  " it is ", kFormWords[1], " or none");
     }
     to->optimizer = *word == kFormWords[0]   ? OptimizerForm::kNone
                     : *word == kFormWords[1] ? OptimizerForm::kDpReshardable
@@ -118,8 +116,7 @@ Status CheckRanks(std::string_view key, std::string_view value) {
   const auto number = NumberOf(value);
   const std::uint64_t least = key == "first" || key == "last" || key == "bucket" ? 0 : 1;
   if (number && *number >= least && *number <= limits::kRanks) return {};
-  return Fail(Errc::kUsage, "target " + std::string(key) + "=" + std::string(value) +
-                                ": a number from " + std::to_string(least) + " expected");
+  return Fail(Errc::kUsage, "target ", key, "=", value, ": a number from ", least, " expected");
 }
 
 Status CheckWord(std::string_view key, std::string_view value) {
@@ -128,8 +125,7 @@ Status CheckWord(std::string_view key, std::string_view value) {
   if (std::find(words.begin(), words.end(), value) != words.end()) return {};
   std::string all;
   for (const std::string_view word : words) all += (all.empty() ? "" : " or ") + std::string(word);
-  return Fail(Errc::kUsage,
-              "target " + std::string(key) + "=" + std::string(value) + ": " + all + " expected");
+  return Fail(Errc::kUsage, "target ", key, "=", value, ": ", all, " expected");
 }
 
 const RunState* RunStateOf(const Checkpoint& source) {

@@ -62,8 +62,7 @@ class CudaCollective final : public Collective {
 
   Status Broadcast(Stream& stream, std::byte* data, std::uint64_t bytes, int root) override {
     if (root < 0 || root >= size_) {
-      return Fail(Errc::kInternal,
-                  "root " + std::to_string(root) + " of " + std::to_string(size_) + " ranks");
+      return Fail(Errc::kInternal, "root ", root, " of ", size_, " ranks");
     }
     if (bytes == 0 || communicator_ == nullptr) return Alive();
     return Queue(stream, "a broadcast", [&](ncclComm_t comm, cudaStream_t queue) {
@@ -78,9 +77,8 @@ class CudaCollective final : public Collective {
     }
     const auto own = out[Index(rank_)];
     if (own.size() != in[Index(rank_)].size()) {
-      return Fail(Errc::kInternal, "a rank exchanges with itself: " + std::to_string(own.size()) +
-                                       " bytes sent, " + std::to_string(in[Index(rank_)].size()) +
-                                       " expected");
+      return Fail(Errc::kInternal, "a rank exchanges with itself: ", own.size(), " bytes sent, ",
+                  in[Index(rank_)].size(), " expected");
     }
     SW_TRY(Alive());
     SW_TRY(Move(stream, in[Index(rank_)].data(), own.data(), own.size()));
@@ -110,7 +108,7 @@ class CudaCollective final : public Collective {
                        DType dtype) override {
     const std::optional<ncclDataType_t> type = TypeOf(dtype);
     if (!type) {
-      return Fail(Errc::kInternal, "sums of " + std::string(Name(dtype)) + " are not formed");
+      return Fail(Errc::kInternal, "sums of ", Name(dtype), " are not formed");
     }
     if (communicator_ == nullptr) return Move(stream, to, from, elems * ItemSize(dtype));
     if (elems == 0) return Alive();
@@ -192,8 +190,8 @@ struct Meant {
 
 Result<Meant> GroupOf(const comm::Comm& comm, std::span<const int> group) {
   if (group.size() != Index(comm.size())) {
-    return Fail(Errc::kInternal, "a group for each of " + std::to_string(comm.size()) +
-                                     " ranks expected, found " + std::to_string(group.size()));
+    return Fail(Errc::kInternal, "a group for each of ", comm.size(), " ranks expected, found ",
+                group.size());
   }
   Meant meant;
   for (int r = 0; r < comm.size(); ++r) {
@@ -211,10 +209,8 @@ Status EachItsOwnDevice(const Meant& meant, const std::vector<Card>& cards,
       const Card& one = cards[Index(meant.ranks[j])];
       const Card& other = cards[Index(meant.ranks[i])];
       if (one.device != other.device) continue;
-      return Fail(Errc::kUnsupported,
-                  "ranks " + std::to_string(meant.ranks[j]) + " and " +
-                      std::to_string(meant.ranks[i]) +
-                      " share a device, NCCL needs one for each (this rank: " + name + ")");
+      return Fail(Errc::kUnsupported, "ranks ", meant.ranks[j], " and ", meant.ranks[i],
+                  " share a device, NCCL needs one for each (this rank: ", name, ")");
     }
   }
   return {};
@@ -248,9 +244,8 @@ Result<std::unique_ptr<Collective>> MakeCudaCollective(const Context& context,
       if (shown[r].size() != sizeof(Card)) return Fail(Errc::kInternal, "ranks of other builds");
       std::memcpy(&cards[r], shown[r].data(), sizeof(Card));
       if (cards[r].group != group[r]) {
-        return Fail(Errc::kInternal, "rank " + std::to_string(r) + " is of group " +
-                                         std::to_string(cards[r].group) + ", " +
-                                         std::to_string(group[r]) + " to this rank");
+        return Fail(Errc::kInternal, "rank ", r, " is of group ", cards[r].group, ", ", group[r],
+                    " to this rank");
       }
     }
     return EachItsOwnDevice(meant, cards, context.name);

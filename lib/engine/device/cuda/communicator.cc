@@ -47,7 +47,7 @@ Status Communicator::AwaitReady(const std::string& what) {
       SW_TRY(AsyncError(&pending, what));
     }
     if (!pending) return {};
-    if (!patience.Left()) return Fail(Errc::kIo, what + ": not ready " + patience.Text());
+    if (!patience.Left()) return Fail(Errc::kIo, what, ": not ready ", patience.Text());
     patience.Rest();
   }
 }

@@ -132,11 +132,11 @@ class CudaDevice final : public Device {
     std::memcpy(&token, handle.token.data(), sizeof token);
     if (token.form != form) return BadInput("shared memory: no handle of this release");
     if (token.bytes != handle.bytes || token.bytes == 0) {
-      return BadInput("shared memory: " + std::to_string(handle.bytes) +
-                      " bytes expected, exported were " + std::to_string(token.bytes));
+      return BadInput("shared memory: ", handle.bytes, " bytes expected, exported were ",
+                      token.bytes);
     }
     if (token.device != uuid_) {
-      return BadInput("shared memory: of another device than " + context_.name);
+      return BadInput("shared memory: of another device than ", context_.name);
     }
     SW_TRY(context_.Enter());
     void* data = nullptr;
@@ -190,8 +190,7 @@ Result<std::unique_ptr<Device>> OpenHere(int local_rank, const DeviceOptions& op
   if (count == 0) return Fail(Errc::kNotFound, "CUDA: no device");
   const int ordinal = options.ordinal.value_or(local_rank % count);
   if (ordinal < 0 || ordinal >= count) {
-    return Fail(Errc::kUsage, "CUDA: device " + std::to_string(ordinal) + " asked for, there are " +
-                                  std::to_string(count));
+    return Fail(Errc::kUsage, "CUDA: device ", ordinal, " asked for, there are ", count);
   }
   cudaDeviceProp properties = {};
   const std::string what = "cuda:" + std::to_string(ordinal);
@@ -207,8 +206,7 @@ Result<std::unique_ptr<Device>> OpenHere(int local_rank, const DeviceOptions& op
 Status Check(cudaError_t code, const std::string& what) {
   if (code == cudaSuccess) return {};
   static_cast<void>(cudaGetLastError());
-  return Fail(Errc::kIo,
-              what + ": " + cudaGetErrorName(code) + ": " + std::string(cudaGetErrorString(code)));
+  return Fail(Errc::kIo, what, ": ", cudaGetErrorName(code), ": ", cudaGetErrorString(code));
 }
 
 Status Context::Enter() const { return Check(cudaSetDevice(ordinal), name); }

@@ -143,8 +143,7 @@ Status CudaStream::Convert(DType to_type, std::byte* to, DType from_type, const 
                            std::uint64_t elems) {
   SW_TRY(Enter());
   if (!CanConvert(from_type, to_type)) {
-    return Fail(Errc::kInternal, std::string(Name(from_type)) + " is not converted to " +
-                                     std::string(Name(to_type)));
+    return Fail(Errc::kInternal, Name(from_type), " is not converted to ", Name(to_type));
   }
   if (elems == 0) return {};
   if (from_type == to_type) return Copy(to, from, elems * ItemSize(from_type));

@@ -24,7 +24,7 @@ Status AwaitOrFail(const Context& context, const Awaited& awaited, const Communi
     SW_TRY(AllHealthy(others));
     if (ended) return {};
     if (!patience.Left()) {
-      return Fail(Errc::kIo, context.name + ": queued work has not ended " + patience.Text());
+      return Fail(Errc::kIo, context.name, ": queued work has not ended ", patience.Text());
     }
     patience.Rest();
   }

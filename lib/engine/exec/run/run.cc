@@ -68,12 +68,11 @@ Status CheckSpace(const std::string& output, const std::string& folder, std::uin
                   std::uint64_t files) {
   SW_TRY_ASSIGN(const os::FreeSpace free, os::FreeSpaceAt(folder));
   if (free.bytes && *free.bytes < bytes) {
-    return Fail(Errc::kIo, output + ": " + FormatBytes(bytes) + " needed, " +
-                               FormatBytes(*free.bytes) + " free");
+    return Fail(Errc::kIo, output, ": ", FormatBytes(bytes), " needed, ", FormatBytes(*free.bytes),
+                " free");
   }
   if (free.files && *free.files < files) {
-    return Fail(Errc::kIo, output + ": " + std::to_string(files) + " inodes needed, " +
-                               std::to_string(*free.files) + " free");
+    return Fail(Errc::kIo, output, ": ", files, " inodes needed, ", *free.files, " free");
   }
   return {};
 }
@@ -83,9 +82,9 @@ Result<os::Directory> OpenShared(comm::Comm& comm, const std::string& stage,
   const auto open = [&]() -> Result<os::Directory> {
     SW_TRY_ASSIGN(const bool seen, os::IsDir(stage));
     if (seen) return os::OpenStage(stage);
-    return Fail(Errc::kIo, output + ": " + stage +
-                               ", which rank 0 has made, is not there: OUTPUT must lie where all "
-                               "ranks see it");
+    return Fail(Errc::kIo, output, ": ", stage,
+                ", which rank 0 has made, is not there: OUTPUT must lie where all "
+                "ranks see it");
   };
   return comm.Agree(open());
 }
@@ -138,9 +137,9 @@ Status Runner::LeaveStage(Errc code) {
 
 Status Runner::Passes() {
   if (options_.memory_bytes < options_.threads * kWorkspaceBytes) {
-    return Fail(Errc::kLimit, "--memory " + FormatBytes(options_.memory_bytes) + ": " +
-                                  std::to_string(options_.threads) + " threads need " +
-                                  FormatBytes(options_.threads * kWorkspaceBytes) + " of buffers");
+    return Fail(Errc::kLimit, "--memory ", FormatBytes(options_.memory_bytes), ": ",
+                options_.threads, " threads need ", FormatBytes(options_.threads * kWorkspaceBytes),
+                " of buffers");
   }
   SW_TRY(Begin());
   SW_TRY(comm_.Agree(ReadJournals()));
@@ -203,8 +202,7 @@ Status Runner::ReadJournals() {
     for (const Share& share : record.shares) {
       ours = ours && share.member < plan_.source().members.size();
     }
-    if (!ours)
-      return Fail(Errc::kBadInput, journals_.path() + ": a record that is not of this run");
+    if (!ours) return Fail(Errc::kBadInput, journals_.path(), ": a record that is not of this run");
     // A run without verification records no shares; a verifying run writes its units again.
     if (options_.verify != Verify::kNone && record.shares.empty()) continue;
     record.sum.bytes = static_cast<std::uint32_t>(plan_.unit(unit).bytes);

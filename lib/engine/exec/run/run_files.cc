@@ -22,14 +22,13 @@ namespace {
 constexpr std::size_t kFilesSyncedOneByOne = 64;
 
 tl::unexpected<Error> TwoOutputs(const std::string& path) {
-  return Fail(Errc::kUnsupported,
-              path +
-                  ": two outputs have one name on this file system, which may ignore case or dots "
-                  "at the end of a name; write to another file system");
+  return Fail(Errc::kUnsupported, path,
+              ": two outputs have one name on this file system, which may ignore case or dots "
+              "at the end of a name; write to another file system");
 }
 
 Status NotAsWritten(const std::string& path) {
-  return Fail(Errc::kIo, path + ": what was read back is not what was written");
+  return Fail(Errc::kIo, path, ": what was read back is not what was written");
 }
 
 /// Checks that an output path stays inside the output. This is the

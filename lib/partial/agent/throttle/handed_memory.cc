@@ -22,8 +22,7 @@ Result<HandedMemory> HandedMemory::Map(int fd, std::uint64_t bytes) {
                     ::fstatfs(fd, &system) == 0 && system.f_type == TMPFS_MAGIC;
   if (!fits || !sealed || ::fcntl(fd, F_GET_SEALS) < 0) {
     ::close(fd);
-    return BadInput("memory of a trainer: " + std::to_string(bytes) +
-                    " bytes, sealed against shrinking, expected");
+    return BadInput("memory of a trainer: ", bytes, " bytes, sealed against shrinking, expected");
   }
   void* const at = ::mmap(nullptr, bytes, PROT_READ, MAP_SHARED, fd, 0);
   ::close(fd);

@@ -93,7 +93,7 @@ Result<PipelineSchedule> ScheduleOf(const PipelineTimes& pipeline,
   for (std::size_t i = 0; i < stages.size(); ++i) {
     if (std::find(stages.begin(), stages.begin() + static_cast<std::ptrdiff_t>(i), stages[i]) !=
         stages.begin() + static_cast<std::ptrdiff_t>(i)) {
-      return Fail(Errc::kUsage, "stage " + std::to_string(stages[i]) + " is named twice");
+      return Fail(Errc::kUsage, "stage ", stages[i], " is named twice");
     }
     SW_TRY_ASSIGN(const BubbleTimes times, BubblesOf(pipeline, stages[i]));
     schedule.iteration_s = times.iteration_s;
@@ -110,9 +110,8 @@ Result<PipelineSchedule> ScheduleOf(const PipelineTimes& pipeline,
            }) >= static_cast<std::ptrdiff_t>(enough);
   });
   if (any) return schedule;
-  return Fail(Errc::kUsage, "of " + std::to_string(stages.size()) + " stages " +
-                                std::to_string(enough) + " never idle at once in a pipeline of " +
-                                std::to_string(pipeline.stages) + " stages");
+  return Fail(Errc::kUsage, "of ", stages.size(), " stages ", enough,
+              " never idle at once in a pipeline of ", pipeline.stages, " stages");
 }
 
 std::uint64_t IdleRanks::Enter(std::uint32_t rank, HandedMemory marks) {

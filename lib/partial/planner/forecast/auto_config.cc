@@ -31,16 +31,14 @@ Result<std::uint64_t> LargestLink(const std::vector<std::uint64_t>& rank_bytes,
 
 Status CheckPositive(const char* what, double value) {
   if (std::isfinite(value) && value > 0) return {};
-  return Fail(Errc::kUsage,
-              std::string(what) + " is " + std::to_string(value) + ", expected a positive number");
+  return Fail(Errc::kUsage, what, " is ", value, ", expected a positive number");
 }
 
 Status Check(const AutoInput& input) {
   if (input.snapshot.bytes.empty() || input.snapshot.bytes.size() != input.persist.bytes.size()) {
-    return Fail(Errc::kUsage, "bottlenecks of " + std::to_string(input.snapshot.bytes.size()) +
-                                  " K for snapshots and of " +
-                                  std::to_string(input.persist.bytes.size()) +
-                                  " K for persists, expected 1 .. N for both");
+    return Fail(Errc::kUsage, "bottlenecks of ", input.snapshot.bytes.size(),
+                " K for snapshots and of ", input.persist.bytes.size(),
+                " K for persists, expected 1 .. N for both");
   }
   SW_TRY(CheckPositive("the snapshot bandwidth in bytes per second", input.snapshot_bytes_per_s));
   SW_TRY(CheckPositive("the persist bandwidth in bytes per second", input.persist_bytes_per_s));
@@ -80,8 +78,9 @@ Result<double> PltOf(const AutoInput& input, const AutoConfig& config, std::uint
 Result<std::uint64_t> ChooseInterval(const AutoInput& input, const CheckpointCosts& costs) {
   const double least = std::max(1.0, std::ceil(PersistSeconds(input, 1) / input.iteration_s));
   if (!(least < 0x1p53)) {
-    return Fail(Errc::kUsage, "a persist takes more than 2^53 iterations: " +
-                                  std::to_string(PersistSeconds(input, 1)) + " seconds");
+    return Fail(Errc::kUsage,
+                "a persist takes more than 2^53 iterations: ", PersistSeconds(input, 1),
+                " seconds");
   }
   const auto floor = static_cast<std::uint64_t>(least);
   if (input.interval) return std::max(*input.interval, floor);
@@ -192,9 +191,8 @@ bool OnlyRanksChange(const SavedModel& model) {
 Result<BottleneckTable> BottleneckByK(const SavedModel& model, std::uint32_t checkpoints,
                                       std::uint32_t ranks_per_node, const StopCheck& stop) {
   if (checkpoints == 0 || ranks_per_node == 0) {
-    return Fail(Errc::kUsage, std::to_string(checkpoints) + " checkpoints and " +
-                                  std::to_string(ranks_per_node) +
-                                  " ranks per node, expected at least one of each");
+    return Fail(Errc::kUsage, checkpoints, " checkpoints and ", ranks_per_node,
+                " ranks per node, expected at least one of each");
   }
   const LayerExperts experts = model.map.experts();
   SW_TRY(ValidateExperts(experts));

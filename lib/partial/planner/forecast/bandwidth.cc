@@ -69,13 +69,13 @@ Result<Bandwidths> MeasureBandwidths(comm::Comm& comm, const std::string& folder
   std::vector<std::byte> copy;
   const auto prepare = [&]() -> Status {
     SW_TRY_ASSIGN(const bool there, os::IsDir(folder));
-    if (!there) return Fail(Errc::kNotFound, folder + ": no folder to measure in");
+    if (!there) return Fail(Errc::kNotFound, folder, ": no folder to measure in");
     try {
       noise = Noise();
       copy.resize(kBuffer);
     } catch (const std::bad_alloc&) {
-      return Fail(Errc::kLimit,
-                  "no memory to measure with: " + FormatBytes(2 * kBuffer) + " are needed");
+      return Fail(Errc::kLimit, "no memory to measure with: ", FormatBytes(2 * kBuffer),
+                  " are needed");
     }
     return {};
   };

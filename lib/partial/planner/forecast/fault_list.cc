@@ -55,18 +55,16 @@ Result<std::vector<SimulatedFault>> ParseFaults(std::string_view text, const std
     const std::string place = where + ": line " + std::to_string(number);
     SimulatedFault fault;
     if (!ParseLine(line, &fault)) {
-      return Fail(Errc::kBadInput, place +
-                                       ": expected an iteration and perhaps nodes, as \"40\" "
-                                       "or \"40 0,2\", each node once");
+      return Fail(Errc::kBadInput, place,
+                  ": expected an iteration and perhaps nodes, as \"40\" "
+                  "or \"40 0,2\", each node once");
     }
     if (!faults.empty() && fault.iteration < faults.back().iteration) {
-      return Fail(Errc::kBadInput, place + ": iteration " + std::to_string(fault.iteration) +
-                                       " after iteration " +
-                                       std::to_string(faults.back().iteration));
+      return Fail(Errc::kBadInput, place, ": iteration ", fault.iteration, " after iteration ",
+                  faults.back().iteration);
     }
     if (faults.size() >= limits::kMoeEvents) {
-      return Fail(Errc::kLimit,
-                  place + ": more than " + std::to_string(limits::kMoeEvents) + " faults");
+      return Fail(Errc::kLimit, place, ": more than ", limits::kMoeEvents, " faults");
     }
     faults.push_back(std::move(fault));
   }

@@ -11,14 +11,12 @@ namespace {
 
 Status CheckAtLeast(const char* what, double value, double least) {
   if (std::isfinite(value) && value >= least) return {};
-  return Fail(Errc::kUsage, std::string(what) + " is " + std::to_string(value) +
-                                ", expected a number that is at least " + std::to_string(least));
+  return Fail(Errc::kUsage, what, " is ", value, ", expected a number that is at least ", least);
 }
 
 Status CheckPositive(const char* what, double value) {
   if (std::isfinite(value) && value > 0) return {};
-  return Fail(Errc::kUsage,
-              std::string(what) + " is " + std::to_string(value) + ", expected a positive number");
+  return Fail(Errc::kUsage, what, " is ", value, ", expected a positive number");
 }
 
 Status Check(const CheckpointCosts& costs) {
@@ -67,9 +65,8 @@ Result<std::optional<std::uint64_t>> BestInterval(const CheckpointCosts& costs, 
     best = std::max(least, Rate(costs, below) <= Rate(costs, below + 1) ? below : below + 1);
   }
   if (!(best < 0x1p53)) {
-    return Fail(Errc::kUsage, "the best interval is above 2^53 iterations: the fault rate " +
-                                  std::to_string(costs.fault_rate) +
-                                  " per iteration does not fit the other times");
+    return Fail(Errc::kUsage, "the best interval is above 2^53 iterations: the fault rate ",
+                costs.fault_rate, " per iteration does not fit the other times");
   }
   return std::optional<std::uint64_t>(static_cast<std::uint64_t>(best));
 }

@@ -21,10 +21,8 @@ Status Check(const CheckpointPlanInput& input) {
   for (const std::uint32_t experts : input.saved.map.experts()) cells += experts;
   SW_TRY_ASSIGN(cells, CheckedMul(cells, input.checkpoints));
   if (cells > kPlanCells) {
-    return Fail(Errc::kLimit, "a plan of " + std::to_string(input.checkpoints) +
-                                  " checkpoints has " + std::to_string(cells) +
-                                  " ranks, experts and pieces of modules, at most " +
-                                  std::to_string(kPlanCells) + " are handled");
+    return Fail(Errc::kLimit, "a plan of ", input.checkpoints, " checkpoints has ", cells,
+                " ranks, experts and pieces of modules, at most ", kPlanCells, " are handled");
   }
   return {};
 }

@@ -37,9 +37,8 @@ Result<std::string> SelectionRecord(const ExpertMap& map, std::uint32_t k_snapsh
   SW_TRY(ValidateExperts(experts));
   for (std::size_t m = 1; m < experts.size(); ++m) {
     if (experts[m] == experts[0]) continue;
-    return Fail(Errc::kUsage, "selection record: MoE layer " + std::to_string(m) + " has " +
-                                  std::to_string(experts[m]) + " experts, layer 0 has " +
-                                  std::to_string(experts[0]));
+    return Fail(Errc::kUsage, "selection record: MoE layer ", m, " has ", experts[m],
+                " experts, layer 0 has ", experts[0]);
   }
   OrderedJson record = Start("selection");
   record["experts"] = experts[0];
@@ -72,8 +71,8 @@ Result<std::string> ShardingRecord(std::span<const std::string> names,
   std::vector<std::uint32_t> count(names.size(), 0);
   for (const ShardPiece& piece : plan.pieces) {
     if (piece.module >= names.size()) {
-      return Fail(Errc::kMismatch, "sharding record: " + std::to_string(names.size()) +
-                                       " names, a piece of module " + std::to_string(piece.module));
+      return Fail(Errc::kMismatch, "sharding record: ", names.size(), " names, a piece of module ",
+                  piece.module);
     }
     ++count[piece.module];
   }

@@ -33,25 +33,21 @@ Status Check(const SimulationInput& input) {
   SW_TRY(Validate(input.ranks, input.map.ep));
   if (input.tokens.empty()) return Fail(Errc::kUsage, "a run without iterations");
   if (input.interval == 0 || input.ranks_per_node == 0) {
-    return Fail(Errc::kUsage, "a checkpoint every " + std::to_string(input.interval) +
-                                  " iterations, " + std::to_string(input.ranks_per_node) +
-                                  " ranks per node: expected at least 1");
+    return Fail(Errc::kUsage, "a checkpoint every ", input.interval, " iterations, ",
+                input.ranks_per_node, " ranks per node: expected at least 1");
   }
   const std::uint64_t nodes = CeilDiv(input.ranks.dp, input.ranks_per_node);
   std::uint64_t before = 0;
   for (const SimulatedFault& fault : input.faults) {
     if (fault.iteration < before || fault.iteration == 0 || fault.iteration > input.tokens.size()) {
-      return Fail(Errc::kUsage, "fault at iteration " + std::to_string(fault.iteration) +
-                                    ", expected " +
-                                    std::to_string(std::max<std::uint64_t>(before, 1)) + " to " +
-                                    std::to_string(input.tokens.size()));
+      return Fail(Errc::kUsage, "fault at iteration ", fault.iteration, ", expected ",
+                  std::max<std::uint64_t>(before, 1), " to ", input.tokens.size());
     }
     before = fault.iteration;
     for (std::uint32_t node : fault.nodes) {
       if (node < nodes) continue;
-      return Fail(Errc::kUsage, "fault at iteration " + std::to_string(fault.iteration) +
-                                    ": node " + std::to_string(node) +
-                                    " does not exist, there are " + std::to_string(nodes));
+      return Fail(Errc::kUsage, "fault at iteration ", fault.iteration, ": node ", node,
+                  " does not exist, there are ", nodes);
     }
   }
   return {};
@@ -390,12 +386,11 @@ Result<std::vector<SimulatedFault>> MakeFaults(double rate, std::uint64_t first,
                                                std::uint64_t seed) {
   const auto is_share = [](double value) { return value >= 0 && value <= 1; };
   if (!is_share(rate) || !is_share(node_share)) {
-    return Fail(Errc::kUsage, "a fault rate of " + std::to_string(rate) + " and a node share of " +
-                                  std::to_string(node_share) + ", expected 0 to 1");
+    return Fail(Errc::kUsage, "a fault rate of ", rate, " and a node share of ", node_share,
+                ", expected 0 to 1");
   }
   if (nodes == 0 || first == 0 || first > last || last - first >= limits::kMoeEvents) {
-    return Fail(Errc::kUsage, "faults of " + std::to_string(nodes) + " nodes in iterations " +
-                                  std::to_string(first) + " to " + std::to_string(last));
+    return Fail(Errc::kUsage, "faults of ", nodes, " nodes in iterations ", first, " to ", last);
   }
   std::mt19937_64 random(seed);
   // Standard distributions differ between platforms: draw three raw numbers per iteration.
@@ -431,9 +426,8 @@ Result<std::vector<Counts>> CountsOfTrace(const token_counts::TokenTrace& trace)
   std::vector<Counts> tokens;
   for (const token_counts::TokenTrace::Record& record : trace.records) {
     if (record.tokens.size() != experts.size() * trace.experts) {
-      return Fail(Errc::kBadInput, "iteration " + std::to_string(record.iteration) + ": " +
-                                       std::to_string(record.tokens.size()) + " counts, expected " +
-                                       std::to_string(experts.size() * trace.experts));
+      return Fail(Errc::kBadInput, "iteration ", record.iteration, ": ", record.tokens.size(),
+                  " counts, expected ", experts.size() * trace.experts);
     }
     Counts& counts = tokens.emplace_back();
     for (std::size_t m = 0; m < experts.size(); ++m) {

@@ -17,25 +17,21 @@ std::uint32_t Workers(const WorkerGrid& grid) { return grid.dp * grid.pp; }
 /// Returns worker_at[stage * dp + peer]. \error kUsage
 Result<std::vector<std::uint32_t>> WorkersByPlace(const WorkerGrid& grid) {
   if (grid.dp == 0 || grid.pp == 0 || std::uint64_t{grid.dp} * grid.pp > limits::kRanks) {
-    return Fail(Errc::kUsage, "a grid of " + std::to_string(grid.dp) + " x " +
-                                  std::to_string(grid.pp) + " workers, expected 1 to " +
-                                  std::to_string(limits::kRanks));
+    return Fail(Errc::kUsage, "a grid of ", grid.dp, " x ", grid.pp, " workers, expected 1 to ",
+                limits::kRanks);
   }
   const std::uint32_t workers = Workers(grid);
   for (const auto* list : {&grid.stage, &grid.peer, &grid.node}) {
     if (list->size() != workers) {
-      return Fail(Errc::kUsage, "a grid of " + std::to_string(workers) +
-                                    " workers with places for " + std::to_string(list->size()));
+      return Fail(Errc::kUsage, "a grid of ", workers, " workers with places for ", list->size());
     }
   }
   std::vector<std::uint32_t> worker_at(workers, workers);
   for (std::uint32_t i = 0; i < workers; ++i) {
     const bool inside = grid.stage[i] < grid.pp && grid.peer[i] < grid.dp;
     if (!inside || worker_at[grid.stage[i] * grid.dp + grid.peer[i]] != workers) {
-      return Fail(Errc::kUsage, "worker " + std::to_string(i) + ": place " +
-                                    std::to_string(grid.peer[i]) + " of stage " +
-                                    std::to_string(grid.stage[i]) +
-                                    (inside ? " is taken already" : " does not exist"));
+      return Fail(Errc::kUsage, "worker ", i, ": place ", grid.peer[i], " of stage ", grid.stage[i],
+                  (inside ? " is taken already" : " does not exist"));
     }
     worker_at[grid.stage[i] * grid.dp + grid.peer[i]] = i;
   }
@@ -149,14 +145,11 @@ bool Spreads(const WorkerGrid& grid, const std::vector<std::uint32_t>& worker_at
 Result<WorkerGrid> StageMajorGrid(std::uint32_t dp, std::uint32_t pp,
                                   std::uint32_t workers_per_node) {
   if (dp == 0 || pp == 0 || workers_per_node == 0) {
-    return Fail(Errc::kUsage, std::to_string(dp) + " x " + std::to_string(pp) + " workers, " +
-                                  std::to_string(workers_per_node) +
-                                  " on a node: expected at least one of each");
+    return Fail(Errc::kUsage, dp, " x ", pp, " workers, ", workers_per_node,
+                " on a node: expected at least one of each");
   }
   if (std::uint64_t{dp} * pp > limits::kRanks) {
-    return Fail(Errc::kLimit, std::to_string(dp) + " x " + std::to_string(pp) +
-                                  " workers, at most " + std::to_string(limits::kRanks) +
-                                  " are handled");
+    return Fail(Errc::kLimit, dp, " x ", pp, " workers, at most ", limits::kRanks, " are handled");
   }
   WorkerGrid grid{dp, pp, {}, {}, {}};
   for (std::uint32_t i = 0; i < dp * pp; ++i) {
@@ -184,7 +177,7 @@ Result<ReplicaPlan> PlaceReplicas(const WorkerGrid& grid, std::uint32_t replicas
 Result<std::uint64_t> ReplicaBytes(std::uint32_t zero_stage, const ComponentBytes& nonexpert,
                                    const ComponentBytes& expert, bool experts_shared) {
   if (zero_stage > 3) {
-    return Fail(Errc::kUsage, "ZeRO stage " + std::to_string(zero_stage) + ", expected 0 to 3");
+    return Fail(Errc::kUsage, "ZeRO stage ", zero_stage, ", expected 0 to 3");
   }
   const auto unshared = [&](const ComponentBytes& bytes) -> Result<std::uint64_t> {
     if (zero_stage == 3) return TotalBytes(bytes);
@@ -202,8 +195,8 @@ Result<std::vector<std::uint64_t>> CopyBytes(const WorkerGrid& grid, const Exper
                                              const Keep& keep, std::uint32_t zero_stage) {
   SW_TRY_ASSIGN(const std::vector<std::uint32_t> worker_at, WorkersByPlace(grid));
   if (map.ep == 0 || grid.dp % map.ep != 0) {
-    return Fail(Errc::kUsage, std::to_string(grid.dp) + " workers of a stage are no multiple of " +
-                                  std::to_string(map.ep) + " expert-parallel ranks");
+    return Fail(Errc::kUsage, grid.dp, " workers of a stage are no multiple of ", map.ep,
+                " expert-parallel ranks");
   }
   ComponentBytes rest;
   for (const ComponentBytes& module : model.nonexpert) SW_TRY(AddTo(&rest, module));

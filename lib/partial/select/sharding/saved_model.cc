@@ -33,13 +33,11 @@ ComponentBytes SelectedOf(const ComponentBytes& bytes, const Keep& keep) {
 Result<SavedModel> SavedModelOf(const ModelBytes& model, const Keep& keep, ExpertMap map,
                                 SaveRanks ranks, std::uint32_t zero_stage) {
   if (zero_stage > 3) {
-    return Fail(Errc::kUsage, "ZeRO stage " + std::to_string(zero_stage) + ", expected 0 to 3");
+    return Fail(Errc::kUsage, "ZeRO stage ", zero_stage, ", expected 0 to 3");
   }
   if (ShapeOf(model.expert) != map.experts()) {
-    return Fail(Errc::kMismatch, "bytes of the experts of " + std::to_string(model.expert.size()) +
-                                     " MoE layers, expected those of " +
-                                     std::to_string(map.experts().size()) +
-                                     " with as many experts");
+    return Fail(Errc::kMismatch, "bytes of the experts of ", model.expert.size(),
+                " MoE layers, expected those of ", map.experts().size(), " with as many experts");
   }
   SavedModel saved;
   saved.map = std::move(map);

@@ -19,19 +19,17 @@ namespace {
 Result<std::vector<bool>> LiveRanks(std::uint64_t ranks, std::span<const std::uint32_t> excluded) {
   if (ranks == 0) return Fail(Errc::kUsage, "a checkpoint is saved by at least one rank");
   if (ranks > limits::kRanks) {
-    return Fail(Errc::kLimit, std::to_string(ranks) + " ranks, at most " +
-                                  std::to_string(limits::kRanks) + " are handled");
+    return Fail(Errc::kLimit, ranks, " ranks, at most ", limits::kRanks, " are handled");
   }
   std::vector<bool> live(ranks, true);
   for (std::uint32_t rank : excluded) {
     if (rank >= ranks) {
-      return Fail(Errc::kUsage, "excluded rank " + std::to_string(rank) +
-                                    " does not exist, there are " + std::to_string(ranks));
+      return Fail(Errc::kUsage, "excluded rank ", rank, " does not exist, there are ", ranks);
     }
     live[rank] = false;
   }
   if (std::find(live.begin(), live.end(), true) == live.end()) {
-    return Fail(Errc::kUsage, "all " + std::to_string(ranks) + " ranks are excluded");
+    return Fail(Errc::kUsage, "all ", ranks, " ranks are excluded");
   }
   return live;
 }
@@ -65,9 +63,8 @@ Result<std::vector<ShardPiece>> Split(std::span<const std::uint64_t> module_byte
     const bool whole = split_above == 0 || bytes <= split_above;
     const std::uint64_t count = whole ? 1 : CeilDiv(bytes, split_above);
     if (count > limits::kRanks * 16 - pieces.size()) {
-      return Fail(Errc::kLimit, "non-expert module " + std::to_string(i) + ": " +
-                                    std::to_string(bytes) + " bytes in pieces of at most " +
-                                    std::to_string(split_above) + " are too many pieces");
+      return Fail(Errc::kLimit, "non-expert module ", i, ": ", bytes,
+                  " bytes in pieces of at most ", split_above, " are too many pieces");
     }
     std::uint64_t first = 0;
     for (std::uint64_t j = 0; j < count; ++j) {
@@ -111,8 +108,8 @@ struct ExpertLoads {
   Status AddShared(std::size_t layer, std::size_t expert, std::uint64_t shared) {
     const std::vector<std::uint32_t>& ranks = holders[map.rank[layer][expert]];
     if (shared > 0 && ranks.empty()) {
-      return Fail(Errc::kInfeasible,
-                  ExpertName(layer, expert) + ": all ranks that hold a copy are excluded");
+      return Fail(Errc::kInfeasible, ExpertName(layer, expert),
+                  ": all ranks that hold a copy are excluded");
     }
     for (std::size_t i = 0; i < ranks.size(); ++i) {
       SW_TRY(Add(ranks[i], shared / ranks.size() + (i < shared % ranks.size() ? 1 : 0)));
@@ -169,9 +166,8 @@ Result<std::vector<std::uint64_t>> ExpertLoad(const ExpertMap& map,
 
 Status Validate(const SaveRanks& ranks, std::uint32_t ep) {
   if (ep == 0 || ranks.dp % ep != 0) {
-    return Fail(Errc::kUsage, std::to_string(ranks.dp) +
-                                  " data-parallel ranks are no multiple of " + std::to_string(ep) +
-                                  " expert-parallel ranks");
+    return Fail(Errc::kUsage, ranks.dp, " data-parallel ranks are no multiple of ", ep,
+                " expert-parallel ranks");
   }
   SW_TRY(LiveRanks(ranks.dp, ranks.excluded));
   return {};
@@ -199,8 +195,7 @@ Result<std::vector<ExpertOwner>> CutExperts(const ExpertMap& map, const Selectio
     const auto e = static_cast<std::size_t>(module.expert);
     const std::uint32_t r = map.rank[m][e];
     if (holders[r].empty()) {
-      return Fail(Errc::kInfeasible,
-                  ExpertName(m, e) + ": all ranks that hold a copy are excluded");
+      return Fail(Errc::kInfeasible, ExpertName(m, e), ": all ranks that hold a copy are excluded");
     }
     owners.push_back({module, holders[r][seen[r]++ * holders[r].size() / count[r]]});
   }
@@ -225,8 +220,7 @@ Result<ShardPlan> ShardModules(std::span<const std::uint64_t> module_bytes,
     if (live[r]) {
       least.emplace(start[r], r);
     } else if (start[r] > 0) {
-      return Fail(Errc::kUsage, "excluded rank " + std::to_string(r) + " has " +
-                                    std::to_string(start[r]) + " bytes to save");
+      return Fail(Errc::kUsage, "excluded rank ", r, " has ", start[r], " bytes to save");
     }
   }
   std::vector<std::size_t> order(plan.pieces.size());
@@ -266,8 +260,8 @@ Result<SavePlan> PlanSave(const ExpertMap& map, const Selection& selection,
     plan.start = plan.rank_bytes;
   }
   if (plan.start.size() != ranks.dp) {
-    return Fail(Errc::kMismatch, "start loads of " + std::to_string(plan.start.size()) +
-                                     " ranks, expected " + std::to_string(ranks.dp));
+    return Fail(Errc::kMismatch, "start loads of ", plan.start.size(), " ranks, expected ",
+                ranks.dp);
   }
   SW_TRY_ASSIGN(plan.nonexpert,
                 ShardModules(nonexpert_bytes, plan.start, options.split_above, ranks.excluded));

@@ -41,11 +41,10 @@ Result<std::uint64_t> ParseNumber(std::string_view word, std::uint64_t most,
   std::uint64_t number = 0;
   const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), number);
   if (word.empty() || error != std::errc() || end != word.data() + word.size()) {
-    return Fail(Errc::kBadInput, what + ": no number");
+    return Fail(Errc::kBadInput, what, ": no number");
   }
   if (number > most) {
-    return Fail(Errc::kBadInput,
-                what + ": " + std::to_string(number) + " is above " + std::to_string(most));
+    return Fail(Errc::kBadInput, what, ": ", number, " is above ", most);
   }
   return number;
 }
@@ -61,7 +60,7 @@ Status SendAnswer(Connection& connection, const Status& status, std::string_view
 Result<std::string> ReceiveAnswer(Connection& connection, std::string_view who) {
   SW_TRY_ASSIGN(const std::optional<std::string> line, connection.ReceiveLine(kLineBytes));
   if (!line) {
-    return Fail(Errc::kIo, connection.name() + ": closed without an answer", ECONNRESET);
+    return FailErrno(Errc::kIo, ECONNRESET, connection.name(), ": closed without an answer");
   }
   if (*line == "ok") return std::string();
   if (line->starts_with("ok ")) return line->substr(3);
@@ -72,7 +71,7 @@ Result<std::string> ReceiveAnswer(Connection& connection, std::string_view who) 
       return Fail(CodeOf(*code), connection.name() + ": " + line->substr(space + 1));
     }
   }
-  return Fail(Errc::kBadInput, connection.name() + ": no answer of " + std::string(who));
+  return Fail(Errc::kBadInput, connection.name(), ": no answer of ", who);
 }
 
 }  // namespace shardwright::os

@@ -55,7 +55,7 @@ class Noting final : public UnitSink {
   }
   Status Put(const UnitInHand& unit) override {
     const std::lock_guard lock(mutex_);
-    if (fails.contains(unit.index)) return Fail(Errc::kIo, "unit " + std::to_string(unit.index));
+    if (fails.contains(unit.index)) return Fail(Errc::kIo, "unit ", unit.index);
     units.insert(unit.index);
     if (unit.record != nullptr) ++records;
     if (unit.index == stops_at) *stop = true;

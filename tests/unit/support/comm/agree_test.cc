@@ -26,7 +26,7 @@ Status AgreeOn(const std::vector<Status>& brought) {
   return answers[0];
 }
 
-Status Bad(Errc code, const std::string& text, int sys = 0) { return Fail(code, text, sys); }
+Status Bad(Errc code, const std::string& text, int sys = 0) { return FailErrno(code, sys, text); }
 
 TEST(AgreeTest, HandsOnWhatARankMade) {
   for (const bool one_fails : {false, true}) {
@@ -135,7 +135,7 @@ TEST(OnRootTest, OnlyRootActsAndAllLearn) {
         ++acted;
         return {};
       }));
-      return comm.OnRoot([]() -> Status { return Fail(Errc::kBusy, "out: exists", 17); });
+      return comm.OnRoot([]() -> Status { return FailErrno(Errc::kBusy, 17, "out: exists"); });
     });
     EXPECT_EQ(acted, 2);
     for (const Status& answer : answers) {

@@ -39,7 +39,7 @@ TEST(IoThreads, AsManyWaitAtTheSameTimeAsWereAskedFor) {
     all.notify_all();
     const bool here =
         all.wait_for(lock, std::chrono::minutes(5), [&] { return arrived == kThreads; });
-    return here ? Status() : Fail(Errc::kInternal, std::to_string(arrived) + " threads only");
+    return here ? Status() : Fail(Errc::kInternal, arrived, " threads only");
   });
   EXPECT_TRUE(met) << met.error().message;
 }
@@ -48,7 +48,7 @@ TEST(IoThreads, TheErrorOfTheLowestIndexIsReported) {
   for (const unsigned threads : {1U, 2U, 7U, 64U}) {
     const Status done = ForEachFile(200, threads, [](std::uint64_t i) -> Status {
       if (i < 50 || i % 3 != 0) return {};
-      return Fail(Errc::kBadInput, "file " + std::to_string(i));
+      return Fail(Errc::kBadInput, "file ", i);
     });
     ASSERT_FALSE(done);
     EXPECT_EQ(done.error().message, "file 51") << threads;

@@ -95,11 +95,9 @@ Status CheckCount(const Reading& reading, std::uint64_t layer, const std::string
     return Missing(reading, missing);
   }
   if (found > expected) {
-    return Fail(Errc::kBadInput, reading.source.tag + ": layer " + std::to_string(layer) + ": " +
-                                     std::to_string(expected) + " experts expected (" +
-                                     std::to_string(local->second) + " on each of " +
-                                     std::to_string(reading.topology.ep) +
-                                     " ranks), found files of " + std::to_string(found));
+    return Fail(Errc::kBadInput, reading.source.tag, ": layer ", layer, ": ", expected,
+                " experts expected (", local->second, " on each of ", reading.topology.ep,
+                " ranks), found files of ", found);
   }
   return {};
 }
@@ -160,8 +158,8 @@ Result<std::uint32_t> ParamOf(const Reading& reading, const std::string& local_n
   }
   const auto at = reading.by_name.find(name);
   if (at == reading.by_name.end()) {
-    return Fail(Errc::kBadInput,
-                reading.file_name(file) + ": parameter \"" + name + "\": its weight is in no file");
+    return Fail(Errc::kBadInput, reading.file_name(file), ": parameter \"", name,
+                "\": its weight is in no file");
   }
   return at->second;
 }

@@ -27,9 +27,8 @@ std::optional<std::uint32_t> AnyModel(const Grid& grid) {
 
 Status CheckCap(const Reading& reading, std::uint64_t count, const std::string& what) {
   if (count > 0 && count <= limits::kRanks) return {};
-  return Fail(Errc::kBadInput, reading.source.tag + ": " + what + ": 1 to " +
-                                   std::to_string(limits::kRanks) + " expected, found " +
-                                   std::to_string(count));
+  return Fail(Errc::kBadInput, reading.source.tag, ": ", what, ": 1 to ", limits::kRanks,
+              " expected, found ", count);
 }
 
 /// Returns the greatest partition count of a shard, which is the number of ZeRO ranks.
@@ -74,8 +73,8 @@ Status FindFiles(Reading* reading) {
   Grid& grid = reading->grid;
   const std::vector<SourceFile>& files = reading->source.files;
   const auto twice = [&](std::uint32_t a, std::uint32_t b) {
-    return Fail(Errc::kBadInput,
-                files[a].name + " and " + files[b].name + ": two files for the same rank");
+    return Fail(Errc::kBadInput, files[a].name, " and ", files[b].name,
+                ": two files for the same rank");
   };
   for (std::uint32_t i = 0; i < files.size(); ++i) {
     const std::optional<FileName> name = ParseFileName(files[i].name);
@@ -105,9 +104,9 @@ Status FindFiles(Reading* reading) {
         break;
       case FileRole::kExpert:
         if (name->old_style) {
-          return Fail(Errc::kUnsupported, files[i].path +
-                                              ": expert files without a layer number "
-                                              "(DeepSpeed before 0.5.1)");
+          return Fail(Errc::kUnsupported, files[i].path,
+                      ": expert files without a layer number "
+                      "(DeepSpeed before 0.5.1)");
         }
         grid.experts[{name->layer, name->expert}].emplace(name->mp, i);
         break;
@@ -117,11 +116,10 @@ Status FindFiles(Reading* reading) {
     }
   }
   if (!grid.model.empty() && grid.zero3()) {
-    return Fail(Errc::kUnsupported,
-                files[grid.model.begin()->second].name + " and " +
-                    files[grid.model_zero3.begin()->second].name +
-                    ": model states of stage 3 and of another stage in one folder: move the files "
-                    "of one save to a folder of its own");
+    return Fail(Errc::kUnsupported, files[grid.model.begin()->second].name, " and ",
+                files[grid.model_zero3.begin()->second].name,
+                ": model states of stage 3 and of another stage in one folder: move the files "
+                "of one save to a folder of its own");
   }
   if (reading->only_weights) {
     if (grid.zero3()) {
@@ -132,8 +130,8 @@ Status FindFiles(Reading* reading) {
     grid.expert_optim.clear();
   }
   if (grid.shard.empty() && !grid.expert_optim.empty()) {
-    return Fail(Errc::kUnsupported, files[grid.expert_optim.begin()->second].path +
-                                        ": experts trained without ZeRO: use stage 1 or 2");
+    return Fail(Errc::kUnsupported, files[grid.expert_optim.begin()->second].path,
+                ": experts trained without ZeRO: use stage 1 or 2");
   }
   return {};
 }

@@ -49,10 +49,8 @@ Status FindChunk(const Reading& reading, Flat* flat) {
     for (const auto& [state, place] : group.states) stored += place.elems;
   }
   if (flat->total > 0 && masters == 0) {
-    return Fail(Errc::kUnsupported,
-                GroupText(reading, *flat) + ": its master weights are empty (" +
-                    (stored == 0 ? "optimizer state offloaded to NVMe" : "only states are there") +
-                    ")");
+    return Fail(Errc::kUnsupported, GroupText(reading, *flat), ": its master weights are empty (",
+                (stored == 0 ? "optimizer state offloaded to NVMe" : "only states are there"), ")");
   }
   return {};
 }
@@ -62,10 +60,9 @@ Status CheckLength(const Reading& reading, const Flat& flat) {
   // Groups are padded to a multiple of twice the ranks, or of the ranks in old releases.
   if (held >= flat.tightest_total && held - flat.tightest_total <= 2 * flat.ranks) return {};
   if (held >= flat.total && held - flat.total <= 2 * flat.ranks) return {};
-  return Fail(Errc::kBadInput, GroupText(reading, flat) + ": " + std::to_string(flat.total) +
-                                   " elements expected from param_shapes, " +
-                                   std::to_string(flat.ranks) + " partitions of " +
-                                   std::to_string(flat.chunk) + " found");
+  return Fail(Errc::kBadInput, GroupText(reading, flat), ": ", flat.total,
+              " elements expected from param_shapes, ", flat.ranks, " partitions of ", flat.chunk,
+              " found");
 }
 
 /// Starts of parameters in the buffer, as far as the ranks' slices record them.
@@ -161,9 +158,9 @@ Status FindStarts(Reading* reading, Flat* flat) {
   if (!shard.alignments.empty()) {
     const std::vector<std::uint64_t>& gaps = shard.alignments[flat->group];
     if (gaps.size() != count) {
-      return Fail(Errc::kBadInput, GroupText(*reading, *flat) + ": param_alignment_paddings: " +
-                                       std::to_string(count) + " parameters expected, found " +
-                                       std::to_string(gaps.size()));
+      return Fail(Errc::kBadInput, GroupText(*reading, *flat),
+                  ": param_alignment_paddings: ", count, " parameters expected, found ",
+                  gaps.size());
     }
     padded = std::any_of(gaps.begin(), gaps.end(), [](std::uint64_t gap) { return gap > 0; });
     SW_TRY(Pack(*flat->params, &gaps, &flat->starts, &flat->total));
@@ -192,9 +189,9 @@ Status FindStarts(Reading* reading, Flat* flat) {
   }
   const bool silent = told.starts.empty();
   if (!silent && !told.complete) {
-    return Fail(Errc::kBadInput, GroupText(*reading, *flat) +
-                                     ": param_slice_mappings do not cover the parameters of "
-                                     "param_shapes");
+    return Fail(Errc::kBadInput, GroupText(*reading, *flat),
+                ": param_slice_mappings do not cover the parameters of "
+                "param_shapes");
   }
   if (silent || Agrees(*flat, told, flat->starts)) {
     const bool named =
@@ -222,11 +219,10 @@ Status FindStarts(Reading* reading, Flat* flat) {
     }
     return CheckLength(*reading, *flat);
   }
-  return Fail(Errc::kBadInput, GroupText(*reading, *flat) +
-                                   ": param_slice_mappings agree neither with param_shapes nor "
-                                   "with a round robin of them, in " +
-                                   std::to_string(flat->ranks) + " partitions of " +
-                                   std::to_string(flat->chunk) + " elements");
+  return Fail(Errc::kBadInput, GroupText(*reading, *flat),
+              ": param_slice_mappings agree neither with param_shapes nor "
+              "with a round robin of them, in ",
+              flat->ranks, " partitions of ", flat->chunk, " elements");
 }
 
 /// Records the parameters of a group if their order was inferred.

@@ -35,8 +35,8 @@ Result<std::uint64_t> RankOfAxes(const Reading& reading, std::uint32_t file,
                       std::from_chars(axes.data() + cut + 1, end, rank).ptr == end &&
                       cut + 1 < axes.size();
   if (!number || axes.find('-') != std::string::npos) {
-    return Fail(Errc::kUnsupported, reading.source.files[file].path +
-                                        ": one axis besides data and pipe expected, found " + axes);
+    return Fail(Errc::kUnsupported, reading.source.files[file].path,
+                ": one axis besides data and pipe expected, found ", axes);
   }
   return rank;
 }
@@ -47,19 +47,16 @@ Result<Layer> OpenLayer(const Reading& reading, std::uint64_t index,
   Layer out;
   out.index = index;
   if (files.size() != tp) {
-    return Fail(Errc::kNotFound, reading.source.tag + ": layer " + std::to_string(index) + ": " +
-                                     std::to_string(tp) +
-                                     " files expected, one per tensor-parallel rank, found " +
-                                     std::to_string(files.size()) + " (" +
-                                     reading.file_name(files.begin()->second) + ")");
+    return Fail(Errc::kNotFound, reading.source.tag, ": layer ", index, ": ", tp,
+                " files expected, one per tensor-parallel rank, found ", files.size(), " (",
+                reading.file_name(files.begin()->second), ")");
   }
   out.files.assign(tp, ~std::uint32_t{0});
   for (const auto& [axes, file] : files) {
     SW_TRY_ASSIGN(const std::uint64_t rank, RankOfAxes(reading, file, axes));
     if (rank >= tp || out.files[rank] != ~std::uint32_t{0}) {
-      return Fail(Errc::kBadInput, reading.source.files[file].path + ": rank " +
-                                       std::to_string(rank) + " of " + std::to_string(tp) +
-                                       " expected once");
+      return Fail(Errc::kBadInput, reading.source.files[file].path, ": rank ", rank, " of ", tp,
+                  " expected once");
     }
     out.files[rank] = file;
   }
@@ -94,9 +91,8 @@ class StageNames {
       found.push_back({prefix, true, {stages.begin(), stages.end()}});
     }
     if (found.size() > 1) {
-      return Fail(Errc::kUnsupported, "layer " + std::to_string(layer) + " may be " +
-                                          found[0].prefix + " or " + found[1].prefix +
-                                          ": the checkpoint does not tell");
+      return Fail(Errc::kUnsupported, "layer ", layer, " may be ", found[0].prefix, " or ",
+                  found[1].prefix, ": the checkpoint does not tell");
     }
     return found.empty() ? plain : found.front();
   }

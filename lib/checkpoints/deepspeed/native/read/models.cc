@@ -15,8 +15,8 @@ bool IsFilled(const Node* node) {
 Status CheckSupported(const Reading& reading, std::uint32_t file, const Node* root) {
   for (const char* key : {"ds_autoep_layers", "autoep_layers", "folding"}) {
     if (IsFilled(root->Find(key))) {
-      return Fail(Errc::kUnsupported, reading.source.files[file].path + ": written with AutoEP (" +
-                                          key + "), which is not supported");
+      return Fail(Errc::kUnsupported, reading.source.files[file].path, ": written with AutoEP (",
+                  key, "), which is not supported");
     }
   }
   return {};
@@ -34,7 +34,7 @@ Status ReadShapes(const Node* root, Model* out) {
     if (!group) return Within("param_shapes[" + std::to_string(g) + "]", std::move(group).error());
     for (const NamedShape& param : *group) {
       if (!out->trainable.insert(param.name).second) {
-        return Fail(Errc::kBadInput, "param_shapes: \"" + param.name + "\" appears twice");
+        return Fail(Errc::kBadInput, "param_shapes: \"", param.name, "\" appears twice");
       }
     }
     out->shapes.push_back(*std::move(group));
@@ -49,8 +49,8 @@ Status ReadContents(const Reading& reading, Model* out) {
   if (module == nullptr) module = root->Find("model");
   if (module != nullptr && module->is_dict()) out->module = module;
   if (out->module == nullptr && reading.grid.layers.empty()) {
-    return Fail(Errc::kBadInput, "module: dict expected, found " +
-                                     (module == nullptr ? "nothing" : pickle::Describe(module)));
+    return Fail(Errc::kBadInput, "module: dict expected, found ",
+                (module == nullptr ? "nothing" : pickle::Describe(module)));
   }
   SW_TRY(ReadShapes(root, out));
   if (const Node* frozen = root->Find("frozen_param_shapes");
@@ -85,10 +85,9 @@ Status CheckAgreement(const Reading& reading, const Node* first, std::uint32_t f
     const auto shown = [](const Result<std::uint64_t>& value, const Node* node) {
       return value ? std::to_string(*value) : (node == nullptr ? "absent" : pickle::Describe(node));
     };
-    return Fail(Errc::kBadInput, std::string(key) + " is " + shown(x, a) + " in " +
-                                     reading.file_name(first_file) + ", " + shown(y, b) + " in " +
-                                     reading.file_name(other_file) +
-                                     ": not files of one checkpoint");
+    return Fail(Errc::kBadInput, key, " is ", shown(x, a), " in ", reading.file_name(first_file),
+                ", ", shown(y, b), " in ", reading.file_name(other_file),
+                ": not files of one checkpoint");
   }
   return {};
 }

@@ -95,8 +95,8 @@ Result<std::vector<NamedShape>> ToldParams(const Reading& reading, const Spread&
     for (const Slice& slice : GroupAt(reading, spread, RankOf(reading, spread, 0, edp)).slices) {
       if (out.empty() || out.back().name != slice.name) {
         if (!seen.insert(slice.name).second) {
-          return Fail(Errc::kBadInput, GroupText(reading, spread) + ": param_slice_mappings: \"" +
-                                           slice.name + "\" appears twice");
+          return Fail(Errc::kBadInput, GroupText(reading, spread), ": param_slice_mappings: \"",
+                      slice.name, "\" appears twice");
         }
         out.push_back({slice.name, {}, 0});
       }
@@ -125,11 +125,11 @@ Status CheckExpertRanks(const Reading& reading, const Spread& spread) {
       const std::string files = GroupText(reading, spread) + ": param_slice_mappings of ranks " +
                                 std::to_string(first) + " and " + std::to_string(rank);
       if (reading.config == nullptr) {
-        return Fail(Errc::kUnsupported, files +
-                                            " differ: which ranks share their experts is not told, "
-                                            "since ds_config is not in the files");
+        return Fail(Errc::kUnsupported, files,
+                    " differ: which ranks share their experts is not told, "
+                    "since ds_config is not in the files");
       }
-      return Fail(Errc::kBadInput, files + " differ, though they hold the same part of experts");
+      return Fail(Errc::kBadInput, files, " differ, though they hold the same part of experts");
     }
   }
   return {};
@@ -168,11 +168,10 @@ class Completion {
   using Places = std::vector<std::size_t>;  // indices into experts_
 
   Status Refuse(std::size_t group, const std::string& why) const {
-    return Fail(Errc::kUnsupported,
-                GroupText(reading_, {mp_, group}) +
-                    ": param_slice_mappings tell only part of the experts' parameters, as in "
-                    "releases before 0.14.5, and " +
-                    why + ": load and save the checkpoint with 0.14.5 or newer");
+    return Fail(Errc::kUnsupported, GroupText(reading_, {mp_, group}),
+                ": param_slice_mappings tell only part of the experts' parameters, as in "
+                "releases before 0.14.5, and ",
+                why, ": load and save the checkpoint with 0.14.5 or newer");
   }
   Result<Places> PlacesOf(std::size_t group, const std::vector<NamedShape>& told) const;
   std::optional<Places> Walk(const Places& told, std::uint64_t elems,
@@ -195,14 +194,14 @@ Result<Completion::Places> Completion::PlacesOf(std::size_t group,
   for (const NamedShape& param : told) {
     const auto at = place_.find(param.name);
     if (at == place_.end()) {
-      return Fail(Errc::kBadInput, GroupText(reading_, {mp_, group}) + ": \"" + param.name +
-                                       "\": no file of an expert holds it");
+      return Fail(Errc::kBadInput, GroupText(reading_, {mp_, group}), ": \"", param.name,
+                  "\": no file of an expert holds it");
     }
     const std::uint64_t whole = experts_[at->second].elems;
     if (param.elems > whole || (param.elems < whole && &param != &told.back())) {
-      return Fail(Errc::kBadInput, GroupText(reading_, {mp_, group}) + ": \"" + param.name +
-                                       "\": " + std::to_string(whole) + " elements in its file, " +
-                                       std::to_string(param.elems) + " in param_slice_mappings");
+      return Fail(Errc::kBadInput, GroupText(reading_, {mp_, group}), ": \"", param.name,
+                  "\": ", whole, " elements in its file, ", param.elems,
+                  " in param_slice_mappings");
     }
     if (!out.empty() && at->second <= out.back()) {
       SW_TRY(Refuse(group, "\"" + param.name + "\" is not in the order of the model"));
@@ -422,10 +421,9 @@ Status CheckTold(const Reading& reading, std::uint64_t mp) {
     }
   }
   if (told || !held) return {};
-  return Fail(Errc::kUnsupported,
-              reading.file_name(shards.front().file) +
-                  ": neither param_shapes nor param_slice_mappings tell where parameters lie: load "
-                  "and save the checkpoint with a newer release");
+  return Fail(Errc::kUnsupported, reading.file_name(shards.front().file),
+              ": neither param_shapes nor param_slice_mappings tell where parameters lie: load "
+              "and save the checkpoint with a newer release");
 }
 
 /// Checks that the ranks in an expert group's name share it. BF16_Optimizer

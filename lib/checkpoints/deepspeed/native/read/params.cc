@@ -358,16 +358,15 @@ Result<std::uint32_t> AddParam(Reading* reading, const std::string& name, ParamK
   ParamInfo& info = reading->params[at->second];
   const std::string where = reading->file_name(file) + ": " + "parameter " + Quoted(name);
   if (param.kind != kind) {
-    return Fail(Errc::kBadInput, where + ": trainable in one file, not in another");
+    return Fail(Errc::kBadInput, where, ": trainable in one file, not in another");
   }
   if (param.dtype != dtype) {
-    return Fail(Errc::kBadInput, where + ": " + std::string(Name(param.dtype)) +
-                                     " expected as on other ranks, found " +
-                                     std::string(Name(dtype)));
+    return Fail(Errc::kBadInput, where, ": ", Name(param.dtype),
+                " expected as on other ranks, found ", Name(dtype));
   }
   if (info.known[tp] && info.shards[tp] != shard) {
-    return Fail(Errc::kBadInput, where + ": shape " + ToString(info.shards[tp]) +
-                                     " expected as in another file, found " + ToString(shard));
+    return Fail(Errc::kBadInput, where, ": shape ", ToString(info.shards[tp]),
+                " expected as in another file, found ", ToString(shard));
   }
   info.known[tp] = true;
   info.shards[tp] = shard;

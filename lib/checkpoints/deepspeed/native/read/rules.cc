@@ -87,10 +87,9 @@ Status MakeCuts(const Reading& reading, const Param& param, const Shape& whole, 
   for (std::uint64_t rank = 0; rank < tp; ++rank) {
     SW_TRY_ASSIGN(const Shape shard, layout::ShardShape(param.rule, whole, tp, rank));
     if (shard != info->shards[rank]) {
-      return Fail(Errc::kBadInput, "rank " + std::to_string(rank) + " of tp " + std::to_string(tp) +
-                                       ": shard " + ToString(shard) + " expected from the rule " +
-                                       layout::Explain(param.rule) + " of " + ToString(whole) +
-                                       ", found " + ToString(info->shards[rank]));
+      return Fail(Errc::kBadInput, "rank ", rank, " of tp ", tp, ": shard ", ToString(shard),
+                  " expected from the rule ", layout::Explain(param.rule), " of ", ToString(whole),
+                  ", found ", ToString(info->shards[rank]));
     }
     SW_TRY_ASSIGN(layout::Cut cut, layout::MakeCut(param.rule, whole, tp, rank));
     if (rank > 0 && cut == *info->cuts.front()) {

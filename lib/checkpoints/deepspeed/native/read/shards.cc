@@ -70,8 +70,8 @@ Status ReadStates(Reading* reading, const Document& document, const Node* states
   if (states == nullptr || states->is_none()) return {};  // never stepped
   const std::string where = reading->file_name(out->file) + ": " + GroupName(g);
   if (!states->is_dict()) {
-    return Fail(Errc::kBadInput,
-                where + ": dict of states expected, found " + pickle::Describe(states));
+    return Fail(Errc::kBadInput, where, ": dict of states expected, found ",
+                pickle::Describe(states));
   }
   ShardGroup& group = out->groups[g];
   const Shape flat{group.fp32.elems};
@@ -105,14 +105,13 @@ Status ReadAllStates(Reading* reading, const Document& document, const Node* bas
                      const Shard* first, Shard* out) {
   const std::string& name = reading->file_name(out->file);
   if (base == nullptr || (!base->is_dict() && !base->is_list())) {
-    return Fail(Errc::kBadInput, name + ": optimizer state: dict expected, found " +
-                                     (base == nullptr ? "nothing" : pickle::Describe(base)));
+    return Fail(Errc::kBadInput, name, ": optimizer state: dict expected, found ",
+                (base == nullptr ? "nothing" : pickle::Describe(base)));
   }
   out->elastic = base->is_list();
   if (out->elastic && base->items.size() != out->groups.size()) {
-    return Fail(Errc::kBadInput, name + ": states of " + std::to_string(base->items.size()) +
-                                     " groups, master weights of " +
-                                     std::to_string(out->groups.size()));
+    return Fail(Errc::kBadInput, name, ": states of ", base->items.size(),
+                " groups, master weights of ", out->groups.size());
   }
   const Node* states = out->elastic ? nullptr : base->Find("state");
   const Node* options = out->elastic ? nullptr : base->Find("param_groups");
@@ -129,9 +128,8 @@ Status ReadSlices(const Reading& reading, const Node* mappings, Shard* out) {
   if (mappings == nullptr || !mappings->is_list()) return {};
   const std::string where = reading.file_name(out->file) + ": param_slice_mappings";
   if (mappings->items.size() != out->groups.size()) {
-    return Fail(Errc::kBadInput, where + ": " + std::to_string(out->groups.size()) +
-                                     " groups expected, found " +
-                                     std::to_string(mappings->items.size()));
+    return Fail(Errc::kBadInput, where, ": ", out->groups.size(), " groups expected, found ",
+                mappings->items.size());
   }
   for (std::size_t g = 0; g < mappings->items.size(); ++g) {
     const Node* dict = mappings->items[g];
@@ -142,9 +140,8 @@ Status ReadSlices(const Reading& reading, const Node* mappings, Shard* out) {
       auto start = pickle::AsCount(FindPath(address->state, {"start"}));
       auto elems = pickle::AsCount(FindPath(address->state, {"numel"}));
       if (!name || !start || !elems) {
-        return Fail(Errc::kBadInput, where + "[" + std::to_string(g) +
-                                         "]: name and fragment address expected, found " +
-                                         pickle::Describe(address));
+        return Fail(Errc::kBadInput, where, "[", g, "]: name and fragment address expected, found ",
+                    pickle::Describe(address));
       }
       out->groups[g].slices.push_back({std::string(*name), *start, *elems});
     }
@@ -166,9 +163,8 @@ Status ReadCounts(const Reading& reading, const Node* inner, Shard* out) {
     out->partition_count = {reading.ranks};
   }
   if (out->partition_count.size() != 1 && out->partition_count.size() != out->groups.size()) {
-    return Fail(Errc::kBadInput, name + ": partition_count: " + std::to_string(out->groups.size()) +
-                                     " groups expected, found " +
-                                     std::to_string(out->partition_count.size()));
+    return Fail(Errc::kBadInput, name, ": partition_count: ", out->groups.size(),
+                " groups expected, found ", out->partition_count.size());
   }
   if (const Node* pads = inner->Find("param_alignment_paddings");
       pads != nullptr && pads->is_list()) {
@@ -178,9 +174,8 @@ Status ReadCounts(const Reading& reading, const Node* inner, Shard* out) {
       out->alignments.push_back(*std::move(list));
     }
     if (out->alignments.size() != out->groups.size()) {
-      return Fail(Errc::kBadInput,
-                  name + ": param_alignment_paddings: " + std::to_string(out->groups.size()) +
-                      " groups expected, found " + std::to_string(out->alignments.size()));
+      return Fail(Errc::kBadInput, name, ": param_alignment_paddings: ", out->groups.size(),
+                  " groups expected, found ", out->alignments.size());
     }
   }
   return {};
@@ -199,9 +194,8 @@ Status ReadStage(const Reading& reading, const Node* inner, Shard* out) {
     return Within(reading.file_name(out->file) + ": zero_stage", std::move(number).error());
   out->stage = *number;
   if (out->stage < 1 || out->stage > 3) {
-    return Fail(Errc::kBadInput, reading.file_name(out->file) +
-                                     ": zero_stage: 1 to 3 expected, found " +
-                                     std::to_string(out->stage));
+    return Fail(Errc::kBadInput, reading.file_name(out->file),
+                ": zero_stage: 1 to 3 expected, found ", out->stage);
   }
   return {};
 }
@@ -215,15 +209,15 @@ Result<const Node*> InnerOf(const Reading& reading, std::uint32_t file, const Do
   const std::string& path = reading.source.files[file].path;
   const Node* inner = document.root->Find("optimizer_state_dict");
   if (inner == nullptr || !inner->is_dict()) {
-    return Fail(Errc::kBadInput, path + ": optimizer_state_dict: dict expected, found " +
-                                     (inner == nullptr ? "nothing" : pickle::Describe(inner)));
+    return Fail(Errc::kBadInput, path, ": optimizer_state_dict: dict expected, found ",
+                (inner == nullptr ? "nothing" : pickle::Describe(inner)));
   }
   if (inner->Find("ds_zero_partition_groups") != nullptr) {
-    return Fail(Errc::kUnsupported, path + ": written with AutoEP, which is not supported");
+    return Fail(Errc::kUnsupported, path, ": written with AutoEP, which is not supported");
   }
   if (inner->Find("local_sub_partitions_of_fp32_groups") != nullptr) {
-    return Fail(Errc::kUnsupported,
-                path + ": stage 1 of DeepSpeed before 0.3.17: load and save it with a newer one");
+    return Fail(Errc::kUnsupported, path,
+                ": stage 1 of DeepSpeed before 0.3.17: load and save it with a newer one");
   }
   return inner;
 }
@@ -272,17 +266,16 @@ void DropRanksOwn(Reading* reading, const std::string& files, const Node* option
 /// Checks that all shards of an mp rank have the same groups.
 Status CheckGroups(const Reading& reading, const Shard& first, const Shard& other) {
   if (first.groups.size() == other.groups.size()) return {};
-  return Fail(Errc::kBadInput, reading.file_name(first.file) + " and " +
-                                   reading.file_name(other.file) + ": the number of groups " +
-                                   "differs: " + std::to_string(first.groups.size()) + " and " +
-                                   std::to_string(other.groups.size()));
+  return Fail(Errc::kBadInput, reading.file_name(first.file), " and ",
+              reading.file_name(other.file), ": the number of groups ",
+              "differs: ", first.groups.size(), " and ", other.groups.size());
 }
 
 /// Checks other values that must be equal in all shards of an mp rank.
 Status CheckAgreement(const Reading& reading, const Shard& first, const Shard& other) {
   const std::string files = reading.file_name(first.file) + " and " + reading.file_name(other.file);
   const auto differ = [&](const std::string& what, const std::string& a, const std::string& b) {
-    return Fail(Errc::kBadInput, files + ": " + what + " differs: " + a + " and " + b);
+    return Fail(Errc::kBadInput, files, ": ", what, " differs: ", a, " and ", b);
   };
   if (first.stage != other.stage || first.bf16_optimizer != other.bf16_optimizer) {
     const auto shown = [](const Shard& s) {
@@ -299,7 +292,7 @@ Status CheckAgreement(const Reading& reading, const Shard& first, const Shard& o
                   other.elastic ? "list" : "dict");
   }
   if (first.alignments != other.alignments) {
-    return Fail(Errc::kBadInput, files + ": param_alignment_paddings differ");
+    return Fail(Errc::kBadInput, files, ": param_alignment_paddings differ");
   }
   for (std::size_t g = 0; g < first.groups.size(); ++g) {
     const ShardGroup& a = first.groups[g];

@@ -13,10 +13,9 @@ Result<std::uint64_t> LayerWidth(const Reading& reading) {
   for (const auto& [layer, files] : layers) width = std::max(width, files.size());
   for (const auto& [layer, files] : layers) {
     if (files.size() == width) continue;
-    return Fail(Errc::kNotFound, reading.source.tag + ": layer " + std::to_string(layer) + " has " +
-                                     std::to_string(files.size()) + " files (" +
-                                     reading.file_name(files.begin()->second) +
-                                     "), other layers have " + std::to_string(width));
+    return Fail(Errc::kNotFound, reading.source.tag, ": layer ", layer, " has ", files.size(),
+                " files (", reading.file_name(files.begin()->second), "), other layers have ",
+                width);
   }
   return std::uint64_t{width};
 }
@@ -54,10 +53,8 @@ Status ReadDegrees(Reading* reading) {
     if (to.pp != 0 && mp % to.pp == 0 && mp / to.pp == to.tp) return {};
     SW_TRY_ASSIGN(const bool counted, CountsAllRanks(*reading, model));
     if (!counted) {
-      return Fail(Errc::kBadInput, name + ": checkpoint_parallel_dimensions: pp " +
-                                       std::to_string(to.pp) + " times tp " +
-                                       std::to_string(to.tp) + " differs from " +
-                                       std::to_string(mp) + " model-parallel ranks");
+      return Fail(Errc::kBadInput, name, ": checkpoint_parallel_dimensions: pp ", to.pp,
+                  " times tp ", to.tp, " differs from ", mp, " model-parallel ranks");
     }
   }
   to.tp = mp;
@@ -78,10 +75,9 @@ Status CheckPeers(const Reading& reading) {
   for (std::uint64_t mp = 0; mp < reading.mp_ranks; ++mp) {
     const Model& peer = reading.models[mp - mp % to.tp];
     if (SameNames(peer, reading.models[mp])) continue;
-    return Fail(Errc::kBadInput,
-                reading.file_name(peer.file) + " and " +
-                    reading.file_name(reading.models[mp].file) +
-                    ": different parameters on ranks of one tensor-parallel group");
+    return Fail(Errc::kBadInput, reading.file_name(peer.file), " and ",
+                reading.file_name(reading.models[mp].file),
+                ": different parameters on ranks of one tensor-parallel group");
   }
   return {};
 }

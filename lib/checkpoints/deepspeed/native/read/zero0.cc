@@ -33,10 +33,9 @@ struct PlainGroup {
 
 tl::unexpected<Error> Unknown(const Reading& reading, const Optimizer& optimizer,
                               const std::string& what) {
-  return Fail(Errc::kUnsupported,
-              reading.source.files[optimizer.file].path +
-                  ": the checkpoint does not tell which parameter is which in the optimizer: " +
-                  what + " (save it with ZeRO stage 1, or give the optimizer named parameters)");
+  return Fail(Errc::kUnsupported, reading.source.files[optimizer.file].path,
+              ": the checkpoint does not tell which parameter is which in the optimizer: ", what,
+              " (save it with ZeRO stage 1, or give the optimizer named parameters)");
 }
 
 const Node* ListAt(const Node* node, std::size_t i) {
@@ -51,7 +50,7 @@ Result<Optimizer> FindOptimizer(const Reading& reading, std::uint64_t mp) {
   if (out.root->is_none()) return out;
   const std::string where = reading.file_name(out.file) + ": optimizer";
   if (!out.root->is_dict()) {
-    return Fail(Errc::kUnsupported, where + ": dict expected, found " + pickle::Describe(out.root));
+    return Fail(Errc::kUnsupported, where, ": dict expected, found ", pickle::Describe(out.root));
   }
   const Node* base = out.root;
   out.form = Form::kTorch;
@@ -62,9 +61,9 @@ Result<Optimizer> FindOptimizer(const Reading& reading, std::uint64_t mp) {
   out.groups = FindPath(base, {"param_groups"});
   if (out.state == nullptr || !out.state->is_dict() || out.groups == nullptr ||
       !out.groups->is_list()) {
-    return Fail(Errc::kUnsupported, where +
-                                        ": neither a torch optimizer nor one of DeepSpeed's: no "
-                                        "\"state\" and \"param_groups\"");
+    return Fail(Errc::kUnsupported, where,
+                ": neither a torch optimizer nor one of DeepSpeed's: no "
+                "\"state\" and \"param_groups\"");
   }
   return out;
 }
@@ -98,9 +97,8 @@ Result<PlainGroup> ReadGroup(const Reading& reading, const Optimizer& optimizer,
   for (const std::uint64_t id : *ids) out.ids.push_back(static_cast<std::int64_t>(id));
   if (const Node* names = group->Find("param_names"); names != nullptr && names->is_list()) {
     if (names->items.size() != out.ids.size()) {
-      return Fail(Errc::kBadInput, where + ": " + std::to_string(out.ids.size()) +
-                                       " names expected, found " +
-                                       std::to_string(names->items.size()));
+      return Fail(Errc::kBadInput, where, ": ", out.ids.size(), " names expected, found ",
+                  names->items.size());
     }
     out.names.emplace();
     for (const Node* name : names->items) {
@@ -111,8 +109,8 @@ Result<PlainGroup> ReadGroup(const Reading& reading, const Optimizer& optimizer,
   const Node* masters = ListAt(optimizer.root->Find("fp32_groups"), g);
   if (optimizer.form == Form::kUnfused &&
       (masters == nullptr || !masters->is_list() || masters->items.size() != out.ids.size())) {
-    return Fail(Errc::kBadInput, where + ": fp32_groups: " + std::to_string(out.ids.size()) +
-                                     " master weights expected");
+    return Fail(Errc::kBadInput, where, ": fp32_groups: ", out.ids.size(),
+                " master weights expected");
   }
   for (std::size_t i = 0; i < out.ids.size(); ++i) {
     const Node* master = ListAt(masters, i);
@@ -168,9 +166,8 @@ Result<std::vector<std::uint32_t>> ByName(const Reading& reading, const Optimize
   for (const std::string& name : *group.names) {
     const auto at = reading.by_name.find(name);
     if (at == reading.by_name.end()) {
-      return Fail(Errc::kUnsupported, reading.file_name(optimizer.file) +
-                                          ": optimizer: parameter \"" + name +
-                                          "\" is not in module");
+      return Fail(Errc::kUnsupported, reading.file_name(optimizer.file),
+                  ": optimizer: parameter \"", name, "\" is not in module");
     }
     out.push_back(at->second);
   }

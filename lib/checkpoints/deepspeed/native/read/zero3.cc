@@ -84,16 +84,15 @@ Result<std::vector<std::vector<std::size_t>>> SubGroupIds(const Reading& reading
     out.emplace_back();
     for (const std::uint64_t id : *ids) {
       if (id >= seen.size() || seen[id]) {
-        return Fail(Errc::kBadInput, where + ": sub-group " + std::to_string(id) + " of " +
-                                         std::to_string(seen.size()) + " expected once");
+        return Fail(Errc::kBadInput, where, ": sub-group ", id, " of ", seen.size(),
+                    " expected once");
       }
       seen[id] = true;
       out.back().push_back(static_cast<std::size_t>(id));
     }
   }
   if (const auto gap = std::find(seen.begin(), seen.end(), false); gap != seen.end()) {
-    return Fail(Errc::kBadInput, where + ": sub-group " + std::to_string(gap - seen.begin()) +
-                                     " belongs to no group");
+    return Fail(Errc::kBadInput, where, ": sub-group ", gap - seen.begin(), " belongs to no group");
   }
   return out;
 }
@@ -132,10 +131,9 @@ Status RefuseMics(const Reading& reading) {
   const auto ranks =
       pickle::AsCount(FindPath(reading.config, {"zero_optimization", "mics_shard_size"}));
   if (!ranks || *ranks == 0 || *ranks == reading.ranks) return {};
-  return Fail(Errc::kUnsupported, reading.file_name(reading.models.front().file) +
-                                      ": MiCS, which partitions over " + std::to_string(*ranks) +
-                                      " of " + std::to_string(reading.ranks) +
-                                      " ranks (mics_shard_size), is not supported");
+  return Fail(Errc::kUnsupported, reading.file_name(reading.models.front().file),
+              ": MiCS, which partitions over ", *ranks, " of ", reading.ranks,
+              " ranks (mics_shard_size), is not supported");
 }
 
 }  // namespace

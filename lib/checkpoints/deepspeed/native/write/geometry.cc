@@ -36,8 +36,8 @@ Status FindStates(const Checkpoint& source, Geometry& geometry) {
                                  : param.kind == ParamKind::kFrozen ? kFrozen
                                                                     : kFp32;
     if (!dtypes[needed] && !(trainable && dtypes[kWeight])) {
-      return Fail(Errc::kBadInput, "parameter " + Quoted(param.name) + ": the source has no \"" +
-                                       geometry.states[needed] + "\" of it");
+      return Fail(Errc::kBadInput, "parameter ", Quoted(param.name), ": the source has no \"",
+                  geometry.states[needed], "\" of it");
     }
     if (!trainable) continue;
     if (!dtypes[kFp32]) dtypes[kFp32] = DType::kF32;
@@ -100,8 +100,8 @@ Status PlaceOnStages(Geometry& geometry) {
     const Param& param = geometry.params[i];
     if (geometry.to.pipeline && param.alias_of.empty() && !param.layer &&
         param.tied_layers.empty()) {
-      return Fail(Errc::kBadInput,
-                  "parameter " + Quoted(param.name) + ": no layer of the pipeline holds it");
+      return Fail(Errc::kBadInput, "parameter ", Quoted(param.name),
+                  ": no layer of the pipeline holds it");
     }
     for (std::uint32_t stage = 0; stage < geometry.to.pp; ++stage) {
       if (geometry.StageHolds(stage, i)) geometry.stage_params[stage].push_back(i);
@@ -174,9 +174,8 @@ Status FlattenAll(Geometry& geometry) {
     }
     const bool trains = !geometry.groups.empty();
     if (trains && geometry.flat[mp].empty()) {
-      return Fail(Errc::kInfeasible, "pipeline stage " + std::to_string(geometry.stage_of(mp)) +
-                                         " of " + std::to_string(geometry.to.pp) +
-                                         " would hold no trained parameter");
+      return Fail(Errc::kInfeasible, "pipeline stage ", geometry.stage_of(mp), " of ",
+                  geometry.to.pp, " would hold no trained parameter");
     }
   }
   return {};
@@ -280,11 +279,9 @@ Result<std::optional<DType>> Geometry::GroupDType(const FlatGroup& group, std::s
     if (!dtypes[param][state]) continue;
     if (!found) found = param;
     if (*dtypes[param][state] != *dtypes[*found][state]) {
-      return Fail(Errc::kUnsupported,
-                  "\"" + states[state] + "\" is " + std::string(Name(*dtypes[*found][state])) +
-                      " for " + Quoted(params[*found].name) + " and " +
-                      std::string(Name(*dtypes[param][state])) + " for " +
-                      Quoted(params[param].name) + ", and one flat group holds both");
+      return Fail(Errc::kUnsupported, "\"", states[state], "\" is ", Name(*dtypes[*found][state]),
+                  " for ", Quoted(params[*found].name), " and ", Name(*dtypes[param][state]),
+                  " for ", Quoted(params[param].name), ", and one flat group holds both");
     }
   }
   if (!found) return std::optional<DType>();
@@ -329,8 +326,8 @@ bool AnyGroupHas(const Checkpoint& source, std::string_view option) {
 /// Fails for states that an optimizer stores in another shape at some stages.
 Status CheckStates(const Checkpoint& source, const Topology& to) {
   const auto refuse = [&](const char* optimizer, const char* state, const char* want) {
-    return Fail(Errc::kUnsupported, std::string(optimizer) + ": its state \"" + state + "\" is " +
-                                        want + " with ZeRO stage " + std::to_string(to.zero));
+    return Fail(Errc::kUnsupported, optimizer, ": its state \"", state, "\" is ", want,
+                " with ZeRO stage ", to.zero);
   };
   const bool partitions = to.zero == 1 || to.zero == 2;
   if (partitions && HasState(source, "momentum_buffer") && AnyGroupHas(source, "use_muon")) {

@@ -82,8 +82,8 @@ Result<const Node*> ModuleNode(Document& document, const Geometry& geometry, con
     if (!param.alias_of.empty()) {
       const auto found = geometry.by_name.find(param.alias_of);
       if (found == geometry.by_name.end()) {
-        return Fail(Errc::kBadInput, "\"" + param.name + "\" is tied to \"" + param.alias_of +
-                                         "\", which is not in the model");
+        return Fail(Errc::kBadInput, "\"", param.name, "\" is tied to \"", param.alias_of,
+                    "\", which is not in the model");
       }
       data = found->second;
     }

@@ -84,15 +84,14 @@ Result<std::vector<std::vector<std::uint32_t>>> SplitExperts(std::span<const Par
   for (std::uint32_t member : members) {
     const Param& param = params[member];
     if (!param.expert) {
-      return Fail(Errc::kBadInput, "\"" + param.name + "\" is in an expert group but no expert's");
+      return Fail(Errc::kBadInput, "\"", param.name, "\" is in an expert group but no expert's");
     }
     auto [at, fresh] = local.try_emplace(param.expert->layer, 0);
     if (fresh) {
       const std::uint64_t experts = ExpertsOfLayer(params, param.expert->layer);
       if (experts % ep != 0) {
-        return Fail(Errc::kInfeasible, "ep=" + std::to_string(ep) + ": " + std::to_string(experts) +
-                                           " experts of MoE layer " + std::to_string(at->first) +
-                                           " do not divide");
+        return Fail(Errc::kInfeasible, "ep=", ep, ": ", experts, " experts of MoE layer ",
+                    at->first, " do not divide");
       }
       at->second = experts / ep;
     }
@@ -111,8 +110,8 @@ Result<std::vector<std::vector<std::uint32_t>>> SplitExperts(std::span<const Par
       same = name == peer && first.shape == other.shape;
     }
     if (!same) {
-      return Fail(Errc::kUnsupported, "ep=" + std::to_string(ep) + ": the experts of ranks 0 and " +
-                                          std::to_string(rank) + " differ in names or shapes");
+      return Fail(Errc::kUnsupported, "ep=", ep, ": the experts of ranks 0 and ", rank,
+                  " differ in names or shapes");
     }
   }
   return by_rank;

@@ -253,9 +253,9 @@ void Planner::AddLatest() { builder_.AddText("latest", geometry_->tag); }
 
 Result<Written> WriteDeepSpeed(const Checkpoint& source, const Topology& topology) {
   if (!source.order_unknown.empty()) {
-    return Fail(Errc::kUnsupported,
-                source.tag + ": native files keep parameters in the order of the model: " +
-                    source.order_unknown + "; --format universal goes by name");
+    return Fail(Errc::kUnsupported, source.tag,
+                ": native files keep parameters in the order of the model: ", source.order_unknown,
+                "; --format universal goes by name");
   }
   if (topology.zero == 3) {
     SW_TRY(CheckDecided(source,

@@ -89,15 +89,13 @@ Status Write(Device& device, Stream& stream, std::byte* to, std::span<const std:
 Status Same(std::span<const std::byte> expected, std::span<const std::byte> found,
             const std::string& what) {
   if (expected.size() != found.size()) {
-    return Fail(Errc::kMismatch, what + ": " + std::to_string(expected.size()) +
-                                     " bytes expected, found " + std::to_string(found.size()));
+    return Fail(Errc::kMismatch, what, ": ", expected.size(), " bytes expected, found ",
+                found.size());
   }
   for (std::size_t i = 0; i < expected.size(); ++i) {
     if (expected[i] == found[i]) continue;
-    return Fail(Errc::kMismatch, what + ": byte " + std::to_string(i) + ": " +
-                                     std::to_string(std::to_integer<int>(expected[i])) +
-                                     " expected, found " +
-                                     std::to_string(std::to_integer<int>(found[i])));
+    return Fail(Errc::kMismatch, what, ": byte ", i, ": ", std::to_integer<int>(expected[i]),
+                " expected, found ", std::to_integer<int>(found[i]));
   }
   return {};
 }
