@@ -23,8 +23,10 @@ def gathered(mine, group):
 
 
 def own_states(optimizer, master):
-    """Master weights and their states of the same length, by name."""
-    states = {name: state.detach() for name, state in optimizer.state.get(master, {}).items()
+    """Master weights and their states of the same length, sorted by name: callers gather them in this order, and
+    DeepSpeed's universal loader adds states in the order of a set, which differs between ranks.
+    """
+    states = {name: state.detach() for name, state in sorted(optimizer.state.get(master, {}).items())
               if name != "step" and torch.is_tensor(state) and state.numel() == master.numel()}
     return {"fp32": master.detach()} | states
 
