@@ -10,17 +10,20 @@
 
 namespace shardwright {
 
-/// One part of a message: text, one character, or an integer in decimal digits. A part refers to
-/// its text, and must not outlive it. Other types do not convert: format numbers with a fraction
-/// with Fixed() or Percent() of text.h.
+template <class T>
+concept MessageNumber = (std::integral<T> || std::floating_point<T>)&&!std::same_as<T, bool>;
+
+/// One part of a message: text, one character, or a number in decimal digits. A part refers to its
+/// text, and must not outlive it. A floating-point number has the fewest digits that identify it:
+/// 0.9, 1e-08. Fixed() and Percent() of text.h format with a given number of digits.
 class MessagePart {
  public:
   // NOLINTBEGIN(google-explicit-constructor): callers pass the values themselves.
   MessagePart(std::string_view text) : text_(text) {}
   MessagePart(const std::string& text) : text_(text) {}
   MessagePart(const char* text) : text_(text) {}
-  template <std::integral T>
-  requires(!std::same_as<T, bool>) MessagePart(T value) {
+  template <MessageNumber T>
+  MessagePart(T value) {
     if constexpr (std::same_as<T, char>) {
       buffer_[0] = value;
       size_ = 1;
@@ -36,11 +39,11 @@ class MessagePart {
  private:
   std::string_view text_;
   std::size_t size_ = 0;  ///< bytes used of buffer_; 0: the part is text_
-  char buffer_[20];       ///< holds every 64-bit integer with its sign
+  char buffer_[32];       ///< holds every 64-bit integer and every double
 };
 
-/// Joins the parts without separators: StrCat(path, ": ", 3, " files").
-inline std::string StrCat(std::initializer_list<MessagePart> parts) {
+namespace internal {
+inline std::string JoinParts(std::initializer_list<MessagePart> parts) {
   std::size_t size = 0;
   for (const MessagePart& part : parts) size += part.text().size();
   std::string out;
@@ -48,11 +51,12 @@ inline std::string StrCat(std::initializer_list<MessagePart> parts) {
   for (const MessagePart& part : parts) out += part.text();
   return out;
 }
+}  // namespace internal
 
+/// Joins the parts without separators: StrCat(path, ": ", 3, " files").
 template <class... Parts>
-requires(sizeof...(Parts) > 0 && (std::convertible_to<const Parts&, MessagePart> &&
-                                  ...)) std::string StrCat(const Parts&... parts) {
-  return StrCat({MessagePart(parts)...});
+std::string StrCat(const Parts&... parts) {
+  return internal::JoinParts({MessagePart(parts)...});
 }
 
 }  // namespace shardwright

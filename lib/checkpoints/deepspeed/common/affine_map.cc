@@ -80,7 +80,7 @@ Result<Piece> ReadPiece(const pickle::Node* node, const Shape& whole, const Shap
   if (const pickle::Node* scale = node->Find("scale")) {
     SW_TRY_ASSIGN(const double factor, pickle::AsFloat(scale));
     if (factor != 1.0) {
-      return Fail(Errc::kUnsupported, "a piece held scaled by ", factor);
+      return Fail(Errc::kUnsupported, "a piece stored with a scale of ", factor);
     }
   }
   SW_TRY_ASSIGN(const Shape locations, pickle::AsShape(node->Find("locations")));
