@@ -16,8 +16,8 @@
 //
 //   log.segment  begins a segment: writes and syncs its head, then syncs the folder
 //   log.record   writes a record: head, text, gradients, trailer; a kill leaves a torn tail
+//   log.sync     syncs the segment, before and after the mark
 //   log.mark     writes a mark after the appended records
-//   log.sync     syncs the segment
 //
 // A full segment is synced before the next one begins.
 
@@ -260,8 +260,14 @@ Status LogWriter::Check(std::uint64_t iteration, std::string_view module,
 }
 
 Status LogWriter::Persist() {
+  // After a power loss a mark must not exist without the records before it.
+  SW_TRY(Sync());
   SW_TRY(os::FaultPoint("log.mark"));
   SW_TRY(WriteRecord(static_cast<std::uint32_t>(log::Kind::kMark), "", {}));
+  return Sync();
+}
+
+Status LogWriter::Sync() {
   SW_TRY(os::FaultPoint("log.sync"));
   broken_ = true;  // no more writes after a failed sync
   SW_TRY(file_.Sync());

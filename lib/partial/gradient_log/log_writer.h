@@ -75,6 +75,7 @@ class LogWriter {
  private:
   LogWriter(std::string folder, const LogWriterOptions& options);
   Status Begin();
+  Status Sync();
   Result<std::uint64_t> WriteRecord(std::uint32_t kind, std::string_view meta,
                                     std::span<const std::span<const std::byte>> payload);
   Result<std::span<const std::byte>> Compressed(std::span<const std::byte> plain,
