@@ -129,13 +129,19 @@ class Partial(Training):
                          f"agent_flags=({' '.join(FLAGS)})\n")
         self.last, self.count, self.lost = last, Count(), 0
 
+    def saved_by_trainer(self):
+        """\\returns the iteration of the trainer's own checkpoint, which train.sbatch loads while the store has none"""
+        latest = self.folder / "ckpt/latest"
+        return int(latest.read_text().removeprefix("global_step")) if latest.exists() else 0
+
     def restored(self):
         """Compares the report of the newest restore with a count."""
         report = json.loads(next(self.folder.glob("ckpt.report-*.json")).read_text())
         resume, result = report["iteration"], report["result"]
         found = (self.folder / "started").read_text()
-        if found != str(resume or 0):
-            self.fail(f"restored was {resume}, DeepSpeed resumed at {found}")
+        wanted = self.saved_by_trainer() if resume is None else resume
+        if found != str(wanted):
+            self.fail(f"restored was {resume}, DeepSpeed resumed at {found} instead of {wanted}")
         if resume is None:
             return
         lines = map(json.loads, (self.folder / "tokens.jsonl").read_text().splitlines())
