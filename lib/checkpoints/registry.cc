@@ -2,6 +2,7 @@
 #include "checkpoints/registry.h"
 
 #include <algorithm>
+#include <iterator>
 #include <optional>
 #include <set>
 #include <string>
@@ -50,7 +51,7 @@ constexpr Format kFormats[] = {
      .resolve = universal::Resolve,
      .write = universal::Write},
     {.name = dcp::kName,
-     .summary = "folders of torch.distributed.checkpoint",
+     .summary = "torch.distributed.checkpoint folders",
      .keys = kDcpKeys,
      .claims = dcp::Claims,
      .belongs = dcp::BelongsTo,
@@ -64,7 +65,7 @@ constexpr Format kFormats[] = {
      .readers = dcp::Readers,
      .sides = dcp::Sides},
     {.name = "dtensor",
-     .summary = "a file of DTensors for each rank, as verl and Accelerate have them",
+     .summary = "one DTensor file per rank, as verl and Accelerate write",
      .keys = kDTensorKeys,
      .claims = dtensor::Claims,
      .belongs = dtensor::BelongsTo,
@@ -78,7 +79,7 @@ constexpr Format kFormats[] = {
      .readers = dtensor::Readers,
      .sides = dtensor::Sides},
     {.name = "megatron",
-     .summary = "checkpoints of Megatron-Core, torch_dist and legacy",
+     .summary = "Megatron-Core checkpoints, torch_dist and legacy",
      .keys = kMegatronKeys,
      .pointer = megatron::kTracker,
      .tag_of = megatron::TagOf,
@@ -92,7 +93,7 @@ constexpr Format kFormats[] = {
      .write = megatron::Write,
      .sides = megatron::Sides},
     {.name = "safetensors",
-     .summary = "weights by name, as model hubs have them",
+     .summary = "weights by name, as on model hubs",
      .keys = kSafetensorsKeys,
      .claims = safetensors::Claims,
      .belongs = safetensors::BelongsTo,
@@ -119,23 +120,33 @@ Result<const TargetKey*> NeedKey(const Format& format, std::string_view name) {
     if (key.name == name) return &key;
   }
   std::vector<std::string> others;
-  for (const Format& other : kFormats) {
+  for (const Format& other : Formats()) {
     if (std::ranges::find(other.keys, name, &TargetKey::name) != other.keys.end()) {
       others.push_back("--format " + std::string(other.name));
     }
   }
-  return Fail(Errc::kUsage, "target key ", Quoted(name), " is none of ", NamesOf(format.keys),
-              (others.empty() ? "" : "; it is one of " + Joined(others, ", ")));
+  return Fail(Errc::kUsage, "target key ", Quoted(name), " is not one of ", NamesOf(format.keys),
+              (others.empty() ? "" : "; it belongs to " + Joined(others, ", ")));
+}
+
+std::vector<Format>& Table() {
+  static std::vector<Format> table(std::begin(kFormats), std::end(kFormats));
+  return table;
 }
 
 }  // namespace
 
-std::span<const Format> Formats() { return kFormats; }
+std::span<const Format> Formats() { return Table(); }
+
+bool AddFormat(const Format& format) {
+  Table().push_back(format);
+  return true;
+}
 
 std::string FormatNames() { return NamesOf(Formats()); }
 
 const Format* FindFormat(std::string_view name) {
-  for (const Format& format : kFormats) {
+  for (const Format& format : Formats()) {
     if (format.name == name) return &format;
   }
   return nullptr;
@@ -205,7 +216,7 @@ Result<Checkpoint> ReadCheckpointOrWeights(const SourceSet& source, const Patter
     Error error = std::move(whole).error();
     const std::string& alone = model.error().message;
     if (error.message.find(alone) == std::string::npos) {
-      error.message += "; nor can the weights be read alone: " + alone;
+      error.message += "; the weights cannot be read alone either: " + alone;
     }
     return tl::unexpected<Error>(std::move(error));
   }

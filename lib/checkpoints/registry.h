@@ -25,6 +25,12 @@ namespace shardwright::checkpoints {
 /// Returns one row for each format. If several formats claim a folder, the first of them reads it.
 std::span<const Format> Formats();
 
+/// Adds a row at the end of the table, for test programs with a format from outside lib/, such as
+/// examples/format_minimal. Invalidates pointers to rows.
+/// \pre called before main or at its beginning, before any other function of this header
+/// \returns true, so that the initializer of a global variable can call it
+bool AddFormat(const Format& format);
+
 /// Returns the names of all formats for messages: "deepspeed, universal".
 std::string FormatNames();
 

@@ -21,16 +21,22 @@ ASIDE = {"shardwright.json"}  # records the source of the output
 
 
 class Conformance(unittest.TestCase):
-    """`formats` are the names of the rows that write; `made` has the checkpoint `base` in each of them."""
+    """`formats` are the names of the rows that write; `made` has the checkpoint `base` in each of them. `readers` are
+    the names of the rows that are only read."""
 
     bin, launcher = pathlib.Path(), ""  # the launcher only where a test is called with one
-    formats = []
+    load = pathlib.Path()  # the program ucp-load, or ucp-load-example
+    formats, readers = [], []
     scratch, base, base_format, made, left = None, None, "", {}, {}
 
     @classmethod
     def setUpClass(cls):
         cls.scratch = harness.Scratch("conformance-")
         cls.addClassCleanup(cls.scratch.__exit__)
+        cls.make_all()
+
+    @classmethod
+    def make_all(cls):
         cls.base = cls.scratch.path / "base"
         cls.make_base()
         for name in cls.formats:
@@ -60,7 +66,7 @@ class Conformance(unittest.TestCase):
 
     @classmethod
     def command(cls, source, output, name, *more):
-        return [cls.bin / "ucp-load", source, output, "--format", name, "--progress", "off", *more]
+        return [cls.load, source, output, "--format", name, "--progress", "off", *more]
 
     @classmethod
     def convert(cls, source, output, name, *more):
@@ -72,7 +78,7 @@ class Conformance(unittest.TestCase):
         return result
 
     def check(self, a, b):
-        return harness.run([self.bin / "ucp-load", "--check", a, b, "--progress", "off"])
+        return harness.run([self.load, "--check", a, b, "--progress", "off"])
 
     def expect_same(self, a, b):
         done = self.check(a, b)
@@ -84,12 +90,15 @@ class Conformance(unittest.TestCase):
 
 def main(usage):
     words = usage.split()
-    if len(sys.argv) < len(words):
+    if len(sys.argv) < len([word for word in words if not word.startswith("[")]):
         sys.exit(f"usage: {usage}")
     rows = json.loads(subprocess.run([sys.argv.pop(1)], check=True, capture_output=True, text=True).stdout)
     Conformance.formats = [row["name"] for row in rows if row["writes"]]
-    Conformance.bin = pathlib.Path(sys.argv.pop(1)).resolve()
-    if "LAUNCHER" in words:
+    Conformance.readers = [row["name"] for row in rows if not row["writes"]]
+    program = pathlib.Path(sys.argv.pop(1)).resolve()
+    Conformance.bin = program if "BIN" in words else program.parent
+    Conformance.load = program / "ucp-load" if "BIN" in words else program
+    if "LAUNCHER" in words or ("[LAUNCHER]" in words and len(sys.argv) > 1):
         Conformance.launcher = sys.argv.pop(1)
     os.environ["LC_ALL"] = "C"
     unittest.main()

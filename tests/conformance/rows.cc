@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Prints the table of formats as JSON: [{"name": "deepspeed", "writes": true}, ...].
+// The last row is that of examples/format_minimal, which is linked into this program.
 
 #include <exception>
 #include <iostream>
