@@ -46,8 +46,11 @@ double GrowthWhenDoubled(std::size_t n, double good, Make&& make, Parse&& parse)
   return least_large / least_small;
 }
 
-/// The growth that tests allow: linear with a logarithm, plus the effect of caches.
-inline constexpr double kMostGrowth = 2.2;
+/// The growth that tests aim at: linear with a logarithm, plus the effect of caches.
+inline constexpr double kGoodGrowth = 2.2;
+
+/// The growth that tests allow: other programs share the caches. Quadratic time grows 4 times.
+inline constexpr double kMostGrowth = 2.5;
 
 /// Expects the processor time of `parse` to grow at most kMostGrowth times from inputs of size n to
 /// those of size 2n. See GrowthWhenDoubled. In a build with sanitizers `parse` runs once and is not
@@ -58,7 +61,7 @@ void ExpectLinear(std::size_t n, Make&& make, Parse&& parse) {
   parse(make(n));
 #else
   const double growth =
-      GrowthWhenDoubled(n, kMostGrowth, std::forward<Make>(make), std::forward<Parse>(parse));
+      GrowthWhenDoubled(n, kGoodGrowth, std::forward<Make>(make), std::forward<Parse>(parse));
   EXPECT_LE(growth, kMostGrowth) << "size " << n;
 #endif
 }
