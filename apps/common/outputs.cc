@@ -11,7 +11,7 @@ Status CheckOutputs(cli::Context& context, const std::vector<std::string>& paths
     for (const std::string& path : paths) {
       if (path.empty() || context.flags().force) continue;
       SW_TRY_ASSIGN(const bool exists, os::Exists(path));
-      if (exists) return Fail(Errc::kBusy, path, ": exists (--force replaces it)");
+      if (exists) return Fail(Errc::kBusy, path, ": already exists; pass --force to replace it");
     }
     return {};
   });

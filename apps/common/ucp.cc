@@ -35,7 +35,7 @@ void ShowWeightSets(const checkpoints::Checkpoint& checkpoint, std::ostream& out
     out << "weights of " << Quoted(set.name);
     if (set.tensors > 0) out << ": " << Plural(set.tensors, "tensor");
     if (set.bytes > 0) out << ", " << FormatBytes(set.bytes);
-    out << (set.taken ? " (taken)" : "") << "\n";
+    out << (set.taken ? " (selected)" : "") << "\n";
   }
 }
 
@@ -307,7 +307,7 @@ Status ShowConversion(cli::Context& context, const convert::ConvertReport& repor
   context.out() << "source   " << convert::Explain(report.source) << "\n"
                 << "target   " << convert::Explain(report.target) << "\n";
   if (report.verbatim) {
-    context.out() << "equal layouts: the source's files are taken unchanged, "
+    context.out() << "equal layouts: the source's files are used unchanged, "
                   << (report.linked ? "as hard links\n"
                                     : "as clones, which need no reads and no disk space if the "
                                       "file system supports them\n");

@@ -18,7 +18,7 @@ namespace shardwright::apps {
 /// Adds --patterns.
 void AddPatterns(cli::App& app, std::vector<std::string>* files);
 
-/// --trust-user: a user whose agents and shared-memory caches are accepted
+/// --trust-user: accept the agents and shared-memory caches of a user
 /// at socket files, in addition to those of this process's user and of root.
 struct TrustFlags {
   std::string user;
@@ -42,7 +42,7 @@ struct SourceFlags {
   std::string weights_of;
   std::uint64_t io_concurrency = os::kIoThreads;
 
-  /// \param parts  adds --node-local, for commands whose ranks may see parts of INPUT
+  /// \param parts  adds --node-local, for commands with ranks that may see parts of INPUT
   void AddTo(cli::App& app, bool parts = true);
   /// Adds --siblings, for commands that write a copy of INPUT. The default is `copy`.
   void AddSiblingsTo(cli::App& app);

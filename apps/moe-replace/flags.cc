@@ -16,7 +16,10 @@ namespace {
 
 constexpr std::uint64_t kMostIterations = UINT64_MAX - 1;
 
-tl::unexpected<Error> Usage(std::string message) { return Fail(Errc::kUsage, std::move(message)); }
+template <class... Parts>
+tl::unexpected<Error> Usage(const Parts&... parts) {
+  return Fail(Errc::kUsage, parts...);
+}
 
 /// Flags that only some strategies use. Others would silently ignore them.
 struct Known {
@@ -38,7 +41,7 @@ constexpr Known kKnown[] = {
     {"--spare", {"hecate"}},
     {"--nonmoe-seconds", {"hecate"}},
 };
-/// Flags whose effect on a single plan is checked later. A simulated run has no such check.
+/// Flags with an effect on a single plan that is checked later. A simulated run has no such check.
 constexpr Known kKnownInReplays[] = {
     {"--faults", {"best", "lazarus", "spread", "compact", "vanilla"}},
     {"--unit", {"best", "lazarus", "spread", "compact"}},
@@ -61,7 +64,7 @@ Result<placement::MovesLimit> ParseMaxMoves(const std::string& text) {
   } else if (const auto bytes = ParseBytes(text); bytes && *bytes > 0 && rest != end) {
     limit.bytes = *bytes;
   } else {
-    return Usage("--max-moves \"" + text +
+    return Usage("--max-moves \"", text,
                  "\": expected a number of replicas above 0 such as 200, "
                  "a size such as 40GB or a share such as 5%; moe-replace evaluate measures a plan "
                  "without moves");
@@ -81,10 +84,9 @@ Result<placement::JoinedLoads> ParseJoined(const std::string& text) {
   const auto [rest, code] = std::from_chars(begin, end, joined.weight);
   const bool fits = joined.weight > 0 && joined.weight <= 1e9;
   if (!joined.path.empty() && code == std::errc() && rest == end && fits) return joined;
-  return Usage("--join \"" + text +
-               "\": expected FILE or FILE=WEIGHT with a weight above 0, up to "
-               "1e9; found \"" +
-               std::string(begin, end) + "\"");
+  return Usage("--join \"", text,
+               "\": expected FILE or FILE=WEIGHT with a weight above 0, up to 1e9; found \"",
+               std::string_view(begin, end), "\"");
 }
 
 /// Parses --effort: a number of steps, or a time with its unit.
@@ -102,7 +104,7 @@ Status SetEffort(const std::string& text, placement::Options* options) {
     return {};
   }
   if (code != std::errc() || !(seconds > 0) || seconds > kMostSeconds) {
-    return Usage("--effort \"" + text +
+    return Usage("--effort \"", text,
                  "\": expected a count from 0 to 1000 or a time up to 3600s, such as 500ms or 2s");
   }
   options->best_seconds = seconds;
@@ -233,7 +235,7 @@ Status MoeFlags::CheckCluster(const cli::App& app, bool needed) const {
   const placement::ClusterRequest& cluster = request.cluster;
   if (!cluster.file.empty()) {
     for (const char* flag : {"--nodes", "--gpus", "--slots", "--expert-bytes"}) {
-      if (app.IsSet(flag)) return Usage(std::string(flag) + " cannot be combined with --cluster");
+      if (app.IsSet(flag)) return Usage(flag, " cannot be combined with --cluster");
     }
     return {};
   }
@@ -243,10 +245,8 @@ Status MoeFlags::CheckCluster(const cli::App& app, bool needed) const {
     return Usage("no cluster: pass --cluster FILE, or --nodes, --gpus and --slots");
   }
   if (!begun || cluster.gpus <= limits::kMoeDevices / cluster.nodes) return {};
-  return Usage("--nodes " + std::to_string(cluster.nodes) + " --gpus " +
-               std::to_string(cluster.gpus) + ": expected at most " +
-               std::to_string(limits::kMoeDevices) + " GPUs, found " +
-               std::to_string(cluster.nodes * cluster.gpus));
+  return Usage("--nodes ", cluster.nodes, " --gpus ", cluster.gpus, ": expected at most ",
+               limits::kMoeDevices, " GPUs, found ", cluster.nodes * cluster.gpus);
 }
 
 Status MoeFlags::CheckRules(const cli::App& app, bool cluster_needed) {
@@ -269,8 +269,7 @@ Status MoeFlags::CheckRules(const cli::App& app, bool cluster_needed) {
     SW_TRY_ASSIGN(request.max_moves, ParseMaxMoves(max_moves_));
   }
   for (const char* flag : {"--max-moves", "--target-balance"}) {
-    if (request.old_plan.empty() && app.IsSet(flag))
-      return Usage(std::string(flag) + " requires --old");
+    if (request.old_plan.empty() && app.IsSet(flag)) return Usage(flag, " requires --old");
   }
   if (!everywhere_.empty()) {
     if (app.IsSet("--target-balance")) {
@@ -278,7 +277,7 @@ Status MoeFlags::CheckRules(const cli::App& app, bool cluster_needed) {
     }
     auto experts = token_counts::ParseLayers(everywhere_);
     if (!experts) {
-      return Usage("--everywhere \"" + everywhere_ +
+      return Usage("--everywhere \"", everywhere_,
                    "\": expected numbers of experts such as 256 or 0-3,7");
     }
     request.everywhere = *std::move(experts);

@@ -36,7 +36,7 @@ struct MoeFlags {
   /// Copies the values of the shared flags.
   void AddShared(const cli::CommonFlags& common);
   /// Fails if a flag has no effect on the strategy.
-  /// \param replayed  also checks flags whose effect on a single plan is checked afterwards
+  /// \param replayed  also checks flags with an effect on a single plan that is checked later
   /// \param writes_eplb  the format of the plan supports --groups
   /// \error kUsage
   Status CheckKnown(const cli::App& app, const std::string& strategy, bool replayed,

@@ -72,9 +72,9 @@ void ShowStatus(cli::Context& context, const Json& json) {
       << "\n";
   ShowSent(out, json);
   if (const Json replays = json.value("replays", Json()); replays.is_object()) {
-    out << "replayed  " << Number(replays, "modules") << " times an expert, "
-        << FormatBytes(Bytes(replays, "gradient_bytes")) << " of gradients, "
-        << Number(replays, "older") << " older than the newest snapshot\n";
+    out << "replayed  " << Number(replays, "modules") << " modules with "
+        << FormatBytes(Bytes(replays, "gradient_bytes")) << " of gradients; "
+        << Number(replays, "older") << " are older than the newest snapshot\n";
     for (const Json& why : replays.value("refused", Json::array())) {
       if (why.is_string()) out << "          " << text::Printable(why.get<std::string>()) << "\n";
     }

@@ -51,7 +51,8 @@ Status Tune(cli::Context& context, const partial::TuneRequest& request, const st
   if (!tuning.chosen.config.plt_in_limit) {
     context.sink().Warn(
         "the expected PLT exceeds the limit of " + Fixed(100 * request.plt_limit, 2) +
-        " %, whatever K to persist fits the interval; use faster storage or a larger --plt-limit");
+        " % with every K to persist that fits the interval; use faster storage or a larger "
+        "--plt-limit");
   }
   return {};
 }

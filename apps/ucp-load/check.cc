@@ -74,18 +74,16 @@ Status CheckNames(cli::Context& context, const convert::Input& input,
   if (wanted.empty() || !input.mapped.empty() || input.checkpoint.origin == format.name) return {};
   SW_TRY_ASSIGN(const std::string map, MissingMap(input.checkpoint, wanted));
   if (map.empty()) return {};
-  const std::string what = "the tensor names of " + input.checkpoint.tag +
-                           " belong to another program than the readers of the " +
-                           std::string(format.name) + " format";
+  const std::string what =
+      StrCat("the tensor names of ", input.checkpoint.tag,
+             " are not the names that readers of the ", format.name, " format expect");
   if (format.name != "megatron") {
-    context.sink().Warn(what + "; add --map " + map +
-                        " to write the names that those readers expect");
+    context.sink().Warn(StrCat(what, "; add --map ", map, " to write the expected names"));
     return {};
   }
-  return Fail(
-      Errc::kUsage, what, ": run ucp-load ", ShellWord(input.source_paths.front()), " ",
-      ShellWord(output), " --format ", format.name, " --map ", map,
-      " to write the names that those readers expect, or --map none to keep the present names");
+  return Fail(Errc::kUsage, what, ": run ucp-load ", ShellWord(input.source_paths.front()), " ",
+              ShellWord(output), " --format ", format.name, " --map ", map,
+              " to write the expected names, or pass --map none to keep the present names");
 }
 
 }  // namespace shardwright::apps

@@ -91,13 +91,13 @@ int ServeMain(int argc, const char* const* argv) {
   });
   return app.Run(argc, argv, [&](cli::Context& context) -> Status {
     const cli::CommonFlags& flags = context.flags();
-    if (flags.verify != Verify::kNone && flags.verify != Verify::kSums) {
+    if (flags.verify != Verify::kNone && flags.verify != Verify::kChecksums) {
       return Fail(Errc::kUsage,
                   "--verify: expected none or checksums, because ucp-load serve writes no files");
     }
     options.input = source.Options(flags);
     options.input.maps.sides = format.Sides(spec);
-    options.load = {flags.verify == Verify::kSums, flags.threads, flags.memory_bytes};
+    options.load = {flags.verify == Verify::kChecksums, flags.threads, flags.memory_bytes};
     if (deadline) options.deadline = std::chrono::seconds(*deadline);
     SW_TRY_ASSIGN(const cache::Served served,
                   cache::Serve(context.comm(), options, spec, *format.format, context.sink()));
@@ -138,7 +138,7 @@ int ServeStatusMain(int argc, const char* const* argv) {
                     << text::Printable(status.value("device", "")) << ", "
                     << FormatBytes(number("bytes_read")) << " read\n"
                     << "trainers  " << number("attached") << " ranks attached now, "
-                    << number("attaches") << " since the beginning\n";
+                    << number("attaches") << " since the start\n";
       context.SetResult(std::move(status));
       return {};
     });

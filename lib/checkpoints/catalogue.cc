@@ -1,16 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <algorithm>
 #include <array>
-#include <bit>
 #include <memory>
 #include <span>
 #include <utility>
 
+#include "checkpoints/catalogue_stream_internal.h"
 #include "checkpoints/open_source.h"
 #include "checkpoints/registry.h"
 #include "support/base/crc32.h"
 #include "support/os/dir.h"
-#include "support/zstd/contexts.h"
 
 // Layout: magic, CRC-32 of the rest, one zstd frame. Inside the frame, numbers are LEB128 and a
 // text is its length and its bytes. The frame contains the format's name, tag, warnings, manifest,
@@ -24,181 +22,14 @@
 namespace shardwright::checkpoints {
 namespace {
 
+using catalogue::Damaged;
+using catalogue::Packer;
+using catalogue::Unpacker;
+
 constexpr std::string_view kMagic("SWsource\0\0\0", 11);  // followed by one byte, the version
 constexpr unsigned kForm = 5;
 constexpr unsigned kPlainForm = 4;
 constexpr std::size_t kHeaderBytes = kMagic.size() + 1 + 4;
-constexpr std::uint64_t kCatalogueBytes = std::uint64_t{16} << 30;
-constexpr int kLevel = 1;
-// Largest zstd window. One metadata has about 200 KiB and resembles
-// that of the file 100 files earlier, so the window must cover both.
-constexpr int kWindowLog = 27;
-constexpr int kWindowLogMin = 17;
-// Bytes per call of zstd, small enough that malloc does not request them from the system each time.
-constexpr std::size_t kPieceBytes = std::size_t{1} << 16;
-
-/// Compresses the bytes that are written to it.
-class Packer {
- public:
-  /// \param content_bytes  approximate size of the content; limits the size of the window
-  explicit Packer(std::uint64_t content_bytes) : context_(NewZstdWriter()), buffer_(kPieceBytes) {
-    Set(ZSTD_c_compressionLevel, kLevel);
-    Set(ZSTD_c_enableLongDistanceMatching, 1);
-    Set(ZSTD_c_windowLog,
-        std::clamp(static_cast<int>(std::bit_width(content_bytes)), kWindowLogMin, kWindowLog));
-    Set(ZSTD_c_checksumFlag, 1);
-  }
-
-  // Buffers small pieces, because a call of zstd costs more than a copy.
-  void Bytes(std::string_view bytes) {
-    if (bytes.size() < kPieceBytes) {
-      gathered_.append(bytes);
-      if (gathered_.size() >= kPieceBytes) Flush();
-      return;
-    }
-    Flush();
-    Compress(bytes, ZSTD_e_continue);
-  }
-
-  void Number(std::uint64_t value) {
-    std::array<char, 10> bytes{};
-    std::size_t count = 0;
-    do {
-      bytes[count++] = static_cast<char>((value & 0x7f) | (value > 0x7f ? 0x80 : 0));
-      value >>= 7;
-    } while (value != 0);
-    Bytes(std::string_view(bytes.data(), count));
-  }
-
-  void Text(std::string_view text) {
-    Number(text.size());
-    Bytes(text);
-  }
-
-  std::string Finish() {
-    Flush();
-    Compress({}, ZSTD_e_end);
-    return std::move(out_);
-  }
-
- private:
-  struct Free {
-    void operator()(ZSTD_CCtx* context) const { ZSTD_freeCCtx(context); }
-  };
-
-  void Set(ZSTD_cParameter parameter, int value) {
-    SW_CHECK(!ZstdFailed(ZSTD_CCtx_setParameter(context_.get(), parameter, value)));
-  }
-
-  void Flush() {
-    Compress(gathered_, ZSTD_e_continue);
-    gathered_.clear();
-  }
-
-  void Compress(std::string_view bytes, ZSTD_EndDirective how) {
-    ZSTD_inBuffer in{bytes.data(), bytes.size(), 0};
-    for (;;) {
-      ZSTD_outBuffer to{buffer_.data(), buffer_.size(), 0};
-      const std::size_t left = ZSTD_compressStream2(context_.get(), &to, &in, how);
-      SW_CHECK(!ZstdFailed(left));
-      out_.append(buffer_.data(), to.pos);
-      if (how == ZSTD_e_end ? left == 0 : in.pos == in.size) return;
-    }
-  }
-
-  std::unique_ptr<ZSTD_CCtx, Free> context_;
-  std::vector<char> buffer_;
-  std::string gathered_;
-  std::string out_;
-};
-
-tl::unexpected<Error> Damaged(const std::string& what) {
-  return Fail(Errc::kBadInput, "catalogue: ", what);
-}
-
-/// Decompresses a frame in pieces. Allocates only for bytes that exist, whatever a length claims.
-class Unpacker {
- public:
-  explicit Unpacker(std::string_view frame) : context_(NewZstdReader()), buffer_(kPieceBytes) {
-    SW_CHECK(!ZstdFailed(ZSTD_DCtx_setParameter(context_.get(), ZSTD_d_windowLogMax, kWindowLog)));
-    in_ = {frame.data(), frame.size(), 0};
-  }
-
-  Result<std::uint8_t> Byte() {
-    while (at_ == have_) SW_TRY(Refill());
-    return static_cast<std::uint8_t>(buffer_[at_++]);
-  }
-
-  Result<std::uint64_t> Number() {
-    std::uint64_t value = 0;
-    for (unsigned shift = 0; shift < 64; shift += 7) {
-      SW_TRY_ASSIGN(const std::uint8_t byte, Byte());
-      const std::uint64_t bits = byte & 0x7f;
-      if (shift == 63 && bits > 1) break;
-      value |= bits << shift;
-      if (byte < 0x80) return value;
-    }
-    return Damaged("a number beyond 64 bits");
-  }
-
-  Result<std::string> Text() {
-    SW_TRY_ASSIGN(std::uint64_t left, Number());
-    std::string text;
-    while (left > 0) {
-      while (at_ == have_) SW_TRY(Refill());
-      const auto n = static_cast<std::size_t>(std::min<std::uint64_t>(left, have_ - at_));
-      // Doubles the capacity: an exact reserve would copy a long text once per block.
-      if (text.capacity() - text.size() < n) {
-        text.reserve(std::max(text.size() + n, text.capacity() * 2));
-      }
-      text.append(buffer_.data() + at_, n);
-      at_ += n;
-      left -= n;
-    }
-    text.shrink_to_fit();
-    return text;
-  }
-
-  /// Reads the frame to its end. Fails if anything follows it.
-  Status Done() {
-    while (!ended_) {
-      SW_TRY(Refill());
-      if (at_ != have_) return Damaged("bytes after its end");
-    }
-    if (at_ != have_ || in_.pos != in_.size) return Damaged("bytes after its end");
-    return {};
-  }
-
- private:
-  struct Free {
-    void operator()(ZSTD_DCtx* context) const { ZSTD_freeDCtx(context); }
-  };
-
-  Status Refill() {
-    if (ended_) return Damaged("it ends early");
-    ZSTD_outBuffer to{buffer_.data(), buffer_.size(), 0};
-    const std::size_t before = in_.pos;
-    const std::size_t hint = ZSTD_decompressStream(context_.get(), &to, &in_);
-    if (ZstdFailed(hint)) return Damaged(ZSTD_getErrorName(hint));
-    if (hint == 0) ended_ = true;
-    if (!ended_ && to.pos == 0 && in_.pos == before) return Damaged("it ends early");
-    at_ = 0;
-    have_ = to.pos;
-    total_ += to.pos;
-    if (total_ > kCatalogueBytes) {
-      return Fail(Errc::kLimit, "catalogue: more than ", kCatalogueBytes, " bytes when unpacked");
-    }
-    return {};
-  }
-
-  std::unique_ptr<ZSTD_DCtx, Free> context_;
-  std::vector<char> buffer_;
-  ZSTD_inBuffer in_{};
-  std::size_t at_ = 0;
-  std::size_t have_ = 0;
-  std::uint64_t total_ = 0;
-  bool ended_ = false;
-};
 
 std::string Index(std::size_t i) { return std::to_string(i); }
 
@@ -243,20 +74,20 @@ Result<files::ContainerMetadata> UnpackMetadata(bool head, const std::string& na
   if (head) {
     SW_TRY_ASSIGN(const std::uint64_t kind, in->Number());
     if (kind > static_cast<std::uint64_t>(files::Head::kJson)) {
-      return Damaged(name + ": a container of an unknown kind");
+      return Damaged(name + ": a container has an unknown kind");
     }
     out.head = static_cast<files::Head>(kind);
     SW_TRY_ASSIGN(out.first, in->Number());
   }
   SW_TRY_ASSIGN(out.last, in->Number());
-  if (out.first > out.last) return Damaged(name + ": a container that ends before it begins");
+  if (out.first > out.last) return Damaged(name + ": a container ends before it begins");
   SW_TRY_ASSIGN(out.header, in->Text());
   SW_TRY_ASSIGN(const std::uint64_t count, in->Number());
   std::uint64_t end = 0;
   for (std::uint64_t i = 0; i < count; ++i) {
     files::Storage storage;
     SW_TRY_ASSIGN(const std::uint64_t flags, in->Number());
-    if (flags > (kHasSum | kKeyIsIndex)) return Damaged(name + ": unknown flags of a storage");
+    if (flags > (kHasSum | kKeyIsIndex)) return Damaged(name + ": a storage has unknown flags");
     if ((flags & kKeyIsIndex) != 0) {
       storage.key = Index(static_cast<std::size_t>(i));
     } else {
@@ -267,7 +98,7 @@ Result<files::ContainerMetadata> UnpackMetadata(bool head, const std::string& na
     SW_TRY_ASSIGN(storage.bytes, in->Number());
     if (storage.offset < out.first || storage.offset > out.last ||
         storage.bytes > out.last - storage.offset) {
-      return Damaged(name + ": a storage outside its container");
+      return Damaged(name + ": a storage is outside its container");
     }
     if ((flags & kHasSum) != 0) {
       std::uint32_t sum = 0;
@@ -319,23 +150,24 @@ void PackSiblings(const SourceSet& source, Packer* out) {
 Result<SiblingFile> UnpackSibling(Unpacker* in) {
   SiblingFile out;
   SW_TRY_ASSIGN(out.name, in->Text());
-  if (!os::SafeName(out.name)) return Damaged("a neighbour with a name that no file has");
+  if (!os::SafeName(out.name)) return Damaged("a sibling file has an invalid name");
   if (IsPointer(out.name) || OwnFileReason(out.name)) {
-    return Damaged("a neighbour with a name that is never carried over: " + out.name);
+    return Damaged("a sibling file has a name that is never copied: " + out.name);
   }
   SW_TRY_ASSIGN(out.path, in->Text());
   SW_TRY(UnpackIdentity(in, &out.identity));
   SW_TRY_ASSIGN(const std::uint64_t flags, in->Number());
-  if (flags > (kExecutable | kHasContent)) return Damaged("unknown flags of a neighbour");
+  if (flags > (kExecutable | kHasContent)) return Damaged("a sibling file has unknown flags");
   out.executable = (flags & kExecutable) != 0;
   if ((flags & kHasContent) != 0) {
     SW_TRY_ASSIGN(out.content, in->Text());
-    if (out.content->size() != out.identity.bytes) return Damaged("a neighbour of another size");
+    if (out.content->size() != out.identity.bytes)
+      return Damaged("the content of a sibling file does not have its recorded size");
   }
   return out;
 }
 
-void PackStretches(const std::vector<zstd::CompressedItem>& stretches, Packer* out) {
+void PackCompressedItems(const std::vector<zstd::CompressedItem>& stretches, Packer* out) {
   out->Number(stretches.size());
   for (const zstd::CompressedItem& one : stretches) {
     out->Number(one.stored_first);
@@ -345,7 +177,7 @@ void PackStretches(const std::vector<zstd::CompressedItem>& stretches, Packer* o
   }
 }
 
-Status UnpackStretches(const SourceFile& file, Unpacker* in, Container* out) {
+Status UnpackCompressedItems(const SourceFile& file, Unpacker* in, Container* out) {
   SW_TRY_ASSIGN(const std::uint64_t count, in->Number());
   std::uint64_t end = 0;
   std::uint64_t stored_end = 0;
@@ -362,13 +194,13 @@ Status UnpackStretches(const SourceFile& file, Unpacker* in, Container* out) {
                       one.stored_bytes <= file_bytes - one.stored_first &&
                       one.bytes <= out->metadata->last - end && zstd <= 1 &&
                       (one.zstd || one.bytes == one.stored_bytes);
-    if (!fits) return Damaged(file.name + ": items that do not lie in it");
+    if (!fits) return Damaged(file.name + ": a compressed item is outside the file");
     stored_end = one.stored_first + one.stored_bytes;
     end += one.bytes;
     out->stretches.push_back(one);
   }
   if (count == 0 || end == out->metadata->last) return {};
-  return Damaged(file.name + ": items that are not all of it");
+  return Damaged(file.name + ": its compressed items do not cover it");
 }
 
 Status UnpackSiblings(Unpacker* in, SourceSet* out) {
@@ -405,7 +237,7 @@ void PackFile(const SourceFile& file, unsigned form, MetadataTable* metadata_tab
       out->Number(storage);
       out->Text(bytes);
     }
-    if (form >= 5) PackStretches(container.stretches, out);
+    if (form >= 5) PackCompressedItems(container.stretches, out);
   }
 }
 
@@ -423,12 +255,12 @@ class FileUnpacker {
     if (form_ >= 3) {
       SW_TRY_ASSIGN(count, in_.Number());
     }
-    if (count == 0) return Damaged(out.name + ": a file without containers");
+    if (count == 0) return Damaged(out.name + ": the file has no containers");
     for (std::uint64_t i = 0; i < count; ++i) {
       Container one;
       SW_TRY_ASSIGN(one.metadata, NextMetadata(out.name));
       SW_TRY(UnpackInlined(out.name, &one));
-      if (form_ >= 5) SW_TRY(UnpackStretches(out, &in_, &one));
+      if (form_ >= 5) SW_TRY(UnpackCompressedItems(out, &in_, &one));
       out.containers.push_back(std::move(one));
     }
     return out;
@@ -444,7 +276,7 @@ class FileUnpacker {
           .first;
     }
     SW_TRY_ASSIGN(const std::uint64_t index, in_.Number());
-    if (index > known_.size()) return Damaged(name + ": a skeleton that is not there");
+    if (index > known_.size()) return Damaged(name + ": its metadata is missing");
     if (index == known_.size()) {
       SW_TRY_ASSIGN(files::ContainerMetadata metadata, UnpackMetadata(true, name, &in_));
       known_.push_back(std::make_shared<const files::ContainerMetadata>(std::move(metadata)));
@@ -460,7 +292,7 @@ class FileUnpacker {
       SW_TRY_ASSIGN(std::string bytes, in_.Text());
       if (storage >= storages.size() ||
           bytes.size() != storages[static_cast<std::size_t>(storage)].bytes) {
-        return Damaged(name + ": an inlined payload without its storage");
+        return Damaged(name + ": an inlined payload has no matching storage");
       }
       out->inlined.emplace(static_cast<std::uint32_t>(storage), std::move(bytes));
     }
@@ -480,12 +312,12 @@ Result<std::string> UnpackFormat(unsigned form, Unpacker* in) {
   std::string name;
   if (form < 3) {
     SW_TRY_ASSIGN(const std::uint64_t kind, in->Number());
-    if (kind >= kNumbered.size()) return Damaged("unknown kind");
+    if (kind >= kNumbered.size()) return Damaged("unknown checkpoint format");
     name = kNumbered[static_cast<std::size_t>(kind)];
   } else {
     SW_TRY_ASSIGN(name, in->Text());
   }
-  if (FindFormat(name) == nullptr) return Damaged("unknown kind");
+  if (FindFormat(name) == nullptr) return Damaged("unknown checkpoint format");
   return name;
 }
 
@@ -546,14 +378,15 @@ Result<SourceSet> DeserializeSource(std::string_view bytes) {
            << (8 * b);
   }
   const std::string_view frame = bytes.substr(kHeaderBytes);
-  if (Sum(frame) != sum) return Damaged("its checksum does not hold");
+  if (Sum(frame) != sum) return Damaged("its checksum does not match");
 
   Unpacker in(frame);
   SourceSet out;
   SW_TRY_ASSIGN(out.format, UnpackFormat(form, &in));
   SW_TRY_ASSIGN(out.tag, in.Text());
   // The tag is empty if the rank saw no part of the checkpoint.
-  if (!out.tag.empty() && !os::SafeName(out.tag)) return Damaged("a tag that no folder has");
+  if (!out.tag.empty() && !os::SafeName(out.tag))
+    return Damaged("its tag is not a valid folder name");
   SW_TRY_ASSIGN(const std::uint64_t warnings, in.Number());
   for (std::uint64_t i = 0; i < warnings; ++i) {
     SW_TRY_ASSIGN(std::string warning, in.Text());

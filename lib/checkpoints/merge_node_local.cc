@@ -49,9 +49,8 @@ Result<const Format*> CheckParts(const std::vector<SourceSet>& parts) {
     if (first == nullptr) first = &part;
     if (part.tag != first->tag) {
       const auto first_rank = static_cast<std::size_t>(first - parts.data());
-      return Fail(Errc::kBadInput, "the ranks see different checkpoints: \"" + first->tag +
-                                       "\" on " + OnRank(first_rank) + ", \"" + part.tag +
-                                       "\" on " + OnRank(rank));
+      return Fail(Errc::kBadInput, "the ranks see different checkpoints: \"", first->tag, "\" on ",
+                  OnRank(first_rank), ", \"", part.tag, "\" on ", OnRank(rank));
     }
   }
   if (first == nullptr) return Fail(Errc::kNotFound, "no rank sees files of a checkpoint");
@@ -66,9 +65,9 @@ Result<const Format*> CheckParts(const std::vector<SourceSet>& parts) {
   for (std::size_t rank = 0; rank < parts.size(); ++rank) {
     for (const SourceFile& file : parts[rank].files) {
       if (format->belongs(file.name) != Belongs::kNo) continue;
-      return Fail(Errc::kBadInput, first->tag + ": " + OnRank(rank) + " sees " + file.name +
-                                       ", which is no file of the " + std::string(format->name) +
-                                       " checkpoint that others see: give one of the two");
+      return Fail(Errc::kBadInput, first->tag, ": ", OnRank(rank), " sees ", file.name,
+                  ", which does not belong to the ", std::string(format->name),
+                  " checkpoint that other ranks see: pass one of the two");
     }
   }
   return format;
@@ -114,8 +113,8 @@ class Siblings {
                                 sized && !known_bytes
                                     ? "could not be compared with " + first + ", of the same size"
                                     : "differs from " + first});
-      part->warnings.push_back("beside the checkpoint, not carried over: " +
-                               part->left_out.back().name + ": " + part->left_out.back().why);
+      part->warnings.push_back(StrCat("sibling file, not carried over: ",
+                                      part->left_out.back().name, ": ", part->left_out.back().why));
     }
     for (LeftOut& one : part->left_out) {
       const bool told = std::any_of(all_.left_out.begin(), all_.left_out.end(),

@@ -23,13 +23,13 @@ struct PickledKind {
 /// Returns the kind of a file that contains weights in an unreadable form, by its name.
 std::optional<PickledKind> PickledKindOf(std::string_view name) {
   constexpr PickledKind kHub = {
-      "weights of Hugging Face, pickled by torch.save",
+      "Hugging Face weights, pickled by torch.save",
       "convert them with transformers: from_pretrained(FOLDER).save_pretrained(NEW_FOLDER) writes "
-      ".safetensors files, which are read"};
+      ".safetensors files, which can be read"};
   constexpr PickledKind kPickled = {
-      "a file of torch.save by itself",
+      "a single torch.save file",
       "if it holds weights, load it with torch.load(FILE, weights_only=True) and save them with "
-      "safetensors.torch.save_file, whose files are read"};
+      "safetensors.torch.save_file; such files can be read"};
   // Excludes files that trainers write next to weights.
   for (const std::string_view other :
        {"optimizer", "scheduler", "scaler", "rng_state", "random_states", "training_args"}) {
@@ -89,14 +89,15 @@ std::optional<Error> PickledWeights(const std::string& folder, const std::string
   const std::optional<PickledKind> kind = PickledKindOf(name);
   if (!kind) return std::nullopt;
   return Error{Errc::kUnsupported, folder + "/" + name + ": " + std::string(kind->what) +
-                                       ", which is not read: " + std::string(kind->next)};
+                                       ", which cannot be read: " + std::string(kind->next)};
 }
 
 Error WithOtherSteps(Error error, const Format& format, const std::string& folder,
                      const std::string& name) {
   if (error.code != Errc::kNotFound || folder.empty() || name.empty()) return error;
   const std::vector<std::string> complete = CompleteNextTo(format, folder, name);
-  if (!complete.empty()) error.message += "; complete next to it: " + FirstFew(complete);
+  if (!complete.empty())
+    error.message += "; complete checkpoints next to it: " + FirstFew(complete);
   return error;
 }
 

@@ -81,9 +81,8 @@ Status NotAlone(const std::string& path, const std::string& parent, const std::s
   const Format* claimant = ClaimantOf(parent, siblings);
   if (claimant != nullptr && claimant->belongs(name) != Belongs::kNo) {
     return Fail(Errc::kNotFound, path,
-                ": a file, where a folder is expected: it is one of the files "
-                "of a checkpoint (",
-                claimant->name, "): give the folder, ", parent);
+                ": a file, where a folder is expected: it is one of the files of a checkpoint (",
+                claimant->name, "): pass its folder, ", parent);
   }
   if (auto pickled = PickledWeights(parent, name)) return tl::unexpected<Error>(*pickled);
   return os::ExpectDir(path);
@@ -167,8 +166,7 @@ tl::unexpected<Error> NoCheckpoint(const std::string& root, const std::vector<os
   const os::Entry store{"store.json", os::EntryType::kFile};
   if (std::find(entries.begin(), entries.end(), store) != entries.end()) {
     return Fail(Errc::kNotFound, root,
-                ": a store of partial checkpoints; pec-restore makes a "
-                "checkpoint of it");
+                ": a store of partial checkpoints; restore a checkpoint from it with pec-restore");
   }
   const std::string there = OtherCheckpoints(root, entries, std::move(found));
   if (!there.empty()) return Fail(Errc::kNotFound, root, ": no \"latest\" here", there);
@@ -176,10 +174,10 @@ tl::unexpected<Error> NoCheckpoint(const std::string& root, const std::vector<os
     if (!IsFile(entry)) continue;
     if (auto pickled = PickledWeights(root, entry.name)) return tl::unexpected<Error>(*pickled);
   }
-  return Fail(Errc::kNotFound, root,
-              ": no checkpoint here: neither a \"latest\" file nor files "
-              "of a checkpoint of any format (",
-              FormatNames(), ")");
+  return Fail(
+      Errc::kNotFound, root,
+      ": no checkpoint here: neither a \"latest\" file nor files of a checkpoint of any format (",
+      FormatNames(), ")");
 }
 
 /// Returns the name of a folder, even if the path ends in "." or a slash.
@@ -231,7 +229,7 @@ Result<std::vector<SourcePath>> InspectPaths(const std::vector<std::string>& pat
     if (!root.alone) SW_TRY(ReadPointer(&root));
     if (root.tag && *pointed && **pointed != *root.tag) {
       return Fail(Errc::kBadInput, path, ": latest tag ", *root.tag,
-                  " differs from that of another root, ", **pointed);
+                  " differs from that of another source path, ", **pointed);
     }
     if (root.tag) *pointed = root.tag;
     source_paths.push_back(std::move(root));
@@ -282,10 +280,10 @@ void ReportAround(const std::vector<os::Entry>& entries, const std::string& fold
   for (const os::Entry& entry : entries) {
     if (entry.name == folder || IsPointer(entry.name) || OwnFileReason(entry.name)) continue;
     names.push_back(entry.name);
-    out->left_out.push_back({entry.name, "around the checkpoint's folder"});
+    out->left_out.push_back({entry.name, "next to the checkpoint's folder"});
   }
   if (names.empty()) return;
-  out->warnings.push_back("around " + folder + ", not carried over: " + FirstFew(names));
+  out->warnings.push_back(StrCat("next to ", folder, ", not carried over: ", FirstFew(names)));
 }
 
 /// Like ReportAround, for a folder that the user specified directly and that OLMo-core has named.
@@ -329,8 +327,8 @@ Result<Listing> Resolve(const std::vector<std::string>& paths, SourceSet* out) {
       continue;
     }
     if (!out->tag.empty() && out->tag != meant.tag) {
-      return Fail(Errc::kBadInput, root.path + ": checkpoint " + meant.tag + " here, " + out->tag +
-                                       " in another root");
+      return Fail(Errc::kBadInput, root.path, ": checkpoint ", meant.tag, " here, but ", out->tag,
+                  " in another source path");
     }
     out->tag = meant.tag;
     std::string folder = root.path + "/" + meant.tag;

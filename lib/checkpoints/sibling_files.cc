@@ -61,8 +61,8 @@ class Folder {
     }
     if (set_->siblings.size() > before) WarnIfNotNewest();
     for (const auto& [why, names] : surprising_) {
-      set_->warnings.push_back("beside the checkpoint, not carried over: " + FirstFew(names) +
-                               ": " + why);
+      set_->warnings.push_back(
+          StrCat("sibling file, not carried over: ", FirstFew(names), ": ", why));
     }
     return {};
   }
@@ -84,7 +84,7 @@ class Folder {
       } else if (entry.type == os::EntryType::kSymlink) {
         SW_TRY(AddLink(below, real));
       } else {
-        LeaveOut(below, "no file");
+        LeaveOut(below, "not a file");
       }
     }
     return {};
@@ -101,7 +101,7 @@ class Folder {
       if (newest.empty()) newest = *tag;
     }
     if (newest.empty()) return;
-    set_->warnings.push_back("what lies beside " + set_->tag + " may be of " + newest);
+    set_->warnings.push_back(StrCat("sibling files of ", set_->tag, " may belong to ", newest));
   }
 
   void LeaveOut(const std::string& name, const std::string& why) {
@@ -150,10 +150,10 @@ class Folder {
         return {};
       }
       if (is_link) {
-        LeaveOutSurprising(name, "a link to what cannot be read as a file");
+        LeaveOutSurprising(name, "a link to something that is not a readable file");
         return {};
       }
-      file.error().message += " (--siblings=none leaves out what lies beside the checkpoint)";
+      file.error().message += "; to leave out sibling files, pass --siblings none";
       return tl::unexpected<Error>(std::move(file).error());
     }
     SW_TRY_ASSIGN(found.executable, file->IsExecutable());
@@ -215,7 +215,7 @@ class Folder {
 
 std::optional<std::string> OwnFileReason(std::string_view name) {
   if (name == "shardwright.json") return "the manifest of another output";
-  if (name == ".journal") return "a name that outputs need while they are made";
+  if (name == ".journal") return "a name that outputs use while they are written";
   if (name.ends_with(".report.json")) return "a report";
   if (name.ends_with(".lock")) return "a lock";
   if (name.ends_with(".partial")) return "an output that is not complete";

@@ -139,13 +139,13 @@ Result<Unfused> SplitFused(Checkpoint source, const ModelSizes& sizes, const Pat
     const auto found = by_name.find(made.name);
     if (found == by_name.end()) {
       return Fail(Errc::kUnsupported, Quoted(made.name),
-                  ": the optimizer has a state of it, the model does not have "
-                  "it, and no rule takes it apart");
+                  ": the optimizer has state for it, but the model does not have it, and no rule "
+                  "splits it");
     }
     Param& param = source.params[found->second];
     if (param.shape != made.shape) {
       return Fail(Errc::kBadInput, Quoted(made.name), ": ", ToString(param.shape),
-                  " in the model, ", ToString(made.shape), " of what the optimizer has fused");
+                  " in the model, but ", ToString(made.shape), " in the optimizer's fused state");
     }
     param.kind = ParamKind::kTrainable;
     param.group = made.group;
@@ -180,9 +180,9 @@ Result<Unfused> FuseOptimizer(Checkpoint source, const ModelSizes& sizes,
     parts.push_back(source.params[i]);
   }
   if (parts.empty() || source.groups.empty() || !source.fused.empty()) {
-    return Fail(Errc::kUnsupported, "map ", kFusedMap, ":", kFusedSaved,
-                ": no states of query, key and value of torchtitan "
-                "(qkv_linear.wq) that could become one");
+    return Fail(
+        Errc::kUnsupported, "map ", kFusedMap, ":", kFusedSaved,
+        ": the source has no torchtitan query, key and value states (qkv_linear.wq) to fuse");
   }
   const std::vector<std::string> before = NamesIn(parts);
   const std::set<std::string, std::less<>> states(source.states.begin(), source.states.end());

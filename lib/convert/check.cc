@@ -21,10 +21,10 @@
 #include <nlohmann/json.hpp>
 
 #include "checkpoints/deepspeed/common/engine_state.h"
+#include "convert/check_internal.h"
 #include "convert/element_text.h"
 #include "engine/layout/states.h"
 #include "engine/plan/plan.h"
-#include "engine/plan/target_builder.h"
 #include "engine/tensor/convert.h"
 #include "support/base/text.h"
 #include "support/json/json.h"
@@ -45,19 +45,6 @@ bool Derivable(const layout::TensorIndex& index, const LogicalTensor& tensor) {
          (tensor.state == layout::kMaster && index.Find(tensor.name, layout::kWeight));
 }
 
-/// The tensors to compare, as a target that is never written. It has one file per tensor.
-class Common {
- public:
-  void Add(const LogicalTensor& tensor) {
-    const std::uint32_t file = builder_.AddFile(tensor.name);
-    builder_.AddWhole(file, 0, tensor.name, tensor.state, tensor.dtype, tensor.shape, tensor.state);
-  }
-  const plan::Target& target() const { return builder_.target(); }
-
- private:
-  plan::TargetBuilder builder_;
-};
-
 /// Returns the trained parameters without optimizer state, in a checkpoint that has such state.
 std::set<std::string> Stateless(const checkpoints::Checkpoint& checkpoint) {
   std::set<std::string> names;
@@ -71,12 +58,6 @@ std::set<std::string> Stateless(const checkpoints::Checkpoint& checkpoint) {
   }
   return names;
 }
-
-/// Differences between the elements of two tensors.
-struct Apart {
-  double largest = 0;  ///< absolute; infinite if only one of two is a number
-  double sum = 0;      ///< sum of absolute differences
-};
 
 /// Computes the differences of floating-point elements by value. Pure.
 Apart ApartOf(DType dtype, std::span<const std::byte> a, std::span<const std::byte> b) {
@@ -111,80 +92,22 @@ std::string NumberText(double number) {
   return text;
 }
 
-/// Description of a tensor that differs.
-struct Difference {
-  std::uint64_t unit = 0;  ///< the first unit that differs
-  std::string text;        ///< text of the first difference
-  Apart apart;             ///< total of all units; stays zero for integers
-};
+}  // namespace
 
-class Checker {
- public:
-  Checker(comm::Comm& comm, Input& a, Input& b, const CompareOptions& options, std::string only,
-          Sink& sink)
-      : comm_(comm),
-        a_(a),
-        b_(b),
-        options_(options),
-        only_(std::move(only)),
-        sink_(sink),
-        alike_(MakeAlike(a.checkpoint, b.checkpoint)),
-        idle_a_(Stateless(a.checkpoint)),
-        idle_b_(Stateless(b.checkpoint)),
-        commons_(1 + alike_.tied.size() + kSides) {
-    report_.notes = alike_.notes;
-  }
-
-  Result<CheckReport> Run();
-
- private:
-  void CompareNames();
-  void CompareModel();
-  void CompareParams();
-  void CompareProgress();
-  void CompareGroups();
-  void CompareGroupsOfParams(bool one_format);
-  void Differ(std::string line) {
-    const std::lock_guard lock(mutex_);
-    ++report_.difference_count;
-    if (report_.differences.size() < kShownDifferences)
-      report_.differences.push_back(std::move(line));
-  }
-  /// Returns the pass over optimizer states that only one checkpoint
-  /// has. Their parameters have no state in the other checkpoint yet.
-  std::size_t IdlePass(bool first) const { return commons_.size() - (first ? kSides : 1); }
-  bool IsIdle(std::size_t pass) const { return pass >= IdlePass(true); }
-  void AddUnpaired(const LogicalTensor& tensor, bool first);
-  const layout::ShardMap& MapOfA(std::size_t pass) const {
-    if (pass > 0) return alike_.tied[pass - 1].a;
-    return alike_.maps ? alike_.maps->a : a_.checkpoint.map;
-  }
-  const layout::ShardMap& MapOfB(std::size_t pass) const {
-    if (pass > 0) return alike_.tied[pass - 1].b;
-    return alike_.maps ? alike_.maps->b : b_.checkpoint.map;
-  }
-  Status ComparePayloads(std::size_t pass);
-  Status ShareDifferences();
-  void CompareBytes(std::size_t pass, std::uint64_t index, const plan::Unit& unit,
-                    std::span<const std::byte> of_a, std::span<const std::byte> of_b);
-
-  comm::Comm& comm_;
-  Input& a_;
-  Input& b_;
-  const CompareOptions& options_;
-  const std::string only_;  // as in Check
-  Sink& sink_;
-  Alike alike_;
-  static constexpr std::size_t kSides = 2;
-  const std::set<std::string> idle_a_;  // trained parameters without optimizer state
-  const std::set<std::string> idle_b_;
-  std::vector<std::string> idle_;  // those whose states only the other checkpoint has
-  std::vector<Common> commons_;    // for alike_.maps, each of alike_.tied, and both IdlePass
-  std::mutex mutex_;
-  using Tensor = std::pair<std::size_t, std::uint32_t>;  // index in commons_, tensor
-  std::map<Tensor, Difference> different_;
-  CheckReport report_;
-};
+Checker::Checker(comm::Comm& comm, Input& a, Input& b, const CompareOptions& options,
+                 std::string only, Sink& sink)
+    : comm_(comm),
+      a_(a),
+      b_(b),
+      options_(options),
+      only_(std::move(only)),
+      sink_(sink),
+      alike_(MakeAlike(a.checkpoint, b.checkpoint)),
+      idle_a_(Stateless(a.checkpoint)),
+      idle_b_(Stateless(b.checkpoint)),
+      commons_(1 + alike_.tied.size() + kSides) {
+  report_.notes = alike_.notes;
+}
 
 void Checker::AddUnpaired(const LogicalTensor& tensor, bool first) {
   const std::set<std::string>& idle = first ? idle_b_ : idle_a_;
@@ -239,6 +162,8 @@ void Checker::CompareNames() {
   }
 }
 
+namespace {
+
 /// Returns the model's tensors by name, each in one of its states, preferably the wanted one.
 std::map<std::string_view, const LogicalTensor*> ModelOf(const layout::ShardMap& map,
                                                          std::string_view wanted) {
@@ -264,6 +189,8 @@ DType Narrower(DType a, DType b) {
   if (ItemSize(a) == ItemSize(b)) return DType::kF32;
   return ItemSize(a) < ItemSize(b) ? a : b;
 }
+
+}  // namespace
 
 void Checker::CompareModel() {
   const std::string_view wanted = only_ == "master" ? layout::kMaster : layout::kWeight;
@@ -303,122 +230,6 @@ void Checker::CompareModel() {
   for (std::size_t pass = 1; pass < IdlePass(true); ++pass) {
     for (const LogicalTensor& tensor : MapOfA(pass).tensors) {
       if (layout::IsModelState(tensor.state)) commons_[pass].Add(tensor);
-    }
-  }
-}
-
-/// Returns the parameters of the model and the fused parameters of the optimizer.
-std::vector<const checkpoints::Param*> AllOf(const checkpoints::Checkpoint& checkpoint) {
-  std::vector<const checkpoints::Param*> all;
-  for (const checkpoints::Param& param : checkpoint.params) all.push_back(&param);
-  for (const checkpoints::Param& param : checkpoint.fused) all.push_back(&param);
-  return all;
-}
-
-void Checker::CompareParams() {
-  std::map<std::string, const checkpoints::Param*> of_b;
-  for (const checkpoints::Param* param : AllOf(b_.checkpoint)) of_b[param->name] = param;
-  for (const checkpoints::Param* one : AllOf(a_.checkpoint)) {
-    const checkpoints::Param& param = *one;
-    const auto found = of_b.find(param.name);
-    const bool tie_known = !alike_.ties.contains(param.name);
-    if (found == of_b.end()) {
-      if (tie_known) Differ("\"" + param.name + "\": only in the first");
-      continue;
-    }
-    const checkpoints::Param& other = *found->second;
-    if (!tie_known) {  // the elements are compared instead
-      of_b.erase(found);
-      continue;
-    }
-    if (param.kind != other.kind && !alike_.kinds.contains(param.name))
-      Differ("\"" + param.name + "\": trainable, frozen or buffer differ");
-    if (param.alias_of != other.alias_of) {
-      Differ("\"" + param.name + "\": tied to \"" + param.alias_of + "\" and \"" + other.alias_of +
-             "\"");
-    }
-    // If one checkpoint has no state yet, the other one's must be zeros at any step.
-    const bool idle = idle_a_.contains(param.name) != idle_b_.contains(param.name);
-    for (const std::string& line :
-         idle ? std::vector<std::string>() : ScalarDifferences(param.scalars, other.scalars)) {
-      Differ("\"" + param.name + "\" " + line);
-    }
-    of_b.erase(found);
-  }
-  for (const auto& [name, param] : of_b) {
-    if (!alike_.ties.contains(name)) Differ("\"" + name + "\": only in the second");
-  }
-  const auto& groups_a = a_.checkpoint.groups;
-  const auto& groups_b = b_.checkpoint.groups;
-  const auto is_moe = [](const checkpoints::Group& group) { return group.moe; };
-  const bool experts = std::any_of(groups_a.begin(), groups_a.end(), is_moe) ||
-                       std::any_of(groups_b.begin(), groups_b.end(), is_moe);
-  const bool parted = experts && groups_a.size() != groups_b.size();
-  const bool one_format = a_.checkpoint.origin == b_.checkpoint.origin;
-  CompareProgress();
-  if (one_format && !parted) return CompareGroups();
-  CompareGroupsOfParams(one_format);
-}
-
-/// Compares the progress of training. Not every format records it.
-void Checker::CompareProgress() {
-  const auto compare = [&](const char* what, const auto& a, const auto& b) {
-    if (!a || !b || *a == *b) return;
-    Differ(std::string(what) + ": " + std::to_string(*a) + " and " + std::to_string(*b));
-  };
-  compare("iteration", a_.checkpoint.iteration, b_.checkpoint.iteration);
-  compare("consumed samples", a_.checkpoint.consumed_samples, b_.checkpoint.consumed_samples);
-}
-
-void Checker::CompareGroups() {
-  const auto& groups_a = a_.checkpoint.groups;
-  const auto& groups_b = b_.checkpoint.groups;
-  if (groups_a.size() != groups_b.size()) {
-    return Differ("parameter groups: " + std::to_string(groups_a.size()) + " and " +
-                  std::to_string(groups_b.size()));
-  }
-  for (std::size_t g = 0; g < groups_a.size(); ++g) {
-    for (const std::string& line : GroupDifferences(groups_a[g], groups_b[g], true)) {
-      Differ("parameter group " + std::to_string(g) + " " + line);
-    }
-  }
-  std::map<std::string, std::int32_t> of_b;
-  for (const checkpoints::Param* param : AllOf(b_.checkpoint)) of_b[param->name] = param->group;
-  for (const checkpoints::Param* one : AllOf(a_.checkpoint)) {
-    const checkpoints::Param& param = *one;
-    const auto found = of_b.find(param.name);
-    if (found == of_b.end() || !param.alias_of.empty() || found->second == param.group) continue;
-    const auto text = [](std::int32_t group) {
-      return group < 0 ? std::string("none") : std::to_string(group);
-    };
-    Differ("\"" + param.name + "\": in parameter group " + text(param.group) + " and " +
-           text(found->second));
-  }
-}
-
-/// Compares the groups of each parameter. Formats order groups differently, and split
-/// or merge those of experts, but the options of a parameter are the same in all.
-void Checker::CompareGroupsOfParams(bool one_format) {
-  std::map<std::string, std::int32_t> of_b;
-  for (const checkpoints::Param* param : AllOf(b_.checkpoint)) of_b[param->name] = param->group;
-  std::set<std::pair<std::int32_t, std::int32_t>> seen;
-  for (const checkpoints::Param* one : AllOf(a_.checkpoint)) {
-    const checkpoints::Param& param = *one;
-    const auto found = of_b.find(param.name);
-    if (found == of_b.end() || !param.alias_of.empty()) continue;
-    if (alike_.ties.contains(param.name) || alike_.kinds.contains(param.name)) continue;
-    const std::int32_t other = found->second;
-    if (param.group < 0 && other < 0) continue;
-    if (param.group < 0 || other < 0) {
-      Differ("\"" + param.name + "\": in a parameter group of one only");
-      continue;
-    }
-    if (!seen.emplace(param.group, other).second) continue;
-    const auto& of_first = a_.checkpoint.groups[static_cast<std::size_t>(param.group)];
-    const auto& of_second = b_.checkpoint.groups[static_cast<std::size_t>(other)];
-    for (const std::string& line : GroupDifferences(of_first, of_second, one_format)) {
-      Differ("parameter groups " + std::to_string(param.group) + " and " + std::to_string(other) +
-             " (\"" + param.name + "\") " + line);
     }
   }
 }
@@ -549,7 +360,7 @@ Result<CheckReport> Checker::Run() {
     std::sort(idle_.begin(), idle_.end());
     idle_.erase(std::unique(idle_.begin(), idle_.end()), idle_.end());
     report_.notes.push_back(
-        "these have no optimizer state on one side, so the other's must be zeros: " +
+        "these have no optimizer state in one checkpoint, so it must be zeros in the other: " +
         FirstFew(idle_));
     sink_.Note(report_.notes.back(), 0);
   }
@@ -557,8 +368,6 @@ Result<CheckReport> Checker::Run() {
   SW_TRY(ShareDifferences());
   return report_;
 }
-
-}  // namespace
 
 Result<CheckReport> Check(comm::Comm& comm, Input& a, Input& b, const CompareOptions& options,
                           Sink& sink, const std::string& only) {

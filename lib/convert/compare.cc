@@ -129,7 +129,7 @@ std::int64_t Ordered(std::span<const std::byte> element) {
 }
 
 /// Returns true for equal numbers, and for two without another number between them.
-bool AreNeighbours(std::span<const std::byte> a, std::span<const std::byte> b) {
+bool AreAdjacent(std::span<const std::byte> a, std::span<const std::byte> b) {
   const std::int64_t x = Ordered(a);
   const std::int64_t y = Ordered(b);
   return x < y ? y == x + 1 : x == y || x == y + 1;
@@ -151,7 +151,7 @@ Differing CompareElements(DType dtype, std::span<const std::byte> a, std::span<c
     const auto y = b.subspan(i * item, item);
     if (std::equal(x.begin(), x.end(), y.begin()) || (IsNan(dtype, x) && IsNan(dtype, y))) continue;
     if (out.count++ == 0) out.first = i;
-    if (!AreNeighbours(x, y)) ++out.apart;
+    if (!AreAdjacent(x, y)) ++out.apart;
   }
   return out;
 }
@@ -234,10 +234,9 @@ Status Proof::Prepare() {
       sides_.Add(*found);
       continue;
     }
-    return Fail(Errc::kUnsupported, "\"", name,
-                "\": its master weights cannot be compared with its "
-                "weight: ",
-                inferred.why);
+    return Fail(
+        Errc::kUnsupported, "\"", name,
+        "\": its master weights cannot be compared with its compute weights: ", inferred.why);
   }
   return {};
 }
@@ -262,13 +261,14 @@ void Proof::Look(std::uint64_t index, const plan::Unit& unit, std::span<const st
   };
   // Masters at another place agree with the weight only by chance.
   const bool elsewhere = differing.count > unit.bytes / item / 2;
-  const std::string both = "element " + std::to_string(element) + ": " +
-                           side(sides_.masters(), master, rounded) + ", rounded, and " +
-                           side(sides_.weights(), tensor, weight);
+  const std::string both =
+      StrCat("element ", element, ": ", side(sides_.masters(), master, rounded),
+             " after rounding, and ", side(sides_.weights(), tensor, weight));
   status_ = Fail(elsewhere ? Errc::kUnsupported : Errc::kBadInput, "\"", tensor.name,
                  "\": its master weights ",
-                 (elsewhere ? "are not where they should be: "
-                            : "are not its weight, which must prove their place: "),
+                 (elsewhere ? "are not at the inferred position: "
+                            : "differ from its compute weights, which must confirm the inferred "
+                              "position: "),
                  both, ": ", checkpoint_.inferred.why);
 }
 
@@ -295,10 +295,10 @@ Status ProveInferred(comm::Comm& comm, const checkpoints::Checkpoint& checkpoint
   Proof proof(checkpoint);
   SW_TRY(proof.Prepare());
   SW_TRY(proof.Run(comm, bytes, file_owner, options, sink));
-  sink.Note(checkpoint.tag + ": " + inferred.why + ": the places of " +
-                std::to_string(inferred.params.size()) +
-                " parameters were worked out, and their weights prove them",
-            0);
+  sink.Note(
+      StrCat(checkpoint.tag, ": ", inferred.why, ": the positions of ", inferred.params.size(),
+             " parameters were inferred, and their weights confirm them"),
+      0);
   return {};
 }
 

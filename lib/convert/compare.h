@@ -113,7 +113,7 @@ inline constexpr std::uint64_t kSampledElements = 16384;
 
 /// Result of CheckOneSave for a checkpoint that is accepted.
 struct OneSave {
-  /// Parameters whose compute weights differ from their rounded master weights. Weights that are
+  /// Parameters with compute weights that differ from their rounded masters. Weights that are
   /// converted from the masters differ from those that the trainer used.
   std::vector<std::string> weights_apart;
   /// Reason to suspect that the files are of two saves, without proof. Empty if there is none.

@@ -46,13 +46,13 @@ nlohmann::ordered_json ManifestHead(const std::string& command, const std::strin
                                    {"layout", ToJson(input.checkpoint.layout)},
                                    {"fingerprint", FingerprintText(input)}};
   for (const MapUsed& map : input.mapped) source["maps"].push_back(map.Json());
-  return {{"schema", 1},
+  return {{"schema", 2},
           {"program", "shardwright"},
           {"version", kVersion},
           {"command", command},
           {"kind", kind},
           {"source", std::move(source)},
-          {"neighbours", input.siblings ? "copy" : "none"}};
+          {"siblings", input.siblings ? "copy" : "none"}};
 }
 
 namespace {
@@ -86,7 +86,7 @@ Result<bool> FoundDone(comm::Comm& comm, const ConvertOptions& options,
   };
   SW_TRY_ASSIGN(const std::string answer, comm.OnRootText(same));
   if (answer.empty()) return false;
-  sink.Note(options.output + ": complete already, nothing to resume", 0);
+  sink.Note(StrCat(options.output, ": complete already, nothing to resume"), 0);
   return true;
 }
 
@@ -173,15 +173,16 @@ Status CheckLink(const Input& input, const checkpoints::Layout& layout,
                  const checkpoints::Format& format, const ConvertOptions& options) {
   std::string why;
   if (format.same_files == nullptr) {
-    why = "files of format " + std::string(format.name) + " are always written";
+    why = StrCat("files of format ", format.name, " are always written");
   } else if (!format.same_files(input.checkpoint.layout, layout)) {
-    why = "the source is " + Explain(input.checkpoint.layout) + ", the target " + Explain(layout);
+    why = StrCat("the source is ", Explain(input.checkpoint.layout), ", the target ",
+                 Explain(layout));
   } else if (!input.mapped.empty()) {
     why = "with --map its tensors get other names";
   } else if (!IsVerbatim(input, format, layout)) {
     why = "the source has no native files of its own";
   } else if (!input.file_owner.empty()) {
-    why = "with --node-local nobody sees all of them";
+    why = "with --node-local no rank sees all of them";
   } else if (CloneFor(input, options) == plan::CloneMode::kCopy) {
     why = "with --verify=replicas and readback they are read and written";
   } else {
@@ -198,11 +199,12 @@ Result<ConvertReport> RunVerbatim(comm::Comm& comm, const Input& input,
                                   Sink& sink) {
   const plan::CloneMode clone = CloneFor(input, options);
   const bool link = clone == plan::CloneMode::kLink;
-  sink.Note("source and target layouts are equal (" + Explain(input.checkpoint.layout) + "): " +
-                (link ? "linking its files: a program that writes into one of them changes both "
-                        "checkpoints"
-                      : "its files are taken as they are"),
-            0);
+  sink.Note(
+      StrCat("source and target layouts are equal (", Explain(input.checkpoint.layout), "); ",
+             link ? "the output has hard links to the source's files, so a program that writes "
+                    "into one of them changes both checkpoints"
+                  : "the source's files are used unchanged"),
+      0);
   SW_TRY_ASSIGN(Verbatim verbatim, PlanVerbatim(input, format, clone));
   SiblingReport siblings =
       AddSiblings(input.set, format, std::nullopt, link ? plan::CloneMode::kCopy : clone,
@@ -258,7 +260,7 @@ tl::unexpected<Error> WithExport(Error error, const Input& input, const std::str
 
 Status CheckCarried(const ConvertOptions& options, const std::vector<std::string>& not_carried) {
   if (!options.strict || not_carried.empty()) return {};
-  std::string message = "--strict: nothing is written, for this would not be carried over:";
+  std::string message = "--strict: nothing is written, because this would not be carried over:";
   for (const std::string& one : not_carried) message += "\n" + one;
   return Fail(Errc::kMismatch, std::move(message));
 }
@@ -272,8 +274,8 @@ Status CheckOptions(const checkpoints::Checkpoint& source) {
     const std::string unread = checkpoints::UnreadTensor(group.options, group.tensors);
     if (unread.empty()) continue;
     return Fail(Errc::kUnsupported, source.tag, ": option ", Quoted(unread), " of parameter group ",
-                g, " is a tensor, which is not read from format ", source.origin,
-                ": save it as a number, or stay in that format");
+                g, " is a tensor, which cannot be converted from format ", source.origin,
+                "; save it as a number, or keep that format");
   }
   return {};
 }
@@ -301,10 +303,28 @@ std::vector<std::string> OneOfEachKind(const std::vector<std::string>& lines) {
   }
   for (const auto& [kind, found] : by_kind) {
     const auto& [place, count] = found;
-    if (count > 1)
-      kinds[place].append(", and ").append(std::to_string(count - 1)).append(" more like it");
+    if (count > 1) kinds[place] += StrCat(", and ", count - 1, " more like it");
   }
   return kinds;
+}
+
+/// Warns about state that the target does not hold: with one line for all short entries, and with
+/// one for each kind of longer ones. The report has the complete list.
+void WarnNotCarried(const std::vector<std::string>& not_carried, Sink& sink) {
+  constexpr std::size_t kShort = 60, kShown = 8;
+  std::string line;
+  std::size_t count = 0;
+  for (const std::string& one : OneOfEachKind(not_carried)) {
+    if (one.size() > kShort) {
+      sink.Warn(StrCat("not carried over: ", one));
+    } else if (++count <= kShown) {
+      line += StrCat(count == 1 ? "" : "; ", one);
+    }
+  }
+  if (count == 0) return;
+  if (count > kShown)
+    line += StrCat("; and ", count - kShown, " more, listed in the report (--json)");
+  sink.Warn(StrCat("not carried over: ", line));
 }
 
 /// Warns if a folder of weights lacks the model's config.json, which programs need to open it.
@@ -316,7 +336,7 @@ void WarnIfNoConfig(const Input& input, const checkpoints::Format& format,
   });
   if (there) return;
   sink.Warn(
-      "no config.json was found beside the checkpoint: from_pretrained of transformers needs "
+      "no config.json was found next to the checkpoint: from_pretrained of transformers needs "
       "the model's config.json next to the weights; copy it into the output");
 }
 
@@ -335,14 +355,13 @@ Result<checkpoints::Written> WriteLayout(const checkpoints::Format& format,
                              source.left_out.end());
   if (format.name != checkpoints::dcp::kName) {
     for (const checkpoints::Param& param : source.fused) {
-      written.not_carried.push_back("the optimizer's state of " + Quoted(param.name) +
-                                    ", which the model has in parts: a --map takes it apart");
+      written.not_carried.push_back(StrCat("the optimizer state of ", Quoted(param.name),
+                                           ", which the model stores in parts; add a --map that "
+                                           "splits it"));
     }
   }
   for (const std::string& one : written.notes) sink.Note(one, 0);
-  for (const std::string& one : OneOfEachKind(written.not_carried)) {
-    sink.Warn("not carried over: " + one);
-  }
+  WarnNotCarried(written.not_carried, sink);
   return written;
 }
 
@@ -353,7 +372,7 @@ void DescribeLayout(const checkpoints::Layout& layout, nlohmann::ordered_json* h
 
 namespace {
 
-/// Returns a sentence about parameters whose compute weights differ from their
+/// Returns a sentence about parameters with compute weights that differ from their
 /// masters, if the target has only weights derived from masters. Otherwise empty.
 std::vector<std::string> WeightsLeftBehind(const Input& input, const plan::Target& target) {
   if (input.one_save.weights_apart.empty()) return {};
@@ -373,17 +392,18 @@ std::vector<std::string> WeightsLeftBehind(const Input& input, const plan::Targe
   }
   if (lost.empty()) return {};
   const std::size_t count = lost.size();
-  return {"the compute weights of " + std::to_string(count) +
-          " parameters, which differ from their master weights (the target is made of the master "
-          "weights): " +
-          FirstFew(lost)};
+  return {
+      StrCat("the compute weights of ", count,
+             " parameters, which differ from their master weights (the target's weights are made "
+             "from the master weights): ",
+             FirstFew(lost))};
 }
 
 /// \error kMismatch  options.strict, and the source may be of two saves
 Status CheckDoubt(const ConvertOptions& options, const Input& input) {
   if (!options.strict || input.one_save.doubt.empty()) return {};
   return Fail(Errc::kMismatch, "--strict: nothing is written: ", input.one_save.doubt,
-              "; give --allow-mixed to write it as it is");
+              "; pass --allow-mixed to write it anyway");
 }
 
 }  // namespace

@@ -34,7 +34,7 @@ struct ConvertOptions {
   bool link = false;    ///< equal layouts: hard links to the source's files instead of copies
   bool strict = false;  ///< fail if anything cannot be converted completely
   bool flat = false;    ///< write the tag folder alone, as ds_to_universal does, not a save folder
-  exec::Verify verify = exec::Verify::kSums;
+  exec::Verify verify = exec::Verify::kChecksums;
   unsigned threads = 1;
   std::uint64_t memory_bytes = std::uint64_t{1} << 30;
 };
@@ -88,7 +88,7 @@ Result<ConvertReport> Convert(comm::Comm& comm, Input& input, const checkpoints:
                               const checkpoints::Format& format, const std::string& command,
                               const ConvertOptions& options, Sink& sink);
 
-/// Plans the files of a checkpoint in a layout, and warns of what the layout cannot represent.
+/// Plans the files of a checkpoint in a layout, and warns of data that it cannot represent.
 /// Pure but for the warnings.
 Result<checkpoints::Written> WriteLayout(const checkpoints::Format& format,
                                          const checkpoints::Checkpoint& source,

@@ -73,11 +73,11 @@ Result<const Param*> FindParam(const Checkpoint& checkpoint, const std::string& 
     if (near.empty() && param.name.find(name) != std::string::npos) near = param.name;
   }
   return Fail(Errc::kNotFound, "no parameter is named \"", name, "\"",
-              (near.empty() ? "" : "; there is \"" + near + "\""));
+              (near.empty() ? "" : "; a similar name is \"" + near + "\""));
 }
 
 /// A consecutive range of a fragment's elements in one slot.
-struct Stretch {
+struct FileRange {
   const layout::Member* member;
   const std::string* file;
   std::uint64_t shard_first;
@@ -85,9 +85,9 @@ struct Stretch {
   std::uint64_t file_offset;
 };
 
-std::vector<Stretch> Stretches(const layout::ShardMap& map, const layout::Fragment& fragment,
-                               std::uint64_t item) {
-  std::vector<Stretch> list;
+std::vector<FileRange> FileRangesOf(const layout::ShardMap& map, const layout::Fragment& fragment,
+                                    std::uint64_t item) {
+  std::vector<FileRange> list;
   std::uint64_t at = 0;
   layout::ForHolders(map, fragment.at, 0, fragment.cut->shard_elems(),
                      [&](const layout::Region& region, std::uint64_t element, std::uint64_t elems) {
@@ -193,17 +193,17 @@ Result<std::string> ExplainParam(const Checkpoint& checkpoint, const std::string
     for (const layout::Fragment& fragment : tensor.fragments) {
       text += "    " + std::string(RoleText(fragment.role)) + ": " + fragment.cut->Explain() + "\n";
       const std::uint64_t item = ItemSize(tensor.dtype);
-      const std::vector<Stretch> stretches = Stretches(checkpoint.map, fragment, item);
-      for (std::size_t i = 0; i < std::min(stretches.size(), kShownRegions); ++i) {
-        const Stretch& s = stretches[i];
+      const std::vector<FileRange> ranges = FileRangesOf(checkpoint.map, fragment, item);
+      for (std::size_t i = 0; i < std::min(ranges.size(), kShownRegions); ++i) {
+        const FileRange& s = ranges[i];
         text += "      elements [" + std::to_string(s.shard_first) + ", " +
                 std::to_string(s.shard_first + s.elems) + ") at bytes [" +
                 std::to_string(s.file_offset) + ", " +
                 std::to_string(s.file_offset + s.elems * item) + ") of " + *s.file + " (" +
                 s.member->name + ")\n";
       }
-      if (stretches.size() > kShownRegions) {
-        text += "      and " + std::to_string(stretches.size() - kShownRegions) + " more ranks\n";
+      if (ranges.size() > kShownRegions) {
+        text += "      and " + std::to_string(ranges.size() - kShownRegions) + " more ranks\n";
       }
     }
   }
@@ -225,13 +225,13 @@ Result<nlohmann::ordered_json> ExplainJson(const Checkpoint& checkpoint, const s
       nlohmann::ordered_json shard = {{"role", RoleText(fragment.role)},
                                       {"cut", fragment.cut->Explain()}};
       const std::uint64_t item = ItemSize(tensor.dtype);
-      for (const Stretch& s : Stretches(checkpoint.map, fragment, item)) {
-        shard["stretches"].push_back({{"file", *s.file},
-                                      {"member", s.member->name},
-                                      {"first", s.shard_first},
-                                      {"elements", s.elems},
-                                      {"offset", s.file_offset},
-                                      {"bytes", s.elems * item}});
+      for (const FileRange& s : FileRangesOf(checkpoint.map, fragment, item)) {
+        shard["byte_ranges"].push_back({{"file", *s.file},
+                                        {"member", s.member->name},
+                                        {"first", s.shard_first},
+                                        {"elements", s.elems},
+                                        {"offset", s.file_offset},
+                                        {"bytes", s.elems * item}});
       }
       entry["fragments"].push_back(std::move(shard));
     }
@@ -251,7 +251,7 @@ nlohmann::json ConversionJson(const ConvertReport& report) {
                            {"found_done", report.found_done},
                            {"verbatim", report.verbatim},
                            {"linked", report.linked},
-                           {"neighbours", SiblingsJson(report.siblings)},
+                           {"siblings", SiblingsJson(report.siblings)},
                            {"not_carried", report.not_carried},
                            {"plan", TotalsJson(report)},
                            {"source", ToJson(report.source)},
@@ -270,7 +270,7 @@ nlohmann::json ConversionJson(const ConvertReport& report) {
                      {"units", report.run.units},
                      {"units_resumed", report.run.units_resumed},
                      {"members_verified", report.run.members_verified},
-                     {"members_without_sum", report.run.members_without_sum}};
+                     {"members_without_checksum", report.run.members_without_checksum}};
   }
   return result;
 }

@@ -9,8 +9,8 @@ namespace shardwright::convert {
 Status DsToUniversal::Apply(std::string* positional) {
   if (output.empty()) return {};
   if (!positional->empty())
-    return Fail(Errc::kUsage, "--output_folder and OUTPUT \"", *positional,
-                "\" exclude each other");
+    return Fail(Errc::kUsage, "--output_folder cannot be combined with OUTPUT \"", *positional,
+                "\"");
   *positional = output;
   return {};
 }

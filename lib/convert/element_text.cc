@@ -84,8 +84,8 @@ std::string ScalarText(const checkpoints::Scalar& scalar) {
   const std::uint64_t item = ItemSize(scalar.dtype);
   const auto bytes = std::as_bytes(std::span(scalar.bytes));
   if (bytes.size() == item) return ElementText(scalar.dtype, bytes);
-  return "tensor " + std::string(Name(scalar.dtype)) + " of " + std::to_string(bytes.size()) +
-         " bytes " + Hex(bytes.first(std::min<std::size_t>(bytes.size(), kShownBytes)));
+  return StrCat("tensor ", Name(scalar.dtype), " of ", bytes.size(), " bytes ",
+                Hex(bytes.first(std::min<std::size_t>(bytes.size(), kShownBytes))));
 }
 
 /// Converts a group's hyper-parameters to the options of a trainer.
@@ -247,7 +247,7 @@ std::vector<std::string> ScalarDifferences(const std::vector<checkpoints::Scalar
   for (const auto& [state, pair] : sides) {
     const auto& [left, right] = pair;
     if (left != nullptr && right != nullptr && SameScalar(*left, *right)) continue;
-    lines.push_back(state + ": " + text(left) + " and " + text(right));
+    lines.push_back(StrCat(state, ": ", text(left), " and ", text(right)));
   }
   return lines;
 }
@@ -437,12 +437,13 @@ Alike AlikeMaker::Make() {
                     [&](const LogicalTensor& one) { return out_.ties.contains(one.name); });
     }
   }
-  Note(kinds_, "only one of " + (alike ? "the two" : a_.origin + " and " + b_.origin) +
-                   " records whether these are trained, frozen or buffers, so only their elements "
-                   "are compared");
+  Note(kinds_,
+       StrCat("only one of ", alike ? "the two" : a_.origin + " and " + b_.origin,
+              " records whether these are trained, frozen or buffers, so only their elements "
+              "are compared"));
   Note(tied_,
-       "tied on one side and stored twice on the other, so only their elements are compared");
-  Note(untold_, "tied on one side and not recorded on the other");
+       "tied in one checkpoint and stored twice in the other, so only their elements are compared");
+  Note(untold_, "tied in one checkpoint and not recorded in the other");
   return std::move(out_);
 }
 

@@ -50,7 +50,7 @@ struct MapPair {
 struct Alike {
   /// Maps of all tensors except those in `tied`. Empty if the maps are unchanged.
   std::optional<MapPair> maps;
-  std::set<std::string> kinds;  ///< parameters whose kind only one checkpoint records
+  std::set<std::string> kinds;  ///< parameters of a kind that only one checkpoint records
   std::set<std::string> ties;   ///< names that only one checkpoint records as tied
   /// Tensors that one checkpoint stores separately and the other under a second name. There
   /// are several pairs, because a parameter can have many names, and a map contains it once.

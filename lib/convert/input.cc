@@ -7,12 +7,12 @@
 #include <tbb/task_arena.h>
 
 #include "checkpoints/deepspeed/common/scan.h"
-#include "checkpoints/model/links.h"
 #include "checkpoints/pickled/wrappers.h"
 #include "checkpoints/registry.h"
 #include "convert/catalogue.h"
 #include "convert/convert.h"
 #include "convert/scan/manifest_check.h"
+#include "convert/scan/node_local.h"
 #include "convert/scan/scan_ranks.h"
 #include "engine/exec/for_each.h"
 #include "engine/exec/integrity.h"
@@ -28,10 +28,6 @@ namespace shardwright::convert {
 namespace {
 
 std::span<const std::byte> BytesOf(std::string_view text) { return std::as_bytes(std::span(text)); }
-
-std::string TextOf(const comm::Bytes& bytes) {
-  return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
-}
 
 void ReplaceAll(std::string* text, std::string_view what, std::string_view by) {
   for (std::size_t at = text->find(what); at != std::string::npos;
@@ -63,58 +59,6 @@ Result<checkpoints::SourceSet> ScanAny(const std::vector<std::string>& source_pa
   return set;
 }
 
-exec::SourcePath PathOf(const checkpoints::SourceFile& file) {
-  exec::SourcePath path{file.path, file.identity, false, {}, file.real};
-  for (const checkpoints::Container& one : file.containers) {
-    path.stretches.insert(path.stretches.end(), one.stretches.begin(), one.stretches.end());
-  }
-  return path;
-}
-
-exec::SourcePath PathOf(const checkpoints::SiblingFile& sibling) {
-  const std::string& path = sibling.path;
-  std::string real = sibling.real;  // empty: another rank found it
-  if (real.empty()) real = checkpoints::RealPathInFolder(path).value_or(path);
-  return {path, sibling.identity, checkpoints::IsAppendedTo(path), {}, std::move(real)};
-}
-
-/// Returns true if this rank can open a catalogued file and it has not changed.
-bool IsVisible(const exec::SourcePath& source) { return exec::OpenUnchanged(source).has_value(); }
-
-/// Removes the files of a catalogue that this rank cannot open or that have changed.
-void KeepVisible(unsigned io_threads, checkpoints::SourceSet* set) {
-  std::vector<std::uint8_t> visible_files(set->files.size());
-  // The lambda cannot fail: a file that cannot be opened is not visible.
-  (void)os::ForEachFile(set->files.size(), io_threads, [&](std::uint64_t i) -> Status {
-    visible_files[i] = IsVisible(PathOf(set->files[i])) ? 1 : 0;
-    return {};
-  });
-  std::vector<checkpoints::SourceFile> files;
-  for (std::size_t i = 0; i < set->files.size(); ++i) {
-    if (visible_files[i] != 0) files.push_back(std::move(set->files[i]));
-  }
-  set->files = std::move(files);
-  std::vector<checkpoints::SiblingFile> siblings;
-  for (checkpoints::SiblingFile& sibling : set->siblings) {
-    const bool visible = sibling.content.has_value() || IsVisible(PathOf(sibling));
-    if (visible) siblings.push_back(std::move(sibling));
-  }
-  set->siblings = std::move(siblings);
-}
-
-/// Checks that the ranks together can open every catalogued file.
-/// \error kNotFound  names a file that no rank can open
-Status CheckCatalogued(const std::set<std::string>& catalogued, const checkpoints::SourceSet& all) {
-  std::set<std::string> seen;
-  for (const checkpoints::SourceFile& file : all.files) seen.insert(file.name);
-  for (const checkpoints::SiblingFile& sibling : all.siblings) seen.insert(sibling.name);
-  for (const std::string& name : catalogued) {
-    if (seen.contains(name)) continue;
-    return Fail(Errc::kNotFound, name, ": no rank sees it as it was catalogued");
-  }
-  return {};
-}
-
 /// This rank's part of a node-local source.
 struct Part {
   checkpoints::SourceSet set;
@@ -132,15 +76,6 @@ Result<Part> ScanPart(const std::vector<std::string>& source_paths, bool sibling
   for (const checkpoints::SiblingFile& one : part.set.siblings) part.catalogued.insert(one.name);
   KeepVisible(scan.io_threads, &part.set);
   return part;
-}
-
-/// Gathers a text from every rank. Collective.
-Result<std::vector<std::string>> GatherTexts(comm::Comm& comm, const std::string& mine) {
-  SW_TRY_ASSIGN(const std::vector<comm::Bytes> gathered, comm.AllGather(BytesOf(mine)));
-  std::vector<std::string> texts;
-  texts.reserve(gathered.size());
-  for (const comm::Bytes& text : gathered) texts.push_back(TextOf(text));
-  return texts;
 }
 
 bool HasPointer(const std::string& format) {
@@ -174,53 +109,6 @@ Result<Part> Recheck(comm::Comm& comm, const std::vector<std::string>& source_pa
   return part;
 }
 
-/// Returns the XXH3-128 digest of a file. Reads the whole file. Local.
-Result<std::string> DigestOfFile(const std::string& path) {
-  SW_TRY_ASSIGN(const os::File file, os::File::OpenRead(path));
-  SW_TRY_ASSIGN(const os::Identity identity, file.Stat());
-  exec::DigestStream digest;
-  std::vector<std::byte> buffer;
-  for (std::uint64_t at = 0; at < identity.bytes; at += buffer.size()) {
-    buffer.resize(std::min(plan::kUnitBytes, identity.bytes - at));
-    SW_TRY(file.ReadAt(at, buffer));
-    digest.Add(buffer);
-  }
-  return exec::Hex(digest.Finish());
-}
-
-/// Adds digests to files of which only the contents can prove that
-/// they are copies. One of the ranks that see a file reads it.
-/// Collective.
-Status DigestCopies(comm::Comm& comm, std::vector<checkpoints::SourceSet>* parts) {
-  SW_TRY_ASSIGN(const auto names, checkpoints::CopiesToCompare(*parts));
-  if (names.empty()) return {};
-  const auto for_copies = [&](const auto& act) {
-    for (std::size_t name = 0; name < names.size(); ++name) {
-      for (const checkpoints::Copy& copy : names[name]) {
-        act(copy, copy.seen[name % copy.seen.size()]);
-      }
-    }
-  };
-  std::string mine;
-  Status outcome;
-  for_copies([&](const checkpoints::Copy&, const checkpoints::Copy::Seen& reader) {
-    if (reader.rank != static_cast<std::size_t>(comm.rank()) || !outcome) return;
-    const Result<std::string> digest = DigestOfFile((*parts)[reader.rank].files[reader.file].path);
-    if (!digest) outcome = tl::unexpected(digest.error());
-    mine += digest.value_or("");
-  });
-  SW_TRY(comm.Agree(outcome));
-  SW_TRY_ASSIGN(const std::vector<std::string> digests, GatherTexts(comm, mine));
-  const std::size_t length = exec::Hex(exec::Digest()).size();
-  std::vector<std::size_t> used(digests.size());
-  for_copies([&](const checkpoints::Copy& copy, const checkpoints::Copy::Seen& reader) {
-    const std::string digest = digests[reader.rank].substr(used[reader.rank], length);
-    used[reader.rank] += length;
-    for (const auto& [rank, file] : copy.seen) (*parts)[rank].files[file].digest = digest;
-  });
-  return {};
-}
-
 /// Unites every rank's part of a node-local source. A file that several ranks see
 /// belongs to the lowest of them. A warning lists ranks that see none of the files.
 /// Collective.
@@ -244,7 +132,8 @@ Result<checkpoints::SourceSet> ScanParts(comm::Comm& comm, const InputOptions& o
   SW_TRY(DigestCopies(comm, &parts));
   SW_TRY_ASSIGN(checkpoints::SourceSet all, checkpoints::UniteParts(std::move(parts), file_owner));
   SW_TRY(comm.Agree(CheckCatalogued(mine.catalogued, all)));
-  if (!blind.empty()) all.warnings.push_back(all.tag + ": nothing of it is seen by ranks " + blind);
+  if (!blind.empty())
+    all.warnings.push_back(StrCat(all.tag, ": none of its files is visible to ranks ", blind));
   return all;
 }
 
@@ -344,8 +233,9 @@ tl::unexpected<Error> WithOrder(comm::Comm& comm, const InputOptions& options, E
     turned.source_paths = {options.output};
     std::vector<int> owner;
     if (ScanInput(comm, turned, &owner)) {
-      error.message += "; OUTPUT " + options.output +
-                       " holds one, so the two seem to have changed places: INPUT comes first";
+      error.message +=
+          StrCat("; OUTPUT ", options.output,
+                 " contains a checkpoint; the arguments may be swapped: pass INPUT first");
     }
   }
   return tl::unexpected<Error>(std::move(error));
@@ -365,7 +255,7 @@ void AddFiles(const std::vector<checkpoints::SourceFile>& files, exec::DigestStr
 
 Status CheckNew(const std::string& output) {
   SW_TRY_ASSIGN(const bool exists, os::Exists(output));
-  if (exists) return Fail(Errc::kBusy, output, ": exists (--force replaces it)");
+  if (exists) return Fail(Errc::kBusy, output, ": already exists; pass --force to replace it");
   return {};
 }
 
@@ -378,9 +268,9 @@ Status ProvePlaces(comm::Comm& comm, const InputOptions& options, const Input& i
                          sink);
   }
   if (!inferred.params.empty()) {
-    sink.Warn(input.checkpoint.tag + ": " + inferred.why + ": the places of " +
-              std::to_string(inferred.params.size()) +
-              " parameters were worked out, and are proved by their weights when they are read");
+    sink.Warn(StrCat(input.checkpoint.tag, ": ", inferred.why, ": the positions of ",
+                     inferred.params.size(),
+                     " parameters were inferred; a run that reads the weights verifies them"));
   }
   return {};
 }
@@ -506,7 +396,9 @@ Status VerifyDigests(comm::Comm& comm, const Input& input, unsigned threads, Sin
   const std::vector<checkpoints::FileDigest>& digests = input.checkpoint.digests;
   if (digests.empty()) return {};
   if (IsCompressed(input.set)) {
-    sink.Warn("the source's own digests are of files that are not here: its blocks are checked");
+    sink.Warn(
+        "the compressed catalogue does not contain the original files, so the digests that the "
+        "checkpoint records are not verified; the checksums of the compressed blocks are");
     return {};
   }
   sink.Pass("digests");

@@ -29,13 +29,13 @@ struct InputOptions {
   std::vector<std::string> pattern_files;
   bool node_local = false;
   bool siblings = false;                 ///< also search for the sibling files of the tag folder
-  unsigned io_threads = os::kIoThreads;  ///< files whose headers a rank reads at the same time
-  /// Accept a checkpoint whose optimizer state cannot be written in another layout: rank-specific
+  unsigned io_threads = os::kIoThreads;  ///< file headers that a rank reads at the same time
+  /// Accept an optimizer state that cannot be written in another layout: rank-specific
   /// state (Checkpoint::bound), or an optimizer that is missing or of an unsupported form
   /// (Checkpoint::only_weights). For commands that only describe INPUT or export weights, or
   /// that copy files with rank-specific state.
   bool bound = false;
-  /// Accept a checkpoint whose files seem to be of two saves; see CheckOneSave.
+  /// Accept a checkpoint with files that seem to be of two saves; see CheckOneSave.
   bool allow_mixed = false;
   /// False: payloads are written later, so CheckOneSave compares steps only.
   bool has_payloads = true;

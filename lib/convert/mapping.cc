@@ -152,7 +152,8 @@ Result<MapChoice> ReadRecipe(const json::Json& recipe, const std::string& where)
   const json::Json* to = recipe.is_object() ? json::Find(recipe, "to") : nullptr;
   if (map == nullptr || from == nullptr || to == nullptr || !from->is_string() ||
       !to->is_string() || !(map->is_string() || map->is_object())) {
-    return Fail(Errc::kBadInput, where, ": \"maps\": map, from and to of each expected");
+    return Fail(Errc::kBadInput, where,
+                ": \"maps\": every entry must have \"map\", \"from\" and \"to\"");
   }
   MapChoice choice;
   choice.use.from = from->get<std::string>();
@@ -185,23 +186,24 @@ Status CheckSizes(const checkpoints::ModelSizes& sizes, const std::vector<MapCho
   }
   for (const auto& [name, value] : sizes) {
     if (known.contains(name)) continue;
-    return Fail(Errc::kUsage, "--map-sizes: no size ", Quoted(name), ": there are ",
+    return Fail(Errc::kUsage, "--map-sizes: unknown size ", Quoted(name), "; known sizes: ",
                 Joined(std::vector<std::string>(known.begin(), known.end()), ", "));
   }
   return {};
 }
 
 /// The model's config values and their origin.
-struct Facts {
+struct KnownConfig {
   checkpoints::ModelConfig values;
   std::string origin;  ///< "ckpt/config.json"; empty: no values are known
 };
 
 /// Merges the config values of config.json and of the checkpoint itself.
-Result<Facts> UniteFacts(const std::string& config, const checkpoints::Checkpoint& checkpoint) {
-  Facts facts;
+Result<KnownConfig> MergeConfigs(const std::string& config,
+                                 const checkpoints::Checkpoint& checkpoint) {
+  KnownConfig facts;
   if (!checkpoint.facts.empty()) {
-    facts = {checkpoint.facts, checkpoint.origin + " checkpoint " + checkpoint.tag};
+    facts = {checkpoint.facts, StrCat(checkpoint.origin, " checkpoint ", checkpoint.tag)};
   }
   if (config.empty()) return facts;
   const std::size_t line = config.find('\n');
@@ -215,7 +217,8 @@ Result<Facts> UniteFacts(const std::string& config, const checkpoints::Checkpoin
                 Quoted(value), " in the ", facts.origin);
   }
   told.merge(facts.values);
-  return Facts{std::move(told), facts.origin.empty() ? path : path + " and the " + facts.origin};
+  return KnownConfig{std::move(told),
+                     facts.origin.empty() ? path : path + " and the " + facts.origin};
 }
 
 /// A map that matches the config, and the reason why it matches.
@@ -226,7 +229,7 @@ struct Found {
 };
 
 /// Finds the maps of the model family in the config.
-Result<std::vector<Found>> FindFamily(const Facts& facts, const std::string& tag) {
+Result<std::vector<Found>> FindFamily(const KnownConfig& facts, const std::string& tag) {
   std::vector<Found> found;
   for (const std::string& name : checkpoints::ModelMap::BuiltInNames()) {
     SW_TRY_ASSIGN(checkpoints::ModelMap map, checkpoints::ModelMap::BuiltIn(name));
@@ -235,16 +238,16 @@ Result<std::vector<Found>> FindFamily(const Facts& facts, const std::string& tag
   }
   if (!found.empty()) return found;
   if (facts.origin.empty()) {
-    return Fail(Errc::kUsage, "--map auto: neither a config.json next to ", tag,
-                " or in a folder huggingface nor the checkpoint itself tells "
-                "the model's family: name the map, --map MAP:TO");
+    return Fail(Errc::kUsage, "--map auto: cannot detect the model family of ", tag,
+                ": the checkpoint does not record it, and there is no config.json next to it or in "
+                "a folder huggingface; select a map with --map MAP:TO");
   }
   const auto type = facts.values.find("model_type");
-  const std::string what = type == facts.values.end() ? "what it tells of the model"
-                                                      : "model_type " + Quoted(type->second);
-  return Fail(Errc::kUnsupported, "--map auto: ", facts.origin, ": ", what,
-              " is of no map: there are ", Joined(checkpoints::ModelMap::BuiltInNames(), ", "),
-              "; name one, --map MAP:TO");
+  const std::string what =
+      type == facts.values.end() ? "this model config" : "model_type " + Quoted(type->second);
+  return Fail(Errc::kUnsupported, "--map auto: ", facts.origin, ": no map matches ", what,
+              "; available maps: ", Joined(checkpoints::ModelMap::BuiltInNames(), ", "),
+              "; select one with --map MAP:TO");
 }
 
 /// Returns possible naming schemes of the target, in order of preference. The map may lack some.
@@ -254,18 +257,18 @@ Result<std::vector<std::string>> WantedSides(const checkpoints::ModelMap& map,
   std::vector<std::string> sides = asked.sides;
   if (asked.like != nullptr) sides = checkpoints::SidesOf(map, *asked.like);
   if (!sides.empty()) return sides;
-  const std::string which = "--map auto:SIDE, of " + Joined(map.sides(), ", ");
-  return Fail(Errc::kUsage,
-              asked.like != nullptr
-                  ? "--map auto: the names of " + asked.like->tag + " are of no side of map " +
-                        map.name() + ": say " + which
-                  : "--map auto: any names will do for what is asked for: say " + which);
+  const std::string why =
+      asked.like != nullptr
+          ? StrCat("the names of ", asked.like->tag, " match no naming scheme of map ", map.name())
+          : "the target accepts any naming scheme";
+  return Fail(Errc::kUsage, "--map auto: ", why,
+              "; select one with --map auto:TO, where TO is one of ", Joined(map.sides(), ", "));
 }
 
 /// Finds the one map of the model's family that leads to the wanted naming
 /// scheme. Returns nothing if the names follow that scheme already.
 Result<std::optional<Found>> FindMap(const checkpoints::MapUse& use, const MapsAsked& asked,
-                                     const Facts& facts, const checkpoints::ModelSizes& given,
+                                     const KnownConfig& facts, const checkpoints::ModelSizes& given,
                                      const checkpoints::Patterns& patterns,
                                      const checkpoints::Checkpoint& checkpoint, Sink& sink) {
   SW_TRY_ASSIGN(std::vector<Found> family, FindFamily(facts, checkpoint.tag));
@@ -282,13 +285,13 @@ Result<std::optional<Found>> FindMap(const checkpoints::MapUse& use, const MapsA
     const std::vector<std::string> all = one.map.sides();
     for (const std::string& side : wanted) {
       if (std::find(has.begin(), has.end(), side) == has.end()) continue;
-      sink.Note("--map auto: the names are those of side " + side + " of map " + one.map.name() +
-                    " already (" + one.why + ")",
+      sink.Note(StrCat("--map auto: the names already follow the naming scheme ", side, " of map ",
+                       one.map.name(), " (", one.why, ")"),
                 0);
       return std::optional<Found>();
     }
     const auto to = std::find_first_of(wanted.begin(), wanted.end(), all.begin(), all.end());
-    Status fits = Fail(Errc::kUnsupported, "no side ", Joined(wanted, " or "), ": there are ",
+    Status fits = Fail(Errc::kUnsupported, "no naming scheme ", Joined(wanted, " or "), "; it has ",
                        Joined(all, ", "));
     if (to != wanted.end()) {
       checkpoints::MapUse trial{use.from, *to, given};
@@ -300,14 +303,15 @@ Result<std::optional<Found>> FindMap(const checkpoints::MapUse& use, const MapsA
     if (fits) {
       fitting.push_back(std::move(one));
     } else if (!refused) {
-      refused =
-          Within("--map auto: map " + one.map.name() + " (" + one.why + ")", fits.error()).value();
+      refused = Within(StrCat("--map auto: map ", one.map.name(), " (", one.why, ")"), fits.error())
+                    .value();
     }
   }
   if (fitting.empty()) return tl::unexpected(*std::move(refused));
   if (fitting.size() > 1) {
     return Fail(Errc::kUsage, "--map auto: the maps ", fitting[0].map.name(), " and ",
-                fitting[1].map.name(), " both fit (", fitting[0].why, "): name one, --map MAP:TO");
+                fitting[1].map.name(), " both match (", fitting[0].why,
+                "); select one with --map MAP:TO");
   }
   return std::optional<Found>(std::move(fitting.front()));
 }
@@ -349,7 +353,7 @@ Result<std::vector<MapChoice>> ReadMaps(comm::Comm& comm, const MapsAsked& asked
   const bool finds = std::any_of(choices.begin(), choices.end(),
                                  [](const MapChoice& choice) { return !choice.map; });
   if (finds && choices.size() > 1) {
-    return Fail(Errc::kUsage, "--map auto: it stands alone, and leads from side to side");
+    return Fail(Errc::kUsage, "--map auto cannot be combined with another --map");
   }
   SW_TRY_ASSIGN(const checkpoints::ModelSizes given, ParseSizes(asked.sizes));
   for (MapChoice& choice : choices) choice.use.sizes = given;
@@ -360,9 +364,9 @@ Result<std::vector<MapChoice>> ReadMaps(comm::Comm& comm, const MapsAsked& asked
 namespace {
 
 /// Splits the parameters that the optimizer has fused, or fuses them again.
-Result<MapUsed> UseFused(std::string_view to, checkpoints::ModelSizes sizes, const Facts& facts,
-                         const checkpoints::Patterns& patterns, checkpoints::Checkpoint* checkpoint,
-                         Sink& sink) {
+Result<MapUsed> UseFused(std::string_view to, checkpoints::ModelSizes sizes,
+                         const KnownConfig& facts, const checkpoints::Patterns& patterns,
+                         checkpoints::Checkpoint* checkpoint, Sink& sink) {
   SW_TRY_ASSIGN(const checkpoints::ModelMap map,
                 checkpoints::ModelMap::BuiltIn(checkpoints::kFusedMap));
   sizes.merge(map.SizesIn(facts.values));
@@ -376,7 +380,7 @@ Result<MapUsed> UseFused(std::string_view to, checkpoints::ModelSizes sizes, con
   used.to = to;
   used.sizes = std::move(made.sizes);
   sink.Note(
-      "map " + used.name + ": " + used.from + " to " + used.to + ", with " + SizesText(used.sizes),
+      StrCat("map ", used.name, ": ", used.from, " to ", used.to, ", with ", SizesText(used.sizes)),
       0);
   return used;
 }
@@ -387,7 +391,7 @@ Result<std::vector<MapUsed>> UseMaps(const std::vector<MapChoice>& choices, cons
                                      const std::string& config,
                                      const checkpoints::Patterns& patterns,
                                      checkpoints::Checkpoint* checkpoint, Sink& sink) {
-  SW_TRY_ASSIGN(const Facts facts, UniteFacts(config, *checkpoint));
+  SW_TRY_ASSIGN(const KnownConfig facts, MergeConfigs(config, *checkpoint));
   std::vector<MapUsed> all;
   std::optional<checkpoints::Checkpoint> fused;  // state before the split
   if (!checkpoint->fused.empty() && !choices.empty()) {
@@ -433,13 +437,13 @@ Result<std::vector<MapUsed>> UseMaps(const std::vector<MapChoice>& choices, cons
     used.map = choice.text == kAuto ? used.name : choice.text;
     used.why = std::move(why);
     const std::string sizes = SizesText(used.sizes);
-    sink.Note("map " + used.name + ": " + used.from + " to " + used.to +
-                  (sizes.empty() ? "" : ", with " + sizes) +
-                  (used.why.empty() ? "" : "; chosen by " + used.why),
+    sink.Note(StrCat("map ", used.name, ": ", used.from, " to ", used.to,
+                     sizes.empty() ? "" : ", with " + sizes,
+                     used.why.empty() ? "" : "; chosen by " + used.why),
               0);
     for (const std::string& name : mapped.left_behind) {
-      used.left_behind.push_back(Quoted(name) + ": models of side " + used.to +
-                                 " work it out themselves");
+      used.left_behind.push_back(StrCat(Quoted(name), ": models with the naming scheme ", used.to,
+                                        " compute it themselves"));
     }
   }
   if (fused && !named && all.size() == before) {  // no map was needed

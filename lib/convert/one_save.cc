@@ -49,7 +49,7 @@ class WeightSample {
                exec::ByteSource& bytes, const std::vector<int>& file_owner)
       : comm_(comm), map_(map), params_(params), source_(comm, map, bytes, file_owner) {}
 
-  /// \returns  indexes of the parameters whose weights differ from their rounded masters
+  /// \returns  indexes of the parameters with weights unequal to their rounded masters
   Result<std::vector<std::uint32_t>> Run(const CompareOptions& options, Sink& sink);
 
  private:
@@ -66,7 +66,7 @@ class WeightSample {
   }
   /// Calls visit(range, first byte in the part) for every byte range of a part.
   template <class Visit>
-  void ForStretches(const Part& part, Visit&& visit) const {
+  void ForEachByteRange(const Part& part, Visit&& visit) const {
     const std::uint64_t item = ItemSize(part.tensor.dtype);
     for (const layout::Fragment& fragment : part.tensor.fragments) {
       if (fragment.role != layout::Role::kOwner) continue;
@@ -76,8 +76,9 @@ class WeightSample {
             layout::ForHolders(
                 map_, fragment.at, run.shard, run.shard + run.elems,
                 [&](const layout::Region& region, std::uint64_t element, std::uint64_t elems) {
-                  visit(exec::Stretch{region.member, region.offset + element * item, elems * item},
-                        at);
+                  visit(
+                      exec::ByteRange{region.member, region.offset + element * item, elems * item},
+                      at);
                   at += elems * item;
                 });
           });
@@ -96,7 +97,7 @@ class WeightSample {
 Result<std::vector<std::byte>> WeightSample::Read(const Part& part) {
   std::vector<std::byte> out(part.elems * ItemSize(part.tensor.dtype));
   Status status;
-  ForStretches(part, [&](const exec::Stretch& stretch, std::uint64_t at) {
+  ForEachByteRange(part, [&](const exec::ByteRange& stretch, std::uint64_t at) {
     if (!status) return;
     status = source_.Read(stretch.member, stretch.offset,
                           std::span(out).subspan(static_cast<std::size_t>(at), stretch.bytes));
@@ -117,11 +118,13 @@ Result<bool> WeightSample::Differs(std::uint64_t param) {
 
 Status WeightSample::Fetch(std::uint64_t first, std::uint64_t last) {
   if (!source_.sends()) return {};
-  std::vector<exec::Stretch> wanted;
-  const auto add = [&](const exec::Stretch& stretch, std::uint64_t) { wanted.push_back(stretch); };
+  std::vector<exec::ByteRange> wanted;
+  const auto add = [&](const exec::ByteRange& stretch, std::uint64_t) {
+    wanted.push_back(stretch);
+  };
   for (std::uint64_t param = first; param < last; ++param) {
-    ForStretches(PartOf(params_[param].weight), add);
-    ForStretches(PartOf(params_[param].master), add);
+    ForEachByteRange(PartOf(params_[param].weight), add);
+    ForEachByteRange(PartOf(params_[param].master), add);
   }
   return source_.Round(wanted);
 }
@@ -201,10 +204,9 @@ void WholeWeights::Look(std::uint64_t index, const plan::Unit& unit,
   found.apart = found.apart || differing.apart > 0;
   if (!fresh && found.unit <= index) return;
   found.unit = index;
-  found.text = Quoted(tensor.name) + " element " + std::to_string(element) + ": weight " +
-               text(weight) + " in " + FileOf(sides_.weights(), tensor, element) +
-               ", rounded master weight " + text(rounded) + " in " +
-               FileOf(sides_.masters(), master, element);
+  found.text = StrCat(Quoted(tensor.name), " element ", element, ": weight ", text(weight), " in ",
+                      FileOf(sides_.weights(), tensor, element), ", rounded master weight ",
+                      text(rounded), " in ", FileOf(sides_.masters(), master, element));
   std::replace(found.text.begin(), found.text.end(), '\n', ' ');  // Share sends lines
 }
 
@@ -312,9 +314,9 @@ Result<std::vector<Weighed>> SaveCheck::Suspects(const CompareOptions& how) {
 OneSave SaveCheck::Undecided() {
   OneSave out;
   const std::string doubt =
-      checkpoint_.tag + ": " + save_.difference +
-      ": the files come from two saves, or the optimizer was reset; this checkpoint has no compute "
-      "weights that could decide";
+      StrCat(checkpoint_.tag, ": ", save_.difference,
+             ": the files come from two saves, or the optimizer was reset; this checkpoint has no "
+             "compute weights that could decide");
   sink_.Warn(doubt);
   if (!allow_mixed_) out.doubt = doubt;
   return out;
@@ -325,9 +327,9 @@ Result<OneSave> SaveCheck::Mixed(const std::string& text, std::vector<std::strin
     return Fail(Errc::kBadInput, checkpoint_.tag,
                 ": the files come from two saves, as if a job had been killed while it "
                 "overwrote a checkpoint: ",
-                text, "; use another checkpoint, or give --allow-mixed to read this one as it is");
+                text, "; use another checkpoint, or pass --allow-mixed to read this one anyway");
   }
-  sink_.Warn(checkpoint_.tag + ": the files come from two saves (--allow-mixed): " + text);
+  sink_.Warn(StrCat(checkpoint_.tag, ": the files come from two saves (--allow-mixed): ", text));
   return OneSave{std::move(apart), {}};
 }
 
@@ -345,17 +347,19 @@ Result<OneSave> SaveCheck::Decide(const std::map<std::uint32_t, FirstDifference>
   }
   if (first == nullptr) {
     if (differ) {
-      sink_.Note(checkpoint_.tag + ": " + save_.difference +
-                     "; all compute weights equal the rounded master weights, so the files come "
-                     "from one save whose optimizer was reset or loaded from elsewhere",
-                 0);
+      sink_.Note(
+          StrCat(
+              checkpoint_.tag, ": ", save_.difference,
+              "; all compute weights equal the rounded master weights, so the files come from one "
+              "save with an optimizer that was reset or loaded from elsewhere"),
+          0);
     }
     return OneSave{};
   }
-  const std::string count = std::to_string(apart.size()) + " of " + std::to_string(params_.size()) +
-                            " parameters have compute weights that differ from the rounded master "
-                            "weights, such as " +
-                            first->text;
+  const std::string count = StrCat(
+      apart.size(), " of ", params_.size(),
+      " parameters have compute weights that differ from the rounded master weights, such as ",
+      first->text);
   if (proved && save_.weights_are_rounded) {
     return Mixed((differ ? save_.difference + ", and " : "") + count, std::move(apart));
   }
@@ -363,7 +367,7 @@ Result<OneSave> SaveCheck::Decide(const std::map<std::uint32_t, FirstDifference>
                               ? save_.weights_lead
                               : "the files come from two saves, or the trainer does not round its "
                                 "compute weights from the master weights";
-  sink_.Warn(checkpoint_.tag + ": " + count + ": " + why);
+  sink_.Warn(StrCat(checkpoint_.tag, ": ", count, ": ", why));
   return OneSave{std::move(apart), {}};
 }
 
@@ -373,11 +377,11 @@ Result<OneSave> SaveCheck::Run(const std::optional<CompareOptions>& how) {
   if (params_.empty()) return differ ? Undecided() : OneSave{};
   if (!how) {
     if (differ) {
-      sink_.Warn(
-          checkpoint_.tag + ": " + save_.difference +
-          ": the files may come from two saves; a conversion compares the weights to decide");
+      sink_.Warn(StrCat(
+          checkpoint_.tag, ": ", save_.difference,
+          ": the files may come from two saves; a conversion compares the weights to decide"));
     }
-    if (!save_.weights_lead.empty()) sink_.Warn(checkpoint_.tag + ": " + save_.weights_lead);
+    if (!save_.weights_lead.empty()) sink_.Warn(StrCat(checkpoint_.tag, ": ", save_.weights_lead));
     return OneSave{};
   }
   sink_.Pass("one save");

@@ -43,16 +43,16 @@ void WarnAboutRanks(const std::vector<std::string>& gone, std::uint64_t ranks,
                                   Joined(gone, ", "));
   }
   if (last && *last + 1 < ranks) {
-    sink.Warn("the target has " + std::to_string(ranks) + " ranks, the source random states of " +
-              std::to_string(*last + 1) + ": those of the others begin anew");
+    sink.Warn(StrCat("the target has ", ranks, " ranks, but the source has random states of only ",
+                     *last + 1, "; the other ranks start with new random states"));
   }
 }
 
 void Say(const SiblingReport& report, Sink& sink) {
   if (report.copied.empty() && report.left_out.empty()) return;
-  std::string note = "beside the checkpoint: " + std::to_string(report.copied.size()) +
-                     " carried over (" + FormatBytes(report.bytes) + ")";
-  if (!report.left_out.empty()) note += ", " + std::to_string(report.left_out.size()) + " left out";
+  std::string note = StrCat("sibling files: ", report.copied.size(), " carried over (",
+                            FormatBytes(report.bytes), ")");
+  if (!report.left_out.empty()) note += StrCat(", ", report.left_out.size(), " left out");
   sink.Note(note, 0);
 }
 
@@ -126,8 +126,8 @@ std::string ContentIn(const checkpoints::Format& format, const std::string& name
   if (!type) return content;
   std::string changed = WithWeightType(content, Name(*type));
   if (changed != content) {
-    sink.Note("config.json: the element type is set to " + std::string(Name(*type)) +
-                  ", that of the weights written",
+    sink.Note(StrCat("config.json: the element type is set to ", Name(*type),
+                     ", the type of the written weights"),
               0);
   }
   return changed;
@@ -161,33 +161,33 @@ SiblingReport AddSiblings(const checkpoints::SourceSet& set, const checkpoints::
     report.left_out.push_back({sibling.name, why});
   };
   const auto surprise = [&](const std::string& what) {
-    sink.Warn("beside the checkpoint, not carried over: " + what);
-    report.not_carried.push_back("beside the checkpoint: " + what);
+    sink.Warn("sibling file, not carried over: " + what);
+    report.not_carried.push_back("sibling file: " + what);
   };
   for (const checkpoints::SiblingFile& sibling : set.siblings) {
     const std::optional<std::uint64_t> rank = checkpoints::RankOfSibling(sibling.name);
     if (rank) last = std::max(last.value_or(0), *rank);
     if (rank && ranks && *rank >= *ranks) {
       gone.push_back(sibling.name);
-      leave_out(sibling, "of a rank that the target does not have");
+      leave_out(sibling, "belongs to a rank that the target does not have");
       continue;
     }
     if (IsWritten(sibling, *target)) {
-      leave_out(sibling, "the output has its own");
+      leave_out(sibling, "the output has its own version of it");
       continue;
     }
     const std::string name = NameIn(format, sibling);
     if (format.pointer.empty() && format.belongs(name) != checkpoints::Belongs::kNo) {
-      leave_out(sibling, "a file of the format that is written");
-      surprise(sibling.name + ": it would be taken for a part of the output");
+      leave_out(sibling, "its name belongs to the target format");
+      surprise(sibling.name + ": readers would mistake it for a part of the output");
       continue;
     }
     if (format.only_weights && !IsOfModelFolder(sibling.name)) {
-      leave_out(sibling, "no file of a folder of weights");
+      leave_out(sibling, "not a file that programs expect next to weights");
       continue;
     }
     if (!taken.insert(name).second) {
-      leave_out(sibling, "a name that the output itself has");
+      leave_out(sibling, "the output has a file or folder of that name");
       surprise(sibling.name + ": the output has a file or folder of that name");
       continue;
     }

@@ -30,7 +30,7 @@ SiblingReport ListSiblings(const checkpoints::SourceSet& set);
 
 /// Adds the sibling files of a source to a target in save-folder form, and their paths
 /// to the source map, in the order of the set. Reports the files that it omits: those
-/// of ranks that the target lacks, those whose name the target itself uses, and those
+/// of ranks that the target lacks, those with a name that the target uses, and those
 /// that a reader of the target's format would read as its own. A folder that contains
 /// only weights (Format::only_weights) gets only the files that programs expect next
 /// to a model's weights, and its config.json gets the element type of the weights.

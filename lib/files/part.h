@@ -23,7 +23,7 @@ class Part {
   Part(const os::File& file, std::uint64_t first, std::uint64_t bytes)
       : file_(file), first_(first), bytes_(bytes) {}
 
-  /// Selects a range whose bytes have all been read already. \pre `loaded` outlives it
+  /// Selects a range of bytes that have all been read already. \pre `loaded` outlives it
   Part(const os::File& file, std::uint64_t first, std::span<const std::byte> loaded)
       : file_(file), first_(first), bytes_(loaded.size()), loaded_(loaded) {}
 

@@ -79,7 +79,8 @@ Result<std::vector<std::uint64_t>> Counts(DType dtype, std::span<const std::byte
       break;
     default:
       if (!CanConvert(dtype, DType::kF64)) {
-        return Fail(Errc::kUnsupported, where, ": counts of type ", Name(dtype), " are not read");
+        return Fail(Errc::kUnsupported, where, ": counts of type ", Name(dtype),
+                    " are not supported");
       }
       status = TakeReals(dtype, bytes, shape, where, &counts);
   }

@@ -46,7 +46,7 @@ Status SumOldest(TokenTrace* trace, const std::string& where) {
     for (std::size_t i = 0; i < sum.tokens.size(); ++i) {
       sum.tokens[i] += records[r].tokens[i];
       if (sum.tokens[i] <= limits::kMoeTokens) continue;
-      return Fail(Errc::kLimit, where, ": the sum of the records before has more than ",
+      return Fail(Errc::kLimit, where, ": the sum of the earlier records has more than ",
                   limits::kMoeTokens, " tokens");
     }
   }
@@ -94,14 +94,14 @@ Status Append(TokenTrace* trace, std::uint64_t iteration, const RecordBuilder& r
 }
 
 Status Finish(TokenTrace* trace, const std::string& where) {
-  if (trace->records.empty()) return Fail(Errc::kBadInput, where, ": holds no loads");
+  if (trace->records.empty()) return Fail(Errc::kBadInput, where, ": contains no token counts");
   std::stable_sort(trace->records.begin(), trace->records.end(),
                    [](const auto& a, const auto& b) { return a.iteration < b.iteration; });
   for (std::size_t r = 0; r < trace->records.size(); ++r) {
     const TokenTrace::Record& record = trace->records[r];
     const std::string place = where + ": iteration " + std::to_string(record.iteration);
     if (r > 0 && trace->records[r - 1].iteration == record.iteration) {
-      return Fail(Errc::kBadInput, place, " twice");
+      return Fail(Errc::kBadInput, place, " occurs twice");
     }
     for (std::size_t row = 0; row < trace->layer_id.size(); ++row) {
       std::uint64_t sum = 0;
@@ -118,14 +118,14 @@ Status Finish(TokenTrace* trace, const std::string& where) {
 }
 
 void WarnOfRestart(TokenTrace* trace, const std::string& place, std::uint64_t iteration) {
-  trace->warnings.push_back(place + ": iteration " + std::to_string(iteration) +
-                            " again, as after a restart of the training: the earlier lines of "
-                            "iterations from " +
-                            std::to_string(iteration) + " on are ignored");
+  trace->warnings.push_back(
+      StrCat(place, ": iteration ", iteration,
+             " occurs again, as after a restart of training: earlier lines of iterations from ",
+             iteration, " on are ignored"));
 }
 
 void WarnOfTornLine(TokenTrace* trace, const std::string& place) {
-  trace->warnings.push_back(place + ": the last line is cut short and is ignored");
+  trace->warnings.push_back(StrCat(place, ": the last line is truncated and is ignored"));
   trace->torn = true;
 }
 
@@ -142,7 +142,7 @@ Result<TokenTrace> ReadFile(const std::string& path) {
   for (const std::string_view ending : {".npz", ".safetensors", ".bin", ".parquet"}) {
     if (!path.ends_with(ending)) continue;
     return Fail(Errc::kUnsupported, path, ": token counts in a ", ending,
-                " file are not read: save the array [layers, experts] as "
+                " file are not supported: save the array [layers, experts] as "
                 ".npy or .pt");
   }
   SW_TRY_ASSIGN(const os::File file, os::File::OpenRead(path));
@@ -189,8 +189,7 @@ Result<std::uint64_t> CountOf(double value, const std::string& where) {
     std::string text;
     json::AppendReal(&text, value);
     return Fail(Errc::kBadInput, where, ": not a whole number: ", text,
-                "; counts are expected, so multiply means by the number of "
-                "steps that they are of");
+                "; counts are expected: multiply averages by the number of steps that they cover");
   }
   return static_cast<std::uint64_t>(value);
 }

@@ -18,9 +18,8 @@ namespace shardwright::token_counts {
 namespace {
 
 constexpr std::string_view kForms =
-    "; read are a tensor [layers, experts] or [steps, layers, experts], a dump of SGLang's "
-    "recorder "
-    "(logical_count), and expert_load with physical_to_logical_map";
+    "; supported are a tensor [layers, experts] or [steps, layers, experts], a dump of SGLang's "
+    "recorder (logical_count), and expert_load with physical_to_logical_map";
 
 constexpr std::uint64_t kBlockCounts = std::uint64_t{1} << 22;
 
@@ -167,7 +166,8 @@ Result<Array> ToLogical(const Array& physical, const Array& map, const std::stri
   }
   const std::uint64_t experts = 1 + *std::max_element(map.counts.begin(), map.counts.end());
   if (experts > limits::kMoeExperts) {
-    return Fail(Errc::kBadInput, where, ": physical_to_logical_map: no expert ", experts - 1);
+    return Fail(Errc::kBadInput, where, ": physical_to_logical_map: expert ", experts - 1,
+                " does not exist, at most ", limits::kMoeExperts, " experts are supported");
   }
   Array logical;
   logical.shape = {steps.shape[0], steps.shape[1], experts};
@@ -188,7 +188,7 @@ Status AddPasses(const PtFile& pt, const pickle::Node& records, const pickle::No
   const std::string where = pt.file.path() + ": records";
   if (!records.is_list() || map == nullptr || !map->is_tensor()) {
     return Fail(Errc::kBadInput, where,
-                ": a dump of SGLang's recorder by pass lacks "
+                ": a dump of SGLang's recorder with one record per pass lacks "
                 "last_physical_to_logical_map");
   }
   SW_TRY_ASSIGN(const Array ids,
@@ -212,9 +212,9 @@ Status AddPasses(const PtFile& pt, const pickle::Node& records, const pickle::No
     }
     SW_TRY(Append(trace, i, record, place));
   }
-  trace->notes.push_back(pt.file.path() +
-                         ": passes of one rank of SGLang; add the files of the other ranks with "
-                         "--join");
+  trace->notes.push_back(StrCat(pt.file.path(),
+                                ": has the passes of one SGLang rank; add the files of the "
+                                "other ranks with --join"));
   return {};
 }
 
@@ -243,7 +243,7 @@ Status AddTensors(const PtFile& pt, TokenTrace* trace) {
   }
   if (counts == nullptr) {
     const std::string found = map != nullptr ? "a placement (physical_to_logical_map) without "
-                                               "token counts, which --old reads"
+                                               "token counts (pass it to --old)"
                                              : pickle::Describe(&root);
     return Fail(Errc::kBadInput, path, ": no token counts: found ", found, kForms);
   }
@@ -254,9 +254,10 @@ Status AddTensors(const PtFile& pt, TokenTrace* trace) {
     SW_TRY_ASSIGN(const Array ids, ReadMap(pt, *map->tensor, path + ": physical_to_logical_map"));
     SW_TRY_ASSIGN(array, ToLogical(array, ids, where));
   } else if (key.starts_with("expert_load") || path.find("expert_load_view") != std::string::npos) {
-    trace->notes.push_back(where +
-                           ": counts of physical experts without a physical_to_logical_map: "
-                           "taken for those of logical experts");
+    trace->notes.push_back(
+        StrCat(where,
+               ": counts of physical experts without a physical_to_logical_map: they are used "
+               "as counts of logical experts"));
   }
   return AddSteps(std::move(array), 0, where, trace);
 }
@@ -295,7 +296,7 @@ Result<TokenTrace> ReadNumpyFile(const std::string& path) {
   SW_TRY_ASSIGN(const std::uint64_t elems, CountElems(*shape));
   SW_TRY_ASSIGN(const std::uint64_t needed, CheckedMul(elems, ItemSize(*dtype)));
   if (identity.bytes - header.second != needed) {
-    return Fail(Errc::kBadInput, path, ": a .npy file of ", ToString(*shape), " has ", needed,
+    return Fail(Errc::kBadInput, path, ": shape ", ToString(*shape), ": expected ", needed,
                 " bytes of elements, found ", identity.bytes - header.second);
   }
   TokenTrace trace;

@@ -117,10 +117,10 @@ Result<Columns> ReadHeading(const std::vector<std::string_view>& cells, const st
     std::optional<std::size_t>* const at = column(cells[i]);
     if (at == nullptr || at->has_value()) {
       return Fail(Errc::kBadInput, where, ": column \"", cells[i].substr(0, 24), "\" ",
-                  (at == nullptr ? "is unknown: known are layer (layer_id), expert "
+                  (at == nullptr ? "is unknown: known columns are layer (layer_id), expert "
                                    "(expert_id), tokens (count), iteration "
                                    "(step) and rank"
-                                 : "twice"));
+                                 : "occurs twice"));
     }
     *at = i;
     columns.sparse = columns.sparse || cells[i] == "layer_id" || cells[i] == "expert_id";
@@ -168,9 +168,10 @@ Status AddCells(const std::map<Cell, std::uint64_t>& counts, bool sparse, const 
     SW_TRY(Append(trace, iteration, record, place));
   }
   if (missing > 0) {
-    trace->notes.push_back(where + ": " + std::to_string(missing) +
-                           " counts without a row are 0; the highest expert_id makes " +
-                           std::to_string(experts) + " experts");
+    trace->notes.push_back(StrCat(where, ": ", missing,
+                                  " counts have no row and are set to 0; the highest "
+                                  "expert_id implies ",
+                                  experts, " experts"));
   }
   return {};
 }
@@ -223,7 +224,9 @@ class Rows {
     if (seen_.contains(row)) {
       // The first row of an iteration appears again, so the whole iteration is repeated.
       const bool restart = columns_.iteration && first_.at(iteration) == row;
-      if (!restart) return Fail(Errc::kBadInput, place, ": ", CellName(layer, expert), " twice");
+      if (!restart) {
+        return Fail(Errc::kBadInput, place, ": ", CellName(layer, expert), " occurs twice");
+      }
       DropFrom(iteration);
       WarnOfRestart(trace_, place, iteration);
     }
@@ -275,7 +278,7 @@ Result<TokenTrace> ParseLong(Lines lines, const Columns& columns, const std::str
 
 Result<TokenTrace> ParseCsvLoads(std::string_view text, const std::string& where) {
   Lines lines(text);
-  if (!lines.Next()) return Fail(Errc::kBadInput, where, ": holds no loads");
+  if (!lines.Next()) return Fail(Errc::kBadInput, where, ": contains no token counts");
   const auto first = Cells(lines.line());
   if (IsHeading(first)) {
     SW_TRY_ASSIGN(const Columns columns,

@@ -71,8 +71,9 @@ void WarnOfGaps(const std::vector<RankFile>& ranks, TokenTrace* trace) {
       if (!rank.iterations.contains(record.iteration)) missing.push_back(record.iteration);
     }
     if (missing.empty()) continue;
-    trace->warnings.push_back(rank.path + ": lacks iteration " + Ranges(missing) +
-                              " of other ranks: the sums lack this rank's tokens");
+    trace->warnings.push_back(
+        StrCat(rank.path, ": lacks iteration ", Ranges(missing),
+               ", which other ranks have: the totals do not include this rank's tokens"));
   }
 }
 
@@ -120,11 +121,12 @@ Status FindCounters(const PtFile& pt, std::string_view file_name, const pickle::
     const std::string where = pt.file.path() + ": \"" + name + "\"";
     const auto layer = LayerOf(file_name, name);
     if (!layer || value.tensor->shape.size() != 1) {
-      return Fail(Errc::kBadInput, where, ": a list of counts of a numbered layer expected");
+      return Fail(Errc::kBadInput, where,
+                  ": a list of counts with a layer number in its name expected");
     }
     SW_TRY_ASSIGN(auto counts, ReadCounts(pt, *value.tensor, where));
     if (!found->try_emplace(*layer, std::move(counts)).second) {
-      return Fail(Errc::kBadInput, where, ": layer ", *layer, " twice");
+      return Fail(Errc::kBadInput, where, ": layer ", *layer, " occurs twice");
     }
   }
   return {};
@@ -226,10 +228,10 @@ Result<TokenTrace> ReadCheckpointCounters(const std::string& folder) {
   }
   if (record.empty()) {
     return Fail(Errc::kBadInput, save, ": no token counters in ", trace.files_read,
-                " model files: none of tokens_per_expert, local_tokens_per_expert, "
-                "exp_counts, expert_counts");
+                " model files: expected one of tokens_per_expert, local_tokens_per_expert, "
+                "exp_counts and expert_counts");
   }
-  if (summed) trace.notes.push_back("counters of several ranks differ and were added up");
+  if (summed) trace.notes.push_back("counters differ between ranks, so they were added up");
   SW_TRY(Append(&trace, iteration, record, save));
   SW_TRY(Finish(&trace, save));
   return trace;

@@ -79,8 +79,7 @@ Status AddPhysical(const Json& load, const Json& map, const std::string& where,
                    RecordBuilder* record) {
   if (!load.is_array() || !map.is_array() || load.size() != map.size()) {
     return Fail(Errc::kBadInput, where,
-                ": counts and map of physical experts: lists of equal length "
-                "expected");
+                ": counts and map of physical experts: lists of equal length expected");
   }
   std::uint64_t experts = 0;
   std::vector<std::vector<std::int64_t>> ids(map.size());
@@ -143,7 +142,7 @@ Status AddPlanLoads(const Json& layers, const std::string& where, TokenTrace* tr
     SW_TRY_ASSIGN(const std::uint64_t id,
                   json::WholeOf(*number, 0, limits::kMoeLayers - 1, where + ": layer"));
     if (record.rows().contains(id)) {
-      return Fail(Errc::kBadInput, where, ": layer ", id, " twice");
+      return Fail(Errc::kBadInput, where, ": layer ", id, " occurs twice");
     }
     SW_TRY_ASSIGN(auto counts, CountsOf(*loads, id, where));
     SW_TRY(record.Add(id, std::move(counts)));
@@ -154,7 +153,9 @@ Status AddPlanLoads(const Json& layers, const std::string& where, TokenTrace* tr
 Status AddObject(const Json& object, const std::string& where, TokenTrace* trace) {
   if (object.contains("record_type")) return AddVllm(object, where, trace);
   if (const Json* tokens = json::Find(object, "tokens")) {
-    if (trace->format == "vllm") return Fail(Errc::kBadInput, where, ": no record of vLLM");
+    if (trace->format == "vllm") {
+      return Fail(Errc::kBadInput, where, ": a vLLM record with a record_type expected");
+    }
     std::uint64_t iteration = trace->records.size();
     if (const Json* given = json::Find(object, "iteration")) {
       SW_TRY_ASSIGN(iteration, json::WholeOf(*given, 0, limits::kMoeTokens, where + ": iteration"));
@@ -184,11 +185,10 @@ Status AddObject(const Json& object, const std::string& where, TokenTrace* trace
   if (layers != nullptr && layers->is_array()) return AddPlanLoads(*layers, where, trace);
   if (object.contains("physical_to_logical_map")) {
     return Fail(Errc::kBadInput, where,
-                ": a placement (physical_to_logical_map) without token "
-                "counts, which --old reads");
+                ": a placement (physical_to_logical_map) without token counts: pass it to --old");
   }
   return Fail(Errc::kBadInput, where,
-              ": no loads: none of tokens, logical_count, expert_load, loads, "
+              ": no token counts: expected one of tokens, logical_count, expert_load, loads, "
               "tokens_per_expert, token_counts, expert_counts and layers");
 }
 
@@ -224,9 +224,9 @@ class Restarts {
       const std::uint64_t next = trace->records[trace->records.size() - 2].iteration + 1;
       offset_ += next - std::min(next, iteration);
       iteration = std::max(next, iteration);
-      trace->warnings.push_back(
-          place + ": step " + std::to_string(step) + " after step " + std::to_string(newest_) +
-          ", as after a restart of the server: it counts as step " + std::to_string(iteration));
+      trace->warnings.push_back(StrCat(place, ": step ", step, " after step ", newest_,
+                                       ", as after a restart of the server: it counts as step ",
+                                       iteration));
     }
     newest_ = step;
   }
@@ -342,7 +342,7 @@ Result<TokenTrace> ReadLongLog(const os::File& file, std::uint64_t bytes) {
     if (kept + block > limits::kJsonBytes) {
       return Fail(Errc::kLimit, where, ": a line of more than ",
                   FormatBytes(limits::kJsonBytes - kBlock),
-                  ": longer texts are read if they have a JSON object per line");
+                  ": longer files must have one JSON object per line");
     }
     text.resize(kept + block);
     SW_TRY(file.ReadAt(at, std::as_writable_bytes(std::span(text).subspan(kept))));
@@ -352,8 +352,9 @@ Result<TokenTrace> ReadLongLog(const os::File& file, std::uint64_t bytes) {
     const std::size_t whole = ends ? text.size() : text.rfind('\n') + 1;
     if (whole == 0) continue;
     if (first && !IsLog(text)) {
-      return Fail(Errc::kLimit, where, ": ", FormatBytes(bytes), " of text: more than ",
-                  FormatBytes(limits::kJsonBytes), " are read if it has a JSON object per line");
+      return Fail(Errc::kLimit, where, ": ", FormatBytes(bytes), " of text, at most ",
+                  FormatBytes(limits::kJsonBytes),
+                  ": longer files must have one JSON object per line");
     }
     SW_TRY(lines.Add(std::string_view(text).substr(0, whole), ends));
     text.erase(0, whole);

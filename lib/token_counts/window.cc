@@ -21,8 +21,8 @@ Result<std::uint32_t> LayerNumber(std::string_view text, std::string_view whole)
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
   if (text.empty() || error != std::errc() || end != text.data() + text.size() ||
       number >= limits::kMoeLayers) {
-    return Fail(Errc::kUsage, "\"", whole, "\" is no list of layers as 0-11,14 below ",
-                limits::kMoeLayers);
+    return Fail(Errc::kUsage, "\"", whole, "\": a list of layers below ", limits::kMoeLayers,
+                " expected, such as 0-11,14");
   }
   return number;
 }
@@ -39,7 +39,7 @@ Result<std::vector<std::size_t>> LayersIn(const TokenTrace& trace,
   for (const std::uint32_t layer : layers) {
     const auto at = std::lower_bound(trace.layer_id.begin(), trace.layer_id.end(), layer);
     if (at == trace.layer_id.end() || *at != layer) {
-      return Fail(Errc::kUsage, "layer ", layer, ": the loads have ", trace.layer_id.size(),
+      return Fail(Errc::kUsage, "layer ", layer, ": the token counts have ", trace.layer_id.size(),
                   " layers, ", trace.layer_id.front(), " to ", trace.layer_id.back());
     }
     rows.push_back(static_cast<std::size_t>(at - trace.layer_id.begin()));
@@ -236,7 +236,7 @@ Result<std::size_t> RecordAt(const TokenTrace& trace, std::uint64_t iteration) {
       std::upper_bound(trace.records.begin(), trace.records.end(), iteration,
                        [](std::uint64_t i, const auto& record) { return i < record.iteration; });
   if (after == trace.records.begin()) {
-    return Fail(Errc::kUsage, "iteration ", iteration, ": the loads start at iteration ",
+    return Fail(Errc::kUsage, "iteration ", iteration, ": the token counts start at iteration ",
                 trace.records.front().iteration);
   }
   return static_cast<std::size_t>(after - trace.records.begin()) - 1;
@@ -254,7 +254,7 @@ Result<std::vector<std::uint32_t>> ParseLayers(std::string_view text) {
       SW_TRY_ASSIGN(last, LayerNumber(part.substr(dash + 1), text));
     }
     if (last < first) {
-      return Fail(Errc::kUsage, "\"", text, "\": the range runs backward");
+      return Fail(Errc::kUsage, "\"", text, "\": the end of a range is before its start");
     }
     for (std::uint32_t layer = first; layer <= last; ++layer) layers.insert(layer);
     if (part.size() == rest.size()) break;

@@ -39,7 +39,7 @@ ask() {
   # printf knows the escapes of a JSON text.
   printf -v theirs %b "$text"
   if [[ -z $pid || -z $theirs ]]; then
-    echo "pec-agent: the agent at $socket does not say which process it is and where it saves" >&2
+    echo "pec-agent: the agent at $socket does not report its process and its store" >&2
     exit 1
   fi
 }
@@ -127,7 +127,7 @@ if [[ $verb == start ]]; then
   # The step's own control group, as proctrack/cgroup makes it: /slurm/uid_1/job_2/step_3.
   if grep -q '/slurm.*/job_[0-9]*/step_' /proc/self/cgroup 2>/dev/null; then
     echo "pec-agent: Slurm kills an agent that is started here when this job step ends, with the snapshots in its memory" \
-      "(proctrack/cgroup). Run it as a step of its own, beside the training's:" >&2
+      "(proctrack/cgroup). Run it as a separate job step:" >&2
     echo "  srun --overlap --ntasks-per-node=1 pec-agent.sh run $2 $3 $4 ${*:5} &" >&2
     exit 9
   fi
@@ -148,7 +148,7 @@ if [[ $verb == start ]]; then
     fi
     sleep 0.1
   done
-  echo "pec-agent: the agent does not answer at $socket:" >&2
+  echo "pec-agent: the new agent does not answer at $socket; its log:" >&2
   tail -c "+$((said + 1))" -- "$name.log" >&2
   exit 1
 fi
@@ -160,7 +160,7 @@ fi
 code=0
 pec-save tell "unix:$name" stop -q >/dev/null || code=$?
 if [[ $code -ne 0 ]]; then
-  echo "pec-agent: the agent at $socket has not said that all is in the store; it says in $socket.log:" >&2
+  echo "pec-agent: the agent at $socket has not confirmed that the store has all snapshots; end of $socket.log:" >&2
   own "$name.log"
   tail -n 20 -- "$name.log" >&2
   exit "$code"

@@ -55,8 +55,8 @@ flags=(--allow-empty)
 if [[ ! -e $out && ! -L $out && ! -s ${PEC_TOKENS:-} && ${SLURM_RESTART_COUNT:-0} == 0 ]]; then
   flags+=(--begin)
 elif [[ ! -e $store ]]; then
-  echo "pec-restore-hook: the run has begun before: $out or ${PEC_TOKENS:-a log of tokens} is there, or" \
-    "SLURM_RESTART_COUNT (${SLURM_RESTART_COUNT:-0}) is not 0" >&2
+  echo "pec-restore-hook: $store does not exist, but the run is not new: $out or ${PEC_TOKENS:-a log of tokens} exists," \
+    "or SLURM_RESTART_COUNT (${SLURM_RESTART_COUNT:-0}) is not 0" >&2
 fi
 if [[ " ${*:3}" == *" --agents"* && " ${*:3}" != *" --lost-nodes"* ]]; then
   flags+=(--lost-nodes unreachable)
@@ -68,7 +68,7 @@ case $resume in
   null) ;;
   [0-9]*) echo "$out" ;;
   *)
-    echo "pec-restore-hook: $report does not say which iteration was restored" >&2
+    echo "pec-restore-hook: $report does not contain the restored iteration" >&2
     exit 4
     ;;
 esac

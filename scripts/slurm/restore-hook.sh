@@ -38,7 +38,7 @@ while [[ ${1:-} == --* ]]; do
   shift 2
 done
 [[ $# -eq 1 ]] || usage
-[[ ,$target != *,dp=* ]] || usage "--target: dp follows from the ranks: --ranks N"
+[[ ,$target != *,dp=* ]] || usage "--target: dp is not allowed, it follows from the number of ranks; pass --ranks N"
 checkpoint=${1%/}
 
 nodes=${SLURM_JOB_NUM_NODES:-${SLURM_NNODES:-}} gpus=${SLURM_GPUS_ON_NODE:-}
@@ -47,7 +47,7 @@ if [[ -z $ranks ]] && is_count "$nodes" && is_count "$gpus"; then
 elif [[ -z $ranks ]]; then
   ranks=${SLURM_NTASKS:-} from=SLURM_NTASKS
 fi
-[[ -n $ranks ]] || usage "how many ranks train? --ranks N or RANKS, or run it inside a Slurm job"
+[[ -n $ranks ]] || usage "unknown number of ranks: pass --ranks N, set RANKS, or run it inside a Slurm job"
 is_count "$ranks" || usage "$from: a number of ranks expected, found \"$ranks\""
 echo "restore-hook: $ranks ranks, from $from" >&2
 
@@ -66,14 +66,14 @@ case $kind in
     exit 0
     ;;
   *)
-    echo "restore-hook: a checkpoint of ${kind:-an unknown format}: this hook is for DeepSpeed; see ucp-load --format" >&2
+    echo "restore-hook: $checkpoint has the format ${kind:-unknown}, but this hook is for DeepSpeed; see ucp-load --format" >&2
     exit 9
     ;;
 esac
 layout=$(sed -n '/^"layout": {$/,/^}/s/^  //p' <<<"$result")
 saved_tp=$(value tp <<<"$layout") saved_pp=$(value pp <<<"$layout") copies=$(value dp <<<"$layout")
 if ! is_count "$saved_tp" || ! is_count "$saved_pp" || ! is_count "$copies" || [[ -z $fingerprint ]]; then
-  echo "restore-hook: ucp-extract --list does not say how many ranks saved $checkpoint" >&2
+  echo "restore-hook: ucp-extract --list does not report how many ranks saved $checkpoint" >&2
   exit 9
 fi
 
@@ -90,7 +90,7 @@ if [[ -z $target && $ranks -eq $((model_ranks * copies)) ]]; then
   exit 0
 fi
 if [[ $((ranks % model_ranks)) -ne 0 ]]; then
-  echo "restore-hook: $ranks ranks are no multiple of the $model_ranks that hold one copy of the model in $checkpoint" >&2
+  echo "restore-hook: $ranks ranks are not a multiple of the $model_ranks ranks that hold one copy of the model in $checkpoint" >&2
   exit 10
 fi
 keys=dp=$((ranks / model_ranks))
@@ -113,7 +113,7 @@ report=$out.report-${SLURM_JOB_ID:-$$}.json
 if [[ -d $out ]]; then
   made_of=$(sed -n '/^ "source": {$/,/^ }/s/^  "fingerprint": "\([0-9a-f]*\)",\{0,1\}$/\1/p' "$out/shardwright.json") || exit 4
   if [[ $made_of != "$fingerprint" ]]; then
-    echo "restore-hook: $out was not made of the checkpoint that is in $checkpoint now: remove it, or load it yourself" >&2
+    echo "restore-hook: $out was converted from a different checkpoint than the one now in $checkpoint: remove it, or load it yourself" >&2
     exit 6
   fi
   echo "$out"
@@ -125,7 +125,7 @@ fi
 wait_for_other() {
   local waited=1
   while [[ ! -d $out && -n $(find "$out.lock" -maxdepth 0 -mmin -3 2>/dev/null) ]]; do
-    [[ $waited -eq 0 ]] || echo "restore-hook: another job converts to $out: waiting for it" >&2
+    [[ $waited -eq 0 ]] || echo "restore-hook: another job is converting to $out: waiting for it" >&2
     waited=0
     sleep 1
   done
@@ -160,7 +160,7 @@ for ((try = 0; code == 6 && try < 3; ++try)); do
   convert --resume
 done
 if [[ $code -eq 5 && -n $stopped ]]; then
-  echo "restore-hook: the stopped conversion was of other files: starting again" >&2
+  echo "restore-hook: the stopped conversion read different files: starting again" >&2
   convert
 fi
 [[ $code -eq 0 ]] || exit "$code"

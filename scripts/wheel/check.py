@@ -32,33 +32,33 @@ def needed(data):
 
 def violations(path, folders):
     if path.stat().st_size > BYTES_MAX:
-        yield f"{path.stat().st_size} bytes, {BYTES_MAX} at most"
+        yield f"the wheel has {path.stat().st_size} bytes, at most {BYTES_MAX} are allowed"
     with zipfile.ZipFile(path) as wheel:
         entries = {re.sub(r"^shardwright-[^/]*\.data/", "", entry.filename): entry
                    for entry in wheel.infolist() if not entry.is_dir()}
         scripts = {name.removeprefix("scripts/") for name in entries if name.startswith("scripts/")}
         if scripts != COMMANDS:
-            yield f"scripts are {sorted(scripts)}"
+            yield f"scripts {sorted(COMMANDS)} expected, found {sorted(scripts)}"
         for name in sorted({f"data/{plugin}" for plugin in PLUGINS} | {f"data/{LIBRARY}", OPERATORS, "shardwright/__init__.py"}
                            | {f"data/share/man/man1/{command}.1" for command in COMMANDS}):
             if name not in entries:
                 yield f"{name} is missing"
         if len({entry.date_time for entry in entries.values()}) != 1:
-            yield "files have different times"
+            yield "the modification times of files differ"
         for name, entry in entries.items():
             data = wheel.read(entry)
             for folder in folders:
                 if re.search(re.escape(folder.encode()) + rb"(?![\w-])", data):
-                    yield f"{name} names {folder}"
+                    yield f"{name} contains the path {folder}"
             if not data.startswith(b"\x7fELF"):
                 if name.startswith("scripts/"):
-                    yield f"{name} is no program"
+                    yield f"{name} is not a program"
                 continue
             if name.startswith("scripts/") and not entry.external_attr >> 16 & 0o111:
                 yield f"{name} cannot be executed"
             for library in sorted(needed(data) - OTHERS.get(name, set())):
                 if not GLIBC.fullmatch(library):
-                    yield f"{name} needs {library}"
+                    yield f"{name} depends on {library}, which is not allowed"
 
 
 if len(sys.argv) < 2 or sys.argv[1].startswith("-"):

@@ -23,22 +23,22 @@ import scenarios  # pylint: disable=wrong-import-position
 import tables  # pylint: disable=wrong-import-position
 from campaign import Campaign, Case  # pylint: disable=wrong-import-position
 from harness import (  # pylint: disable=wrong-import-position
-    DATA, DEMO, Broken, Log, Scratch, expect, own_checkpoints, shown, succeed, tree, with_neighbours)
+    DATA, DEMO, Broken, Log, Scratch, expect, own_checkpoints, shown, succeed, tree, with_siblings)
 
 
 def cases(programs, night, folder):
     """The commands to disturb; sources are made in `folder`."""
     load, union, extract = (programs / f"ucp-{name}" for name in ("load", "union", "extract"))
     target = ["--target", "zero=3,dp=3", "--threads", "1"]
-    beside = with_neighbours(folder / "beside")
+    beside = with_siblings(folder / "beside")
     found = [
         Case("load", [load, DEMO], target),
         Case("load-force", [load, DEMO], target, old=[load, "--target", "zero=1,dp=3", DEMO]),
         Case("union", [union, DEMO], ["--threads", "2"]),
         Case("extract", [extract, DEMO]),
         Case("pack", [extract, DEMO], ["--pack=copy", "--threads", "1"]),
-        Case("load-neighbours", [load, beside], target),
-        Case("pack-neighbours", [extract, beside], ["--pack=copy", "--threads", "1"]),
+        Case("load-siblings", [load, beside], target),
+        Case("pack-siblings", [extract, beside], ["--pack=copy", "--threads", "1"]),
         Case("verbatim", [load, beside], ["--threads", "1"]),
         Case("link", [load, beside], ["--link"]),
     ]

@@ -9,7 +9,7 @@ Parts, default all (syncs and memory need the library of failing.c):
   errors  each call of lib/support/os, those that only read too, fails with each of nine errors. EINTR changes nothing
   syncs   each sync of a file fails in the C library; none of the same file follows
   memory  the N-th allocation fails, once or from then on
-  lies    a write is acknowledged and not done, or one of its bits differs; --verify=readback or the next reader sees it
+  writes  a write is acknowledged and not done, or one of its bits differs; --verify=readback or the next reader sees it
   double  the command is killed at a call, its recovery at one of its own, and a third run ends well
 Afterwards the exit code is a documented one, the message names a path, an output or store is the old or the new one,
 and the same command again ends well. --limit: calls of each case, evenly chosen; --first: and each of the first N
@@ -41,7 +41,7 @@ ERRORS = ("eio", "enospc", "edquot", "enomem", "eacces", "erofs", "emfile", "est
 READING = ("open", "read", "stat", "list")
 UNREADABLE, MISMATCH, IO_FAILED, MEMORY, KILLED = 3, 5, 7, 8, 137
 FAILED = {UNREADABLE, IO_FAILED}
-PARTS = ("errors", "syncs", "memory", "lies", "double")
+PARTS = ("errors", "syncs", "memory", "writes", "double")
 
 
 class Check(Store):
@@ -224,10 +224,10 @@ class Trials:
 
     # --- a disk that corrupts writes ---------------------------------------------------------------
 
-    def lies(self):
-        self.go(self.lie, [(number, way) for number in self.chosen(self.calls["write"]) for way in ("lose", "flip")])
+    def writes(self):
+        self.go(self.corrupt_write, [(number, way) for number in self.chosen(self.calls["write"]) for way in ("lose", "flip")])
 
-    def lie(self, root, number, way):
+    def corrupt_write(self, root, number, way):
         done = run(self.case.command(root), fault=f"write:{number}:{way}")
         self.counts["runs"] += 1
         argv = [str(word) for word in self.case.command(root)]
@@ -256,7 +256,7 @@ class Trials:
                 self.counts["refused by restore"] += 1
                 return
             wanted = self.case.wanted(self.case.after)
-            expect(tree(report) == wanted, f"a lie was restored: {done}")
+            expect(tree(report) == wanted, f"corrupt data was restored: {done}")
             self.counts["no effect on what is read"] += 1
             return
         changed = [name for name, digest in content_of(root).items() if self.after.get(name) != digest]

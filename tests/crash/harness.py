@@ -133,7 +133,7 @@ def difference(expected, found):
     return ", ".join(names[:6]) or "none"
 
 
-def with_neighbours(folder):
+def with_siblings(folder):
     """The demo checkpoint with sibling files of a trainer: small files, a large one, a folder."""
     source = shutil.copytree(DEMO, folder)
     for name, data in (("trainer_state.json", b"{}"), ("rng_state_0.pth", b"0"), ("zero_to_fp32.py", b"#!"),

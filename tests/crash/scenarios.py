@@ -11,7 +11,7 @@ import time
 
 import ptfile
 from harness import (DEMO, Scratch, Broken, difference, expect, finish, run, start, succeed, tree,
-                     with_neighbours)
+                     with_siblings)
 
 
 def grow(folder, factor):
@@ -419,7 +419,7 @@ class Scenarios:
             shutil.rmtree(output)
 
     def check_equal_layouts_come_out_as_they_are(self, place):
-        source = with_neighbours(place / "source")
+        source = with_siblings(place / "source")
         sound = tree(source)
         del sound["runs"]
         for flags in ((), ("--verify=readback",), ("--link",)):
@@ -431,7 +431,7 @@ class Scenarios:
             shutil.rmtree(place / "out")
 
     def check_saving_over_an_output_leaves_its_source_whole(self, place):
-        source = with_neighbours(place / "source")
+        source = with_siblings(place / "source")
         sound = tree(source)
         for flags in ((), ("--target", "dp=3"), ("--verify=readback",)):
             succeed([self.load, source, place / "out", *flags])

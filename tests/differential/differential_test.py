@@ -28,6 +28,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "docs"))
 import archives  # pylint: disable=wrong-import-position
 import libzip  # pylint: disable=wrong-import-position
 import oddities  # pylint: disable=wrong-import-position
+import pickle_reader  # pylint: disable=wrong-import-position
 import pickles  # pylint: disable=wrong-import-position
 import tables  # pylint: disable=wrong-import-position
 
@@ -129,19 +130,19 @@ class Differential:
                 raise Violation(f"pickle: refused: {said}", data)
             self.counts["pickle of calls that are refused"] += 1
         else:
-            theirs = pickles.read(data)
+            theirs = pickle_reader.read(data)
             if said["graph"] != theirs:
                 raise Violation(f"pickle: read as {said['graph']}, by Python as {theirs}", data)
             self.pickle_written(said, written, theirs)
         for _ in range(DAMAGES):
             change = self.choose.choice((damaged, other_opcode))
-            self.judge_damage("pickle", pickles.read, change(self.choose, data), lambda answer: answer["graph"])
+            self.judge_damage("pickle", pickle_reader.read, change(self.choose, data), lambda answer: answer["graph"])
 
     def pickle_written(self, said, written, wanted):
         if "not_written" in said:
             raise Violation(f"pickle: not written: {said['not_written']}", written)
         keys = {str(k): bytes.fromhex(said["storages"][i][0]) for k, i in enumerate(said["order"])}
-        again, why = self.others(lambda data: pickles.read(data, keys), written)
+        again, why = self.others(lambda data: pickle_reader.read(data, keys), written)
         if again != wanted:
             raise Violation(f"pickle: written as {again} ({why}), was {wanted}", written)
         self.counts["pickle written and read"] += 1
@@ -212,11 +213,11 @@ class Differential:
         """\\returns a file of torch.save, its pickle, the contents of its storages; None if it has unsupported calls"""
         root, _ = pickles.make(self.choose, 3)
         pickled = pickles.write(self.choose, root, self.choose.randrange(2, 6))
-        unpickler = pickles.Unpickler(pickled)
+        unpickler = pickle_reader.Unpickler(pickled)
         if b"functools" in pickled:
             return None
         unpickler.load()
-        sizes = {key: one.count * pickles.TYPED.get(one.kind.dotted.rsplit(".", 1)[1], ("", 1))[1]
+        sizes = {key: one.count * pickle_reader.TYPED.get(one.kind.dotted.rsplit(".", 1)[1], ("", 1))[1]
                  for key, one in unpickler.storages.items()}
         data, contents = archives.torch_file(self.choose, pickled, sizes)
         return data, pickled, contents
@@ -230,7 +231,7 @@ class Differential:
         self.counts["pt"] += 1
         if "error" in said:
             raise Violation(f"pt: refused: {said}", data)
-        if said["graph"] != (wanted := pickles.read(pickled)):
+        if said["graph"] != (wanted := pickle_reader.read(pickled)):
             raise Violation(f"pt: read as {said['graph']}, by Python as {wanted}", data)
         for one in said["storages"]:
             if data[one["offset"]:one["offset"] + one["bytes"]] != contents[one["member"][5:]]:
@@ -247,7 +248,7 @@ class Differential:
             return written[one["payload"]:one["payload"] + one["bytes"]]
 
         keys = {str(k): said["storages"][i]["member"][5:] for k, i in enumerate(said["order"])}
-        if pickles.read(content("data.pkl"), keys) != wanted:
+        if pickle_reader.read(content("data.pkl"), keys) != wanted:
             raise Violation("pt: written with another graph", written)
         for ours, theirs in keys.items():
             if content(f"data/{ours}") != contents[theirs]:

@@ -28,6 +28,7 @@ HASH_COMMENT = re.compile(r"(?m)(?:^[ \t]*|[ \t])#(?!!)(?=\s)[^\n]*")
 # Tokens that a program reads: paths, file names, scoped and underscored names, addresses.
 NAMES = re.compile(r"https?://\S+|\b(?:lib|apps|tests|docs|scripts)/[\w./<>*-]*|[\w./-]*\w\.(?:cc|h|py|md|json|tsv|sh)\b"
                    r"|\w+(?:::\w+)+|\w*_\w+")
+VALUES = re.compile(r'\\+param\s+\w+|"\w+"')  # in comments: names of parameters, and keys and values of one word
 BACKTICKS = re.compile(r"``[^`]*``|`[^`\n]*(?:\n[^`\n]+)?`")
 FENCE = re.compile(r"^([ \t]*)(```+|~~~+).*?^[ \t]*\2[ \t]*$", re.S | re.M)
 HIDDEN = re.compile(r"<!--.*?-->", re.S)
@@ -122,7 +123,7 @@ def help_prose(text):
 def comment_words(comment):
     """A comment of C++, Python or a shell without the signs that frame it."""
     comment = re.sub(r"(?m)^[ \t]*(?:///?<?|/\*+|\*/?(?![*\w])|#)[ \t]?", "", comment).removesuffix("*/")
-    return blanked(NAMES, blanked(BACKTICKS, comment, CODE), CODE).strip(" \t")
+    return blanked(VALUES, blanked(NAMES, blanked(BACKTICKS, comment, CODE), CODE), CODE).strip(" \t")
 
 
 def joined(path, text, pieces):

@@ -22,6 +22,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "docs"))
 import bench as at  # pylint: disable=wrong-import-position
 import broken_checkpoints  # pylint: disable=wrong-import-position
 import broken_files  # pylint: disable=wrong-import-position
+import broken_folders  # pylint: disable=wrong-import-position
 import broken_graphs  # pylint: disable=wrong-import-position
 import broken_rows  # pylint: disable=wrong-import-position
 import tables  # pylint: disable=wrong-import-position
@@ -34,7 +35,7 @@ GROUPS = {
     "archives": lambda bench, _: broken_files.archive_jobs(bench),
     "pickles": lambda bench, _: broken_files.pickle_jobs(bench),
     "checkpoints": lambda bench, _: broken_checkpoints.checkpoint_jobs(bench),
-    "folders": lambda bench, _: broken_checkpoints.folder_jobs(bench),
+    "folders": lambda bench, _: broken_folders.folder_jobs(bench),
     "names": lambda bench, _: broken_checkpoints.name_jobs(bench),
     "others": lambda bench, _: broken_checkpoints.other_jobs(bench),
     "rows-truncated": broken_rows.truncations,

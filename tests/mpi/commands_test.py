@@ -61,14 +61,14 @@ class Ranks(unittest.TestCase):
         self.assertIn("optim_states.pt", done.stderr)
         self.assertFalse((self.work / "half").exists())
 
-    def with_neighbours(self, folder):
+    def with_siblings(self, folder):
         source = shutil.copytree(DEMO, self.work / folder)
         (source / "trainer_state.json").write_text("{}")
         (source / "model.safetensors").write_bytes(bytes(range(251)) * 10000)
         return source
 
-    def test_equal_layouts_and_neighbours_are_the_same_bytes_for_every_number_of_ranks(self):
-        source = self.with_neighbours("source")
+    def test_equal_layouts_and_siblings_are_the_same_bytes_for_every_number_of_ranks(self):
+        source = self.with_siblings("source")
         for flags in ((), ("--verify=readback",), ("--link",), ("--target", "zero=3,dp=5")):
             wanted = None
             for ranks, threads in ((1, 1), (2, 2), (3, 1)):
@@ -82,8 +82,8 @@ class Ranks(unittest.TestCase):
                 del wanted["shardwright.json"]
                 self.assertEqual(wanted, self.files("source"))
 
-    def test_neighbours_that_one_rank_sees_come_along(self):
-        source = self.with_neighbours("source")
+    def test_siblings_that_one_rank_sees_come_along(self):
+        source = self.with_siblings("source")
         for rank in (0, 1):
             (self.work / f"node{rank}" / TAG).mkdir(parents=True)
             (self.work / f"node{rank}" / f"rng_state_{rank}.pth").write_bytes(b"%d" % rank * 100000)

@@ -93,8 +93,8 @@ class Families(unittest.TestCase):
                 done, _ = self.launch(launcher, 2, self.words("ucp-load", out),
                                       SHARDWRIGHT_MPI="mpich" if open_mpi else "openmpi")
                 self.assertEqual(done.returncode, 2, done.stderr)
-                self.assertIn("the launcher has started 2 processes or more, but to ", done.stderr)
-                self.assertIn(" each is alone: ", done.stderr)
+                self.assertIn("the launcher has started 2 processes or more, but with ", done.stderr)
+                self.assertIn(" each runs alone: ", done.stderr)
                 self.assertFalse(out.exists())
 
     def test_a_library_that_is_none_is_refused(self):

@@ -107,8 +107,8 @@ class Nodes(unittest.TestCase):
         self.spread("other", "b", lambda _: 1)
         done = self.run_in("ucp-load", "--check", "--node-local", "a", "b", seen=["a", "b"])
         self.assertIn("0 differences", done.stdout)
-        self.assertIn("nothing of it is seen by ranks 1", done.stderr)
-        self.assertIn("nothing of it is seen by ranks 0", done.stderr)
+        self.assertIn("none of its files is visible to ranks 1", done.stderr)
+        self.assertIn("none of its files is visible to ranks 0", done.stderr)
 
     def test_a_check_verifies_checksums_where_the_files_are(self):
         self.spread(DEMO, "a")
@@ -158,7 +158,7 @@ class Nodes(unittest.TestCase):
             with open(path, "ab") as file:
                 file.write(b"\0")
         done = self.run_in("ucp-load", "--node-local", "catalogue", "none", seen=["ckpt"], code=3)
-        self.assertIn("no rank sees it as it was catalogued", done.stderr)
+        self.assertIn("missing or changed since the catalogue was written", done.stderr)
 
     def test_two_versions_of_a_shard_are_refused(self):
         self.run_in("ucp-load", str(DEMO), "other", "--target", "zero=2,dp=2,dtype=fp32", ranks=1)
@@ -207,7 +207,7 @@ class Nodes(unittest.TestCase):
                       ["ucp-load", "--node-local", str(DEMO), "disk/out", "--target", "dp=3"],
                       ["ucp-extract", str(DEMO), "disk/out", "--pack=zstd"]):
             done = self.run_in(*words, seen=["disk"], code=7)
-            self.assertIn("OUTPUT must lie where all ranks see it", done.stderr)
+            self.assertIn("OUTPUT must be on a file system that all ranks share", done.stderr)
             self.assertEqual([path.name for path in self.work.glob("disk*/out")], [])
 
     def test_pattern_files_need_to_be_seen_by_rank_0_only(self):

@@ -4,7 +4,7 @@
 
     scan_bench.py [--bin build/release/bin] [--before OTHER/bin] [--runs 5] [--only slow,ranks,many,atoms] [--work DIR]
 
-slow: --dry-run of 768 files (384 ranks of ZeRO-3, 200 tensors) with 0, 2 and 20 ms added to every open and read of them.
+slow: --dry-run of 768 files (384 ZeRO-3 ranks, 200 tensors) with 0, 2 and 20 ms added to every open and read of them.
 ranks: the same with 2 ms under mpirun with 4 ranks. many: 32,768 files from the page cache with 2 threads. atoms: 351 small
 atoms written and read with 2 ms added to every open, read, write, sync and rename. The delays come from slow_files.c, which is
 compiled and preloaded. With --before each run is paired with one of other binaries. Needs the Python with PyTorch of

@@ -11,7 +11,7 @@ memory   with --memory at its default and at 75, 50 and 25 % of it, and at the l
 space    with ever less address space (RLIMIT_AS) a run ends with 0 and its whole output, or with 7 or 8 and none.
 disk     --dry-run reports the bytes that the output takes within 2 % and 1 MiB, of a store the most that it takes. On a
          file system (of its own, if mounts may be made) with a little more than that the run succeeds; with a little
-         less it ends with 7, and --resume completes it once there is room.
+         less it ends with 7, and --resume completes it once there is space.
 """
 
 import argparse

@@ -123,7 +123,7 @@ fresh() {
 }
 
 train
-expect "the parent folder is missing" 3 "*exit code 3" "*$work/my run: no such folder*"
+expect "the parent folder is missing" 3 "*exit code 3" "*$work/my run: the folder does not exist*"
 fresh
 STEP=step1 train
 expect "the first start" 0 "*torchrun --nproc-per-node=4 on 0*torchrun --master-port=20012 on 0*trainer two words"$'\n'"scontrol update*" \
@@ -203,7 +203,8 @@ CODE=75 ITERATION=7 train
 expect "the agent saves before the requeue" 75 "*pec-agent stop*scontrol requeue 12" "*"
 echo 'agent=none' >>settings
 STEP=step1 train
-expect "without an agent" 0 "*trainer two words"$'\n'"pec-save-hook $work/my run/ckpt $work/my run/store --tokens $work/my run/tokens --k 2*" "*"
+expect "without an agent, and the store is empty" 0 \
+  "*restore-hook --ranks 4 $work/my run/ckpt*trainer two words --load $work/my run/ckpt"$'\n'"pec-save-hook $work/my run/ckpt $work/my run/store --tokens $work/my run/tokens --k 2*" "*"
 run_code=0
 bash "$script" 2>err || run_code=$?
 [[ $run_code -eq 2 ]] || { echo "FAILED: no command: $run_code" && failures=$((failures + 1)); }

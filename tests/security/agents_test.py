@@ -248,7 +248,7 @@ class Ports(Agents):
                 wait(lambda: "itself" in log.read_text(encoding="utf-8"))
                 said = log.read_text(encoding="utf-8")
                 self.assertIn(f"copy to {far}", said)
-                self.assertIn("a relay stands in between", said)
+                self.assertIn("a relay in between", said)
                 self.assertNotIn("copied iteration", said)
                 self.assertEqual(self.status(VICTIM, f"unix:{path}")["copies"], [])
 
@@ -259,7 +259,7 @@ class Ports(Agents):
             far = f"127.0.0.1:{self.port_of(other)}"
             with self.agent(VICTIM, "--peer", far, "--key", key, "--name", "same") as (path, _, log):
                 self.expect_exit(0, run_as(VICTIM, "pec-save", "tell", f"unix:{path}", "snapshot"))
-                wait(lambda: 'an agent with this agent\'s name, "same"' in log.read_text(encoding="utf-8"))
+                wait(lambda: 'both agents have the name "same"' in log.read_text(encoding="utf-8"))
             with self.agent(VICTIM, "--peer", far, "--key", key, "--name", "other") as (path, _, log):
                 self.expect_exit(0, run_as(VICTIM, "pec-save", "tell", f"unix:{path}", "snapshot"))
                 wait(lambda: "copied iteration" in log.read_text(encoding="utf-8"))

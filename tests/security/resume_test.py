@@ -222,7 +222,7 @@ class OldOutputs(Case):
         out = users.WORLD / "group/out"
         settings = {"groups": [GROUP]}
         self.expect_exit(0, load(out, uid=ATTACKER, **settings))
-        self.expect_exit(0, load(out, "--force", **settings), "warning: ", "stays, ", "KiB")
+        self.expect_exit(0, load(out, "--force", **settings), "warning: ", "was not removed, ", "KiB")
         self.assertEqual(out.stat().st_uid, VICTIM)
         (left,) = out.parent.glob("out.partial-*")
         self.assertTrue(any(left.rglob("*.pt")))

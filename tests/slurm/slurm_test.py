@@ -139,7 +139,7 @@ class Conversions(OnSlurm):
         self.assertEqual(self.ends(job, "COMPLETED 0:0").count("complete already"), 4)
         job = self.job("-N", "2", "-n", "4",
                        self.script(f"srun -n 4 ucp-load '{SOURCE}' '{self.folder}/out' --target dp=8\n"))
-        self.assertIn("exists (--force replaces it)", self.ends(job, "FAILED 6:0"))
+        self.assertIn("already exists; pass --force to replace it", self.ends(job, "FAILED 6:0"))
 
 
 class Stopped(OnSlurm):

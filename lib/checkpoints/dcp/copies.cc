@@ -21,9 +21,9 @@ std::pair<std::uint32_t, std::uint32_t> Folder::CopiesOf(std::uint32_t entry) co
   return {from(entry), from(entry + 1)};
 }
 
-HeldItem FolderReader::CopyOf(std::uint32_t number, std::uint32_t copy) const {
+StoredItem FolderReader::CopyOf(std::uint32_t number, std::uint32_t copy) const {
   const Folder& folder = folders_[number];
-  HeldItem held;
+  StoredItem held;
   held.file = folder.source[folder.index.copies[copy].at.file];
   const shardwright::dcp::ItemValues& values = items_[held.file];
   held.item = values.items[folder.numbers[folder.first.back() + copy]];
@@ -32,7 +32,7 @@ HeldItem FolderReader::CopyOf(std::uint32_t number, std::uint32_t copy) const {
 }
 
 /// Returns true if two items are certainly equal: by values, or by checksums of their bytes.
-bool FolderReader::SameValue(const HeldItem& a, const HeldItem& b) const {
+bool FolderReader::SameValue(const StoredItem& a, const StoredItem& b) const {
   if (a.node == nullptr || b.node == nullptr) return false;
   if (!a.node->is_tensor()) return SameOptions(a.node, b.node);
   const pickle::Tensor& one = *a.node->tensor;
@@ -45,7 +45,7 @@ bool FolderReader::SameValue(const HeldItem& a, const HeldItem& b) const {
 
 /// Returns true if two tensors of one shape certainly differ. Compares the elements
 /// if they are few, otherwise the checksums of storages that contain nothing else.
-bool FolderReader::AreDifferent(const HeldItem& a, const HeldItem& b) const {
+bool FolderReader::AreDifferent(const StoredItem& a, const StoredItem& b) const {
   const auto bytes = BytesOf(a);
   const auto again = BytesOf(b);
   if (bytes && again) return *bytes != *again;
@@ -62,8 +62,8 @@ Status FolderReader::CompareCopy(std::uint32_t folder, std::uint32_t number) {
   const shardwright::dcp::Copy& copy = folders_[folder].index.copies[number];
   const EntryRef ref{folder, copy.entry};
   const Sorted& sorted = sorted_[folder][copy.entry];
-  const HeldItem first = ItemOf(ref, copy.chunk);
-  const HeldItem other = CopyOf(folder, number);
+  const StoredItem first = ItemOf(ref, copy.chunk);
+  const StoredItem other = CopyOf(folder, number);
   if (sorted.kind == Sorted::Kind::kExtra) {
     if (SameValue(first, other)) return {};
     std::string name = Quoted(At(ref).name);
@@ -88,9 +88,8 @@ Status FolderReader::CompareCopies() {
     }
   }
   if (differing_.empty()) return {};
-  out_.left_out.push_back(
-      "what ranks after the first have saved of their own under a common name: " +
-      FirstFew(differing_));
+  out_.left_out.push_back("values that ranks other than the first saved under the same name: " +
+                          FirstFew(differing_));
   return {};
 }
 

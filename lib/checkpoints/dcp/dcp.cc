@@ -130,11 +130,12 @@ Result<Layout> Resolve(const TargetSpec& spec, const Checkpoint& source) {
   }
   const std::uint64_t ranks = mesh.dp() * mesh.tp;
   if (ranks > limits::kRanks) {
-    return Fail(Errc::kLimit, ranks, " ranks, at most ", limits::kRanks, " are written for");
+    return Fail(Errc::kLimit, "target: at most ", limits::kRanks, " ranks supported, found ",
+                ranks);
   }
   if (own->files > ranks) {
-    return Fail(Errc::kInfeasible, "files=", own->files, ": there are ", ranks,
-                " ranks that write");
+    return Fail(Errc::kInfeasible, "files=", own->files, ": more files than the ", ranks,
+                " ranks that write them");
   }
   Layout layout;
   layout.mesh = own->mesh;

@@ -27,9 +27,10 @@ Result<layout::CutPtr> PieceCuts::Of(const Shape& shape, const layout::Piece& pi
   return shared;
 }
 
-Result<PieceCuts::Held> PieceCuts::Stored(const Shape& shape, const Shape& offsets,
-                                          const pickle::Tensor& tensor, std::uint64_t elems) {
-  Held held;
+Result<PieceCuts::StoredPiece> PieceCuts::Stored(const Shape& shape, const Shape& offsets,
+                                                 const pickle::Tensor& tensor,
+                                                 std::uint64_t elems) {
+  StoredPiece held;
   if (IsRowMajor(tensor)) {
     held.first = tensor.offset;
     held.elems = Elems(tensor.shape);

@@ -16,7 +16,7 @@ namespace shardwright::checkpoints::dcp {
 /// Creates cuts for boxes of tensors and caches them; equal boxes share one cut.
 class PieceCuts {
  public:
-  struct Held {
+  struct StoredPiece {
     layout::CutPtr cut;
     std::uint64_t first = 0;  ///< element of the storage where the shard begins
     std::uint64_t elems = 0;
@@ -29,8 +29,8 @@ class PieceCuts {
   /// \param offsets  offsets of the box in the full tensor
   /// \param elems    number of elements of the storage
   /// \error kUnsupported  several elements share a position, or the box needs too many runs
-  Result<Held> Stored(const Shape& shape, const Shape& offsets, const pickle::Tensor& tensor,
-                      std::uint64_t elems);
+  Result<StoredPiece> Stored(const Shape& shape, const Shape& offsets, const pickle::Tensor& tensor,
+                             std::uint64_t elems);
 
  private:
   std::map<std::vector<std::uint64_t>, layout::CutPtr> known_;

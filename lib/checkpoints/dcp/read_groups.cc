@@ -27,7 +27,7 @@ Result<const Node*> FolderReader::OptionValue(std::string_view key, EntryRef ref
   scalar.shape = entry.shape;
   if (Elems(entry.shape) != 1 || entry.chunks.size() != 1) {
     return Fail(Errc::kUnsupported, Where(ref),
-                ": an option with a tensor of more than one element");
+                ": option with one element expected, found a larger tensor");
   }
   auto bytes = BytesOf(ItemOf(ref, 0));
   if (!bytes) return Within(Where(ref), bytes.error());
@@ -39,18 +39,18 @@ Result<const Node*> FolderReader::OptionValue(std::string_view key, EntryRef ref
 /// Returns the value of an option that was pickled as a whole, including its tensors.
 Result<const Node*> FolderReader::PlainOption(std::string_view key, EntryRef ref,
                                               std::vector<Scalar>* tensors) {
-  const HeldItem held = ItemOf(ref, 0);
+  const StoredItem held = ItemOf(ref, 0);
   if (held.node == nullptr) return nullptr;
   Node* dict = out_.arena->Dict();
   Set(*out_.arena, dict, key, held.node);
   std::vector<Scalar> found = TensorOptions(dict, [&](const Node* tensor) {
-    HeldItem one = held;
+    StoredItem one = held;
     one.node = tensor;
     return BytesOf(one);
   });
   if (!UnreadTensor(dict, found).empty()) {
     return Fail(Errc::kUnsupported, Where(ref),
-                ": an option with a tensor of more than one element");
+                ": option with one element expected, found a larger tensor");
   }
   const Node* plain = PlainOptions(dict, found, out_.arena.get())->Find(key);
   for (Scalar& one : found) tensors->push_back(std::move(one));
@@ -110,7 +110,7 @@ Status FolderReader::MakeNestedGroups() {
         auto name = pickle::AsString(item);
         if (!name) {
           return Fail(Errc::kUnsupported, Where(ref),
-                      ": the optimizer's parameters have numbers and no names");
+                      ": parameter names expected, found parameter numbers");
         }
         names.emplace_back(*name);
       }
@@ -145,11 +145,10 @@ Status FolderReader::MakeFlatGroups() {
     own_->groups[at].push_back(own_->OptimizerName(std::string(name)));
   }
   if (out_.groups.size() > 1) {
-    out_.warnings.push_back(
-        source_.tag + ": a flat optimizer does not record the order of its " +
-        std::to_string(out_.groups.size()) +
-        " parameter groups, so they are in the order of the model; trainers that number their "
-        "groups, such as DeepSpeed, must make them in this order");
+    out_.warnings.push_back(StrCat(
+        source_.tag, ": a flat optimizer does not record the order of its ", out_.groups.size(),
+        " parameter groups, so they are in the order of the model; trainers that number "
+        "their groups, such as DeepSpeed, must create them in this order"));
   }
   return {};
 }
@@ -274,8 +273,8 @@ void FolderReader::OrderParams() {
   }
   if (out_.groups.empty()) {
     out_.order_unknown =
-        "a DCP folder without an optimizer does not tell in which order a model has its "
-        "parameters, nor which of them are trained";
+        "a DCP folder without an optimizer records neither the order of the parameters nor which "
+        "of them are trained";
   }
 }
 

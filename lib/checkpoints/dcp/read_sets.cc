@@ -73,9 +73,9 @@ void FolderReader::TakeSets(std::vector<WeightSet> sets, bool chosen_by_name) {
     if (!set.taken) out_.left_out.push_back(WeightSetText(set));
   }
   if (!kept_.empty()) {
-    out_.warnings.push_back("the optimizer's state is that of other weights than " +
-                            Quoted(out_.weight_sets.front().name) +
-                            ", which --weights-of takes: its moments are carried over with them");
+    out_.warnings.push_back("--weights-of selects " + Quoted(out_.weight_sets.front().name) +
+                            ", but the optimizer's state belongs to other weights; it is "
+                            "converted together with the selected weights");
   }
 }
 
@@ -102,9 +102,10 @@ void FolderReader::WarnOfUnmatched() {
   }
   out_.warnings.push_back(
       fused ? "the optimizer has parameters that the model saves in parts under other "
-              "names, such as fused projections; their states are only of use to " +
-                  std::string(kName) + ", unless a --map takes them apart: " + FirstFew(names)
-            : "the optimizer has parameters that the model has under no name: " + FirstFew(names) +
+              "names, such as fused projections; only --format " +
+                  std::string(kName) +
+                  " keeps their states, unless a --map splits them: " + FirstFew(names)
+            : "the optimizer has parameters that the model lacks: " + FirstFew(names) +
                   "; only --format " + std::string(kName) + " keeps their states");
 }
 

@@ -41,7 +41,7 @@ struct Folder {
 };
 
 /// An item of a data file: its value and the location of its storages.
-struct HeldItem {
+struct StoredItem {
   std::uint32_t file = 0;  // into SourceSet::files
   shardwright::dcp::ItemValues::Item item;
   const pickle::Node* node = nullptr;  // null if the item is of an unknown type
@@ -98,8 +98,8 @@ class FolderReader {
   Status ReadFolder(std::string folder_name, const std::vector<std::uint32_t>& indexes);
   Status CompareCopies();
   Status CompareCopy(std::uint32_t folder, std::uint32_t number);
-  bool SameValue(const HeldItem& a, const HeldItem& b) const;
-  bool AreDifferent(const HeldItem& a, const HeldItem& b) const;
+  bool SameValue(const StoredItem& a, const StoredItem& b) const;
+  bool AreDifferent(const StoredItem& a, const StoredItem& b) const;
   Status SortEntries();
   void MakeParams();
   void WarnOfUnmatched();
@@ -122,12 +122,12 @@ class FolderReader {
   const shardwright::dcp::Entry& At(EntryRef ref) const {
     return folders_[ref.folder].index.entries[ref.entry];
   }
-  HeldItem ItemOf(EntryRef ref, std::uint32_t chunk) const;
-  HeldItem CopyOf(std::uint32_t number, std::uint32_t copy) const;
+  StoredItem ItemOf(EntryRef ref, std::uint32_t chunk) const;
+  StoredItem CopyOf(std::uint32_t number, std::uint32_t copy) const;
   const pickle::Node* ObjectOf(EntryRef ref) const { return ItemOf(ref, 0).node; }
-  Result<std::string> BytesOf(const HeldItem& held) const;
-  Extra::Value ValueOf(const HeldItem& held);
-  const files::Storage& StorageOf(const HeldItem& held, std::uint32_t storage) const {
+  Result<std::string> BytesOf(const StoredItem& held) const;
+  Extra::Value ValueOf(const StoredItem& held);
+  const files::Storage& StorageOf(const StoredItem& held, std::uint32_t storage) const {
     return source_.files[held.file].containers.front().metadata->storages[held.item.storage +
                                                                           storage];
   }

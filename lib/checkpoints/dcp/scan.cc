@@ -140,12 +140,12 @@ Result<std::vector<std::string>> IndexesOf(const Listing& listing, const Part& p
   const bool has_data = std::any_of(part.paths.begin(), part.paths.end(),
                                     [](const auto& one) { return IsDataFile(one.first); });
   if (by_rank.empty() && !has_data && !part.prefix.empty()) {
-    return Fail(Errc::kNotFound, where, ": no files of torch.distributed.checkpoint");
+    return Fail(Errc::kNotFound, where, ": no torch.distributed.checkpoint files found");
   }
   if (by_rank.empty()) {
     std::string next;
     if (IsOptimizerFolder(part.prefix.substr(0, part.prefix.find('/')))) {
-      next = "; the weights can be read alone: give the folder of the model as INPUT";
+      next = "; to read the weights alone, give the model folder as INPUT";
     }
     return Fail(Errc::kNotFound, where, ": no ", file_format::kIndexName,
                 ": an incomplete save, which PyTorch does not load either", next);
@@ -156,9 +156,9 @@ Result<std::vector<std::string>> IndexesOf(const Listing& listing, const Part& p
     names.push_back(name);
   }
   if (names.size() == ranks) return names;
-  return Fail(Errc::kNotFound, where, ": no __", names.size(),
-              ".metadata: each rank has an index of its own, that of rank ", names.size(),
-              " is missing and something of rank ", ranks - 1, " is there", kAddFolder);
+  return Fail(Errc::kNotFound, where, ": __", names.size(),
+              ".metadata is missing: each rank has an index of its own, and files of rank ",
+              ranks - 1, " exist", kAddFolder);
 }
 
 /// Parses the index of a part and checks that it is complete in itself.
@@ -166,9 +166,8 @@ Result<file_format::Index> IndexOf(const std::vector<IndexText>& texts) {
   SW_TRY_ASSIGN(file_format::Index index, UnderstandIndexes(texts));
   if (Status whole = file_format::CheckVolumes(index); !whole) {
     const std::string later = texts.size() > 1 || IsRankIndex(texts.front().name)
-                                  ? ": the indexes of ranks 0 to " +
-                                        std::to_string(texts.size() - 1) +
-                                        " are there: those of later ranks may be missing"
+                                  ? StrCat(": found the indexes of ranks 0 to ", texts.size() - 1,
+                                           "; those of later ranks may be missing")
                                   : "";
     return Within(texts.front().where, Error{whole.error().code, whole.error().message + later});
   }
@@ -253,7 +252,7 @@ Status ScanPart(const Listing& listing, const Part& part, const ScanOptions& opt
   }
   if (!missing.empty()) {
     return Fail(Errc::kNotFound, texts.front().where,
-                ": names data files that are not there: ", FirstFew(missing), kAddFolder);
+                ": data files listed in the index are missing: ", FirstFew(missing), kAddFolder);
   }
   std::vector<std::string> skipped;
   std::vector<std::string> of_ranks;
@@ -271,9 +270,9 @@ Status ScanPart(const Listing& listing, const Part& part, const ScanOptions& opt
   }
   WarnAboutSkipped(skipped, set);
   if (!of_ranks.empty()) {
-    set->warnings.push_back("the index of all ranks, " + part.prefix +
+    set->warnings.push_back("using the index of all ranks, " + part.prefix +
                             std::string(file_format::kIndexName) +
-                            ", is taken; those of single ranks are ignored: " + FirstFew(of_ranks));
+                            "; ignoring the indexes of single ranks: " + FirstFew(of_ranks));
   }
   return ReadFiles(std::move(found), ReadFile, options, set);
 }

@@ -204,7 +204,7 @@ Status Sorter::FindOptimizer() {
     std::vector<std::string> names;
     names.reserve(roots.size());
     for (const auto& [root, flat] : roots) names.push_back(Quoted(root));
-    return Fail(Errc::kUnsupported, "several optimizers: ", Joined(names, ", "));
+    return Fail(Errc::kUnsupported, "one optimizer expected, found several: ", Joined(names, ", "));
   }
   if (roots.empty()) return {};
   out_.naming.flat = roots.begin()->second;

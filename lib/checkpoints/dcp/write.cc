@@ -3,47 +3,22 @@
 #include <map>
 #include <memory>
 #include <optional>
-#include <set>
 #include <string_view>
 #include <unordered_map>
 #include <utility>
 
-#include "checkpoints/dcp/dcp.h"
-#include "checkpoints/dcp/folder_internal.h"
-#include "checkpoints/dcp/pieces_internal.h"
+#include "checkpoints/dcp/write_internal.h"
 #include "checkpoints/pickled/document.h"
-#include "checkpoints/pickled/hyper.h"
-#include "checkpoints/pickled/torch_optimizer.h"
 #include "engine/layout/mesh_cut.h"
 #include "engine/layout/shard_map.h"
 #include "engine/layout/states.h"
 #include "support/base/text.h"
 
 namespace shardwright::checkpoints::dcp {
-namespace {
 
 namespace file_format = shardwright::dcp;
 using layout::MeshSplit;
 using pickle::Node;
-
-/// Sharding of a tensor over the mesh of ranks.
-struct Splits {
-  std::vector<std::uint64_t> sizes;
-  std::vector<MeshSplit> splits;
-};
-
-/// A box of a tensor and the ranks that store it.
-struct Share {
-  layout::Piece piece;
-  layout::CutPtr cut;
-  std::vector<std::uint64_t> ranks;
-};
-
-/// A component of an entry's path.
-struct PathStep {
-  std::string text;
-  bool is_index = false;
-};
 
 file_format::Entry EntryOf(const std::vector<std::string>& above,
                            const std::vector<PathStep>& parts) {
@@ -58,73 +33,6 @@ file_format::Entry EntryOf(const std::vector<std::string>& above,
   if (entry.path.size() == 1) entry.path.clear();
   return entry;
 }
-
-class FolderWriter {
- public:
-  FolderWriter(const Checkpoint& source, const FolderLayout& layout)
-      : source_(source),
-        layout_(layout),
-        own_(dynamic_cast<const DcpState*>(source.own.get())),
-        index_(source.map),
-        ranks_(layout.mesh.dp() * layout.mesh.tp),
-        loads_(ranks_, 0) {}
-
-  Result<Written> Run();
-
- private:
-  void OpenFolders();
-  Status AddModel();
-  Status AddOptimizer();
-  Status AddStates(const Param& param);
-  Status AddScalars(const Param& param);
-  Status AddScalar(const Param& param, const Scalar& scalar);
-  Status AddTensorValue(file_format::Entry entry, const Scalar& scalar);
-  Status AddTuple(file_format::Entry entry, const Group& group, const std::string& key,
-                  const Node* value);
-  Status AddOption(const Group& group, const std::string& key, const Node* value,
-                   std::vector<PathStep> steps);
-  Status AddGroups();
-  Status AddExtras();
-  Status AddExtra(const Extra& extra);
-  Status AddTrainState();
-  Result<std::uint32_t> AddTensor(FolderBuilder* folder, file_format::Entry entry,
-                                  const Param& param, std::string_view state, DType dtype,
-                                  std::optional<std::uint32_t> known);
-  Status AddObject(FolderBuilder* folder, file_format::Entry entry, const Node* value);
-
-  file_format::Entry SlotEntry(const std::string& param, const std::string& key) const;
-  bool IsDropped(const Extra& extra) const;
-  bool HasOptimizer() const { return !source_.groups.empty(); }
-  Splits SplitsOf(const Param& param) const;
-  Result<const std::vector<Share>*> SharesOf(const Param& param);
-  std::uint64_t FileOf(std::uint64_t rank) const {
-    return layout_.files == 0 ? rank : rank * layout_.files / ranks_;
-  }
-  std::uint64_t Choose(const std::vector<std::uint64_t>& ranks, std::uint64_t bytes);
-  std::uint64_t Next() { return FileOf(next_++ % ranks_); }
-  FolderBuilder* model() { return folders_.front().get(); }
-  FolderBuilder* optimizer() { return folders_.back().get(); }
-  void TellWhatIsLeft();
-  void Leave(std::string what) { left_.push_back(std::move(what)); }
-
-  const Checkpoint& source_;
-  const FolderLayout& layout_;
-  const DcpState* own_;
-  layout::TensorIndex index_;
-  std::uint64_t ranks_;
-  std::vector<std::uint64_t> loads_;
-  std::uint64_t next_ = 0;
-  bool masters_ = false;
-  plan::TargetBuilder builder_;
-  std::shared_ptr<ItemLayouts> layouts_ = std::make_shared<ItemLayouts>();
-  std::vector<std::unique_ptr<FolderBuilder>> folders_;
-  PieceCuts cuts_;
-  std::map<std::pair<Shape, std::string>, std::vector<Share>> shares_;
-  pickle::Arena arena_;
-  std::set<std::string> left_options_;
-  std::vector<std::string> left_;
-  bool stepped_ = false;
-};
 
 void FolderWriter::OpenFolders() {
   const std::uint64_t count = layout_.files == 0 ? ranks_ : layout_.files;
@@ -235,13 +143,13 @@ Status FolderWriter::AddObject(FolderBuilder* folder, file_format::Entry entry, 
 }
 
 Status FolderWriter::AddModel() {
-  struct Held {
+  struct Owner {
     const Param* param = nullptr;
     std::uint32_t tensor = 0;
   };
-  std::unordered_map<std::string_view, Held> holders;  // parameters that have aliases
+  std::unordered_map<std::string_view, Owner> owners;  // parameters that have aliases
   for (const Param& param : source_.params) {
-    if (!param.alias_of.empty()) holders.try_emplace(param.alias_of);
+    if (!param.alias_of.empty()) owners.try_emplace(param.alias_of);
   }
   const auto add = [&](const Param& param, const Param& holder,
                        std::optional<std::uint32_t> known) {
@@ -258,170 +166,19 @@ Status FolderWriter::AddModel() {
   for (const Param& param : source_.params) {
     if (!param.alias_of.empty()) continue;
     SW_TRY_ASSIGN(const std::uint32_t tensor, add(param, param, std::nullopt));
-    const auto held = holders.find(param.name);
-    if (held != holders.end()) held->second = {&param, tensor};
+    const auto held = owners.find(param.name);
+    if (held != owners.end()) held->second = {&param, tensor};
   }
   for (const Param& param : source_.params) {
     if (param.alias_of.empty()) continue;
-    const Held& held = holders.at(param.alias_of);
+    const Owner& held = owners.at(param.alias_of);
     if (held.param == nullptr) {
       return Fail(Errc::kBadInput, Quoted(param.name), " is tied to ", Quoted(param.alias_of),
-                  ", which is not there");
+                  ", which is missing");
     }
     SW_TRY(add(param, *held.param, held.tensor));
   }
   return {};
-}
-
-file_format::Entry FolderWriter::SlotEntry(const std::string& param, const std::string& key) const {
-  const Naming& naming = layout_.naming;
-  const std::string& name = own_ == nullptr ? param : own_->OptimizerName(param);
-  if (naming.flat) return EntryOf(naming.optimizer, {{"state." + name + "." + key}});
-  return EntryOf(naming.optimizer, {{"state"}, {name}, {key}});
-}
-
-Status FolderWriter::AddScalar(const Param& param, const Scalar& scalar) {
-  file_format::Entry entry = SlotEntry(param.name, scalar.state);
-  if (!scalar.is_tensor) {
-    return AddObject(optimizer(), std::move(entry),
-                     scalar.value != nullptr ? scalar.value : arena_.None());
-  }
-  return AddTensorValue(std::move(entry), scalar);
-}
-
-/// Adds an optimizer tensor of one known element.
-Status FolderWriter::AddTensorValue(file_format::Entry entry, const Scalar& scalar) {
-  entry.is_tensor = true;
-  entry.dtype = scalar.dtype;
-  entry.shape = scalar.shape;
-  SW_TRY(optimizer()->Begin(std::move(entry)));
-  return optimizer()->AddInline(Next(), Shape(scalar.shape.size(), 0), scalar.shape, scalar.bytes);
-}
-
-Status FolderWriter::AddScalars(const Param& param) {
-  bool counts = index_.Find(param.name, layout::kFirstMoment).has_value();
-  for (const Scalar& scalar : param.scalars) {
-    const bool step = scalar.state == layout::kStep;
-    counts = counts || step;
-    if (step && own_ == nullptr) continue;
-    SW_TRY(AddScalar(param, scalar));
-  }
-  stepped_ = stepped_ || counts;
-  if (own_ != nullptr || !counts) return {};
-  SW_TRY_ASSIGN(const float steps, TorchStep(source_, param));
-  Scalar step;
-  step.state = layout::kStep;
-  step.is_tensor = true;
-  step.bytes.assign(reinterpret_cast<const char*>(&steps), sizeof steps);
-  return AddScalar(param, step);
-}
-
-Status FolderWriter::AddStates(const Param& param) {
-  for (const std::string& state : source_.states) {
-    const auto found = index_.Find(param.name, state);
-    if (!found) continue;
-    SW_TRY(AddTensor(optimizer(), SlotEntry(param.name, state), param, state,
-                     source_.map.tensors[*found].dtype, std::nullopt));
-  }
-  return AddScalars(param);
-}
-
-/// Writes a tuple that contains tensors as one item, like PyTorch.
-Status FolderWriter::AddTuple(file_format::Entry entry, const Group& group, const std::string& key,
-                              const Node* value) {
-  Document document;
-  std::vector<const Node*> items = value->items;
-  for (std::size_t i = 0; i < items.size(); ++i) {
-    const Scalar* tensor =
-        FindTensor(group.tensors, Joined(std::vector<std::string>{key, std::to_string(i)}, "."));
-    if (tensor == nullptr) continue;
-    items[i] = document.AddInline(tensor->bytes, tensor->dtype, tensor->shape);
-  }
-  document.root = document.arena.Tuple(std::move(items));
-  SW_TRY(optimizer()->Begin(std::move(entry)));
-  return optimizer()->AddDocument(Next(), {}, {}, document);
-}
-
-/// Writes an option of a group. Like PyTorch, writes a list that contains tensors per item.
-/// \param steps  the option's path below the optimizer
-Status FolderWriter::AddOption(const Group& group, const std::string& key, const Node* value,
-                               std::vector<PathStep> steps) {
-  const auto add = [&](const Scalar* tensor, const Node* plain) -> Status {
-    file_format::Entry entry = EntryOf(layout_.naming.optimizer, steps);
-    if (tensor == nullptr) return AddObject(optimizer(), std::move(entry), plain);
-    return AddTensorValue(std::move(entry), *tensor);
-  };
-  const Scalar* tensor = FindTensor(group.tensors, key);
-  // Schedulers start from the current learning rate, in the form in which it is stored.
-  const bool begins = key == "initial_lr" && FindIn(group.options, key) == nullptr;
-  if (begins) tensor = FindTensor(group.tensors, "lr");
-  const bool list = value->kind == pickle::Kind::kTuple || value->kind == pickle::Kind::kList;
-  const bool parted =
-      list && std::any_of(group.tensors.begin(), group.tensors.end(),
-                          [&](const Scalar& one) { return one.state.starts_with(key + "."); });
-  if (!parted) return add(tensor, value);
-  if (value->kind == pickle::Kind::kTuple) {
-    return AddTuple(EntryOf(layout_.naming.optimizer, steps), group, key, value);
-  }
-  for (std::size_t i = 0; i < value->items.size(); ++i) {
-    const std::string number = std::to_string(i);
-    steps.push_back({number, true});
-    SW_TRY(add(FindTensor(group.tensors, Joined(std::vector<std::string>{key, number}, ".")),
-               value->items[i]));
-    steps.pop_back();
-  }
-  return {};
-}
-
-Status FolderWriter::AddGroups() {
-  const Naming& naming = layout_.naming;
-  for (std::size_t g = 0; g < source_.groups.size(); ++g) {
-    const Group& group = source_.groups[g];
-    const Node* options = own_ != nullptr && group.options != nullptr
-                              ? group.options
-                              : TorchOptions(source_, group, &arena_, &left_options_);
-    std::vector<std::string> names;
-    if (own_ != nullptr) {
-      names = own_->groups[g];
-    } else {
-      for (const std::uint32_t i : group.params) names.push_back(source_.params[i].name);
-      for (const Param& param : source_.fused) {
-        if (param.group == static_cast<std::int32_t>(g)) names.push_back(param.name);
-      }
-    }
-    for (std::size_t k = 0; k < options->entry_count(); ++k) {
-      const std::string& key = options->key(k)->text;
-      if (!naming.flat) {
-        SW_TRY(AddOption(group, key, options->value(k),
-                         {{"param_groups"}, {std::to_string(g), true}, {key}}));
-        continue;
-      }
-      for (const std::string& name : names) {
-        SW_TRY(AddOption(
-            group, key, options->value(k),
-            {{Joined(std::vector<std::string>{"param_groups", name, std::string(key)}, ".")}}));
-      }
-    }
-    if (naming.flat) continue;
-    std::vector<const Node*> list;
-    list.reserve(names.size());
-    for (const std::string& name : names) list.push_back(arena_.String(name));
-    SW_TRY(AddObject(
-        optimizer(),
-        EntryOf(naming.optimizer, {{"param_groups"}, {std::to_string(g), true}, {"params"}}),
-        arena_.List(std::move(list))));
-  }
-  return {};
-}
-
-Status FolderWriter::AddOptimizer() {
-  if (!HasOptimizer()) return {};
-  for (const Param& param : source_.params) {
-    if (param.kind != ParamKind::kTrainable || !param.alias_of.empty()) continue;
-    SW_TRY(AddStates(param));
-  }
-  for (const Param& param : source_.fused) SW_TRY(AddStates(param));
-  return AddGroups();
 }
 
 /// Drops dataloader state if the number of data-parallel ranks changes: loaders need other items.
@@ -473,8 +230,9 @@ Status FolderWriter::AddExtras() {
     SW_TRY(AddExtra(extra));
   }
   if (!dropped.empty()) {
-    Leave("the data loader's state, which is of another number of data-parallel ranks: " +
-          FirstFew(dropped));
+    Leave(
+        "the data loader's state, which was saved for a different number of data-parallel ranks: " +
+        FirstFew(dropped));
   }
   return {};
 }
@@ -488,7 +246,7 @@ Status FolderWriter::AddTrainState() {
                    });
   if (has) return {};
   if (!source_.iteration) {
-    Leave("train_state: the source does not tell the iteration");
+    Leave("train_state: the source does not record the iteration");
     return {};
   }
   const Node* steps = arena_.Int(static_cast<std::int64_t>(*source_.iteration));
@@ -504,14 +262,12 @@ Status FolderWriter::AddTrainState() {
 
 void FolderWriter::TellWhatIsLeft() {
   if (!left_options_.empty()) {
-    Leave("options of the optimizer that PyTorch's do not have: " +
+    Leave("optimizer options that PyTorch does not have: " +
           FirstFew({left_options_.begin(), left_options_.end()}));
   }
   if (own_ != nullptr) return;
   bool rounded = false;
   bool experts = false;
-  std::vector<std::string> frozen;
-  std::vector<std::string> tied;
   for (const Param& param : source_.params) {
     if (!param.alias_of.empty()) continue;
     rounded =
@@ -520,17 +276,16 @@ void FolderWriter::TellWhatIsLeft() {
   }
   if (rounded) {
     Leave("the type of the compute weights, " + std::string(Name(source_.layout.dtype)) +
-          ": the model's tensors are the masters, and trainers round them as they are told");
+          ": the model's tensors are the master weights, and trainers round them to the type that "
+          "they are configured for");
   }
   if (source_.iteration && !stepped_ && layout_.flavour != Flavour::kTorchtitan) {
-    Leave("the iteration, " + std::to_string(*source_.iteration));
+    Leave(StrCat("the iteration, ", *source_.iteration));
   }
   if (source_.consumed_samples) {
-    Leave("the number of samples, " + std::to_string(*source_.consumed_samples));
+    Leave(StrCat("the number of samples, ", *source_.consumed_samples));
   }
-  if (!frozen.empty()) Leave("that parameters are frozen and no buffers: " + FirstFew(frozen));
-  if (!tied.empty()) Leave("that names are tied, each of which has the data: " + FirstFew(tied));
-  if (experts) Leave("which parameters are those of experts");
+  if (experts) Leave("the distinction of expert parameters from others");
   if (source_.own == nullptr) return;
   for (std::string& one : source_.own->Contents()) Leave(std::move(one));
 }
@@ -551,8 +306,6 @@ Result<Written> FolderWriter::Run() {
   written.not_carried = std::move(left_);
   return written;
 }
-
-}  // namespace
 
 Result<Written> Write(const Checkpoint& source, const Layout& layout) {
   const auto* own = dynamic_cast<const FolderLayout*>(layout.own.get());

@@ -27,7 +27,7 @@ Result<std::uint64_t> RanksOf(std::string_view key, std::string_view value) {
   const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), count);
   const bool whole = error == std::errc() && end == value.data() + value.size();
   if (whole && count > 0 && count <= limits::kRanks) return count;
-  return BadValue(key, value, "a number from 1 to " + std::to_string(limits::kRanks));
+  return BadValue(key, value, StrCat("a number from 1 to ", limits::kRanks));
 }
 
 /// Splits "ddp:fsdp" into names.
@@ -129,16 +129,16 @@ Status ResolveVersion(const TargetSpec& spec, const FilesLayout* from, FilesLayo
   }
   if (to->fsdp_version == 2) return {};
   if (!verl) {
-    return Fail(Errc::kUnsupported, "fsdp_version=1: of the files of verl only");
+    return Fail(Errc::kUnsupported, "fsdp_version=1: requires trainer=verl");
   }
   const Sizes sizes = SizesOf(*to);
   if (sizes[static_cast<std::size_t>(Role::kTensorParallel)] > 1) {
-    return Fail(Errc::kUnsupported, "fsdp_version=1: flat vectors have no tensor parallelism");
+    return Fail(Errc::kUnsupported, "fsdp_version=1: flat vectors require tp=1");
   }
   if (sizes[static_cast<std::size_t>(Role::kShard)] == 1) {
     return Fail(Errc::kUnsupported,
-                "fsdp_version=1 with dp_shard=1: FSDP1 does not shard among one rank and loads no "
-                "DTensors then; fsdp_version=2 does");
+                "fsdp_version=1 with dp_shard=1: FSDP1 does not shard on one rank and then cannot "
+                "load DTensors; use fsdp_version=2");
   }
   return {};
 }
@@ -190,9 +190,9 @@ Status CheckKey(std::string_view key, std::string_view value) {
     const std::vector<std::string> names = SplitNames(value);
     const bool empty = std::any_of(names.begin(), names.end(),
                                    [](const std::string& name) { return name.empty(); });
-    if (empty) return BadValue(key, value, "names with : between them, or none");
+    if (empty) return BadValue(key, value, "names separated by :, or none");
   } else if (key == "device") {
-    if (value.empty()) return BadValue(key, value, "a type of device, such as cuda");
+    if (value.empty()) return BadValue(key, value, "a device type, such as cuda");
   } else if (key == "fsdp_version") {
     if (value != "1" && value != "2") return BadValue(key, value, "1 or 2");
   } else if (key == "trainer") {
@@ -241,7 +241,7 @@ Result<Layout> Resolve(const TargetSpec& spec, const Checkpoint& source) {
     }
   }
   if (mesh.dp_replicate > limits::kRanks / mesh.dp_shard || mesh.dp() > limits::kRanks / mesh.tp) {
-    return Fail(Errc::kLimit, "more than ", limits::kRanks, " ranks");
+    return Fail(Errc::kLimit, "target: more than ", limits::kRanks, " ranks");
   }
   ResolveMesh({mesh.dp_replicate, mesh.dp_shard, mesh.tp}, from, to.get());
   SW_TRY(ResolveNames(spec, to.get()));

@@ -75,7 +75,7 @@ Result<FoundUnits> UnitsOfLengths(const std::vector<std::string>& names,
   if (first_fits) return FoundUnits{std::move(first), BlockIndex::kFirst};
   if (last_fits) return FoundUnits{std::move(last), BlockIndex::kLast};
   return Fail(Errc::kUnsupported, "the optimizer has ", Plural(lengths.size(), "flat vector"),
-              ", whose lengths fit no grouping of the model's parameters into a root and "
+              " with lengths that fit no grouping of the model's parameters into a root and "
               "blocks (",
               Plural(first.size(), "unit"), ")");
 }

@@ -43,7 +43,7 @@ Result<layout::MeshSplit> ListedSplit(const Node* node) {
   if (type->text == "StridedShard" && factor) {
     return layout::MeshSplit::StridedShard(tensor_dim, *factor);
   }
-  return Fail(Errc::kUnsupported, kItemTable, ": a placement of type ", Quoted(type->text));
+  return Fail(Errc::kUnsupported, kItemTable, ": unknown placement type ", Quoted(type->text));
 }
 
 Result<ListedTensor> ListedOf(const std::string& path, const Node* group) {
@@ -54,7 +54,7 @@ Result<ListedTensor> ListedOf(const std::string& path, const Node* group) {
   const Node* type = sharding->Find("type");
   if (type == nullptr || !type->is_string() || type->text != "DTensorShardingMetadata") {
     return Fail(Errc::kUnsupported, kItemTable, ": ", path,
-                ": sharding of another kind than that of DTensors");
+                ": sharding of a DTensor expected, found another kind");
   }
   SW_TRY_ASSIGN(const Node* data, NeedEntry(sharding, "data"));
   SW_TRY_ASSIGN(tensor.shape, Counts(data, "global_shape"));
@@ -75,7 +75,7 @@ Status CheckLayoutInfo(const std::string& item, const Node* info) {
   for (std::size_t i = 0; i < info->entry_count(); ++i) {
     if (info->value(i)->is_none()) continue;
     return Fail(Errc::kUnsupported, kItemTable, ": item ", Quoted(item),
-                " has files of a layout of its own: only those of torch.save are read");
+                " has a file layout of its own: only torch.save files are supported");
   }
   return {};
 }
@@ -100,15 +100,14 @@ Result<ItemTable::Of> ItemOf(const std::string& name, const Node* entry) {
 }  // namespace
 
 Result<ItemTable> ReadItemTable(std::string_view bytes) {
-  if (bytes.empty()) return TableError("not there");
+  if (bytes.empty()) return TableError("the file is missing");
   auto graph = pickle::Load(bytes);
   if (!graph) return Within(kItemTable, std::move(graph).error());
   const Node* root = graph->root;
   const Node* version = root->Find("version");
   if (version == nullptr || !version->is_string()) return TableError("no version");
   if (version->text != "2.0") {
-    return Fail(Errc::kUnsupported,
-                std::string(kItemTable) + ": version " + version->text + ", 2.0 is known");
+    return Fail(Errc::kUnsupported, kItemTable, ": version 2.0 expected, found ", version->text);
   }
   ItemTable table;
   auto world = pickle::AsCount(root->Find("world_size"));

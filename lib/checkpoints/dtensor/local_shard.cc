@@ -46,7 +46,7 @@ Result<DType> DTypeOf(const Node* node) {
   if (node != nullptr && node->kind == Kind::kGlobal && node->text.starts_with(kTorch)) {
     const auto dtype = DTypeFromName(std::string_view(node->text).substr(kTorch.size()));
     if (dtype) return *dtype;
-    return Fail(Errc::kUnsupported, "a tensor of " + node->text);
+    return Fail(Errc::kUnsupported, "unknown element type ", node->text);
   }
   return BadInput("an element type expected, found ", pickle::Describe(node));
 }
@@ -60,17 +60,18 @@ Result<MeshSplit> PlacementOf(const Node* node) {
   const std::string_view cls = ClassOf(node);
   if (cls == "Replicate") return MeshSplit::Replicate();
   if (cls == "Partial" || cls == "_Partial") {
-    return Fail(Errc::kUnsupported, "placement Partial: its ranks hold summands");
+    return Fail(Errc::kUnsupported,
+                "placement Partial is not supported: each rank has only a partial sum");
   }
   if (cls != "Shard" && cls != "_StridedShard") {
     return Fail(Errc::kUnsupported, "placement ", pickle::Describe(node), " is unknown");
   }
   const Result<std::uint64_t> dim = pickle::AsCount(StateOf(node, "dim"));
-  if (!dim || *dim > 0xFFFF) return BadInput(cls, " of no dimension of a tensor");
+  if (!dim || *dim > 0xFFFF) return BadInput(cls, " without a valid tensor dimension");
   const auto tensor_dim = static_cast<std::uint32_t>(*dim);
   if (cls == "Shard") return MeshSplit::Shard(tensor_dim);
   const Result<std::uint64_t> factor = pickle::AsCount(StateOf(node, "split_factor"));
-  if (!factor || *factor == 0) return BadInput("_StridedShard without a factor");
+  if (!factor || *factor == 0) return BadInput("_StridedShard without a split_factor");
   return MeshSplit::StridedShard(tensor_dim, *factor);
 }
 
@@ -81,7 +82,8 @@ Result<std::vector<layout::SplitOrder>> StatedOrder(const Node* node,
   std::size_t listed = 0;
   for (const Node* entry : node->items) {
     const bool whole = ClassOf(entry) == "ShardOrderEntry" && entry->args->items.size() == 2;
-    if (!whole) return BadInput("shard_order holds ", pickle::Describe(entry));
+    if (!whole)
+      return BadInput("shard_order: ShardOrderEntry expected, found ", pickle::Describe(entry));
     layout::SplitOrder order;
     SW_TRY_ASSIGN(const std::uint64_t dim, pickle::AsCount(entry->args->items[0]));
     SW_TRY_ASSIGN(const Shape mesh_dims, pickle::AsShape(entry->args->items[1]));
@@ -124,20 +126,20 @@ Status CheckMeta(const Node* spec, const Node* wrapper) {
   SW_TRY_ASSIGN(const DType dtype, DTypeOf(wrapper->items[1]));
   SW_TRY_ASSIGN(const DType inner_dtype, DTypeOf(meta->args->items[2]));
   if (shape == inner_shape && stride == inner_stride && dtype == inner_dtype) return {};
-  return BadInput("the whole is ", Name(dtype), " ", ToString(shape), ", its spec says ",
+  return BadInput("the tensor is ", Name(dtype), " ", ToString(shape), ", its DTensorSpec has ",
                   Name(inner_dtype), " ", ToString(inner_shape));
 }
 
 Status CheckLocal(const Node* local, const Shape& sizes, DType dtype) {
   if (local == nullptr || !local->is_tensor()) {
-    return BadInput("the piece of the rank is ", pickle::Describe(local));
+    return BadInput("local tensor expected, found ", pickle::Describe(local));
   }
   const pickle::Tensor& tensor = *local->tensor;
   if (tensor.dtype != dtype) {
-    return BadInput("the piece of the rank is ", Name(tensor.dtype), ", the whole ", Name(dtype));
+    return BadInput("the local tensor is ", Name(tensor.dtype), ", the full tensor ", Name(dtype));
   }
   if (tensor.shape != sizes) {
-    return BadInput("the piece of the rank is ", ToString(tensor.shape), ", its placement gives ",
+    return BadInput("the local tensor is ", ToString(tensor.shape), ", its placement requires ",
                     ToString(sizes));
   }
   return {};
@@ -161,7 +163,7 @@ Result<RankTensor> TensorReader::ReadPlain(const Node* node) const {
   RankTensor out;
   out.shape = node->tensor->shape;
   out.dtype = node->tensor->dtype;
-  HeldPiece held;
+  LocalPiece held;
   held.piece = {std::vector<std::uint64_t>(out.shape.size(), 0), out.shape};
   held.local = node;
   if (!held.piece.empty()) out.pieces.push_back(std::move(held));
@@ -183,14 +185,14 @@ Result<RankTensor> TensorReader::ReadDTensor(const Node* args) {
   const Node* wrapper = args->items[2];
   // Fields: class, type, size, stride, offset, layout, device, requires_grad.
   if (wrapper->kind != Kind::kTuple || wrapper->items.size() < 8)
-    return BadInput("a wrapper of another form");
+    return BadInput("unknown form of tensor wrapper");
   SW_TRY_ASSIGN(out.dtype, DTypeOf(wrapper->items[1]));
   SW_TRY_ASSIGN(out.shape, pickle::AsShape(wrapper->items[2]));
   SW_TRY(CountElems(out.shape));
   const Result<std::uint64_t> offset = pickle::AsCount(wrapper->items[4]);
-  if (!offset || *offset != 0) return BadInput("a wrapper with an offset");
+  if (!offset || *offset != 0) return BadInput("tensor wrapper with an offset");
   const Node* spec = SlotOf(args->items[3], "_spec");
-  if (ClassOf(spec) != "DTensorSpec" || spec->state == nullptr) return BadInput("no specification");
+  if (ClassOf(spec) != "DTensorSpec" || spec->state == nullptr) return BadInput("no DTensorSpec");
   SW_TRY_ASSIGN(out.mesh, MeshOf(StateOf(spec, "mesh")));
   const Node* placements = StateOf(spec, "placements");
   if (placements == nullptr || placements->kind != Kind::kTuple) return BadInput("no placements");
@@ -200,7 +202,7 @@ Result<RankTensor> TensorReader::ReadDTensor(const Node* args) {
   }
   SW_TRY(CheckMeta(spec, wrapper));
   SW_TRY_ASSIGN(const auto order, OrderFor(spec, *out.mesh, out.splits));
-  HeldPiece held;
+  LocalPiece held;
   SW_TRY_ASSIGN(held.piece,
                 layout::PieceAt(out.shape, out.mesh->sizes, order, out.mesh->coordinate));
   held.local = SlotOf(args->items[3], "_local_tensor");
@@ -215,11 +217,11 @@ Result<layout::Piece> BoxOf(const Node* shard, std::size_t rank) {
   layout::Piece piece;
   const Node* offsets = SlotOf(shard->state, "shard_offsets");
   const Node* sizes = SlotOf(shard->state, "shard_sizes");
-  if (offsets == nullptr || sizes == nullptr) return BadInput("a shard without a place");
+  if (offsets == nullptr || sizes == nullptr) return BadInput("a shard without offsets or sizes");
   SW_TRY_ASSIGN(piece.offset, pickle::AsShape(offsets));
   SW_TRY_ASSIGN(piece.sizes, pickle::AsShape(sizes));
   if (piece.offset.size() != rank || piece.sizes.size() != rank) {
-    return BadInput("a shard of another rank than the whole");
+    return BadInput("a shard has another number of dimensions than its tensor");
   }
   return piece;
 }
@@ -237,26 +239,27 @@ Result<RankTensor> TensorReader::ReadSharded(const Node* args) const {
   if (state->kind != Kind::kTuple || state->items.size() < 2) return BadInput("no shards");
   const Node* metadata = state->items[1];
   if (ClassOf(metadata) != "ShardedTensorMetadata" || metadata->state == nullptr) {
-    return BadInput("no table of shards");
+    return BadInput("no shard table");
   }
   const Node* whole = args->items[2];
   if (whole->kind != Kind::kTuple || whole->items.size() < 4)
-    return BadInput("a wrapper of another form");
+    return BadInput("unknown form of tensor wrapper");
   SW_TRY_ASSIGN(out.dtype, DTypeOf(whole->items[1]));
   SW_TRY_ASSIGN(out.shape, pickle::AsShape(StateOf(metadata, "size")));
   SW_TRY(CountElems(out.shape));
   const Node* table = StateOf(metadata, "shards_metadata");
-  if (table == nullptr || !table->is_list()) return BadInput("no table of shards");
+  if (table == nullptr || !table->is_list()) return BadInput("no shard table");
   for (const Node* shard : table->items) {
     SW_TRY_ASSIGN(layout::Piece piece, BoxOf(shard, out.shape.size()));
     out.all_pieces.push_back(std::move(piece));
   }
   for (const Node* shard : state->items[0]->items) {
     const Node* place = SlotOf(shard->state, "metadata");
-    if (place == nullptr) return BadInput("a shard without a place");
-    HeldPiece held;
+    if (place == nullptr) return BadInput("a shard without metadata");
+    LocalPiece held;
     SW_TRY_ASSIGN(held.piece, BoxOf(place, out.shape.size()));
-    if (!IsIn(held.piece, out.all_pieces)) return BadInput("a shard that the table does not list");
+    if (!IsIn(held.piece, out.all_pieces))
+      return BadInput("a shard is missing from the shard table");
     held.local = SlotOf(shard->state, "tensor");
     SW_TRY(CheckLocal(held.local, held.piece.sizes, out.dtype));
     if (!held.piece.empty()) out.pieces.push_back(std::move(held));

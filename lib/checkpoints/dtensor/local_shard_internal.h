@@ -17,7 +17,7 @@
 namespace shardwright::checkpoints::dtensor {
 
 /// A piece of a tensor and the plain tensor with its elements.
-struct HeldPiece {
+struct LocalPiece {
   layout::Piece piece;
   const pickle::Node* local = nullptr;
 };
@@ -34,7 +34,7 @@ struct RankTensor {
   DType dtype = DType::kF32;
   std::shared_ptr<const DeviceMesh> mesh;  ///< kDTensor
   std::vector<layout::MeshSplit> splits;   ///< kDTensor, by mesh dimension
-  std::vector<HeldPiece> pieces;           ///< without empty ones
+  std::vector<LocalPiece> pieces;          ///< without empty ones
   std::vector<layout::Piece> all_pieces;   ///< kSharded: pieces of all ranks, in the file's order
 };
 

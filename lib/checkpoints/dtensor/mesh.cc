@@ -38,7 +38,8 @@ Result<std::optional<std::vector<std::string>>> NamesOf(const Node* node) {
   if (node == nullptr || node->is_none()) return std::nullopt;
   std::vector<std::string> names;
   for (const Node* item : node->items) {
-    if (!item->is_string()) return MeshError("a dimension's name is " + pickle::Describe(item));
+    if (!item->is_string())
+      return MeshError("dimension name expected, found " + pickle::Describe(item));
     names.push_back(item->text);
   }
   return names;
@@ -47,7 +48,7 @@ Result<std::optional<std::vector<std::string>>> NamesOf(const Node* node) {
 Result<std::uint64_t> CountRanks(const std::vector<std::uint64_t>& sizes) {
   SW_TRY_ASSIGN(const std::uint64_t ranks, CountElems(sizes));
   if (ranks == 0 || ranks > limits::kRanks) {
-    return MeshError("of " + std::to_string(ranks) + " ranks");
+    return MeshError(StrCat("1 to ", limits::kRanks, " ranks expected, found ", ranks));
   }
   return ranks;
 }
@@ -59,7 +60,8 @@ Status ReadOld(const Node* state, DeviceMesh* mesh) {
   SW_TRY_ASSIGN(const std::uint64_t count, CountRanks(mesh->sizes));
   SW_TRY_ASSIGN(mesh->ranks, Numbers(state, "_flatten_mesh_list"));
   if (mesh->ranks.size() != count) {
-    return MeshError(ToString(mesh->sizes) + " of " + Plural(mesh->ranks.size(), "rank"));
+    return MeshError(StrCat(count, " ranks expected for sizes ", ToString(mesh->sizes), ", found ",
+                            mesh->ranks.size()));
   }
   if (const Node* names = state->Find("_dim_group_names"); names != nullptr) {
     for (const Node* name : names->items) {
@@ -79,16 +81,17 @@ Status ReadOld(const Node* state, DeviceMesh* mesh) {
 /// Fails unless their strides are those of a row-major walk.
 Result<std::pair<std::uint64_t, std::uint64_t>> AxisOf(const Node* node) {
   if (!IsObject(node, kFlatClass) || node->state == nullptr)
-    return MeshError("an axis is " + pickle::Describe(node));
+    return MeshError("axis expected, found " + pickle::Describe(node));
   SW_TRY_ASSIGN(const auto shape, Numbers(node->state, "shape"));
   SW_TRY_ASSIGN(const auto stride, Numbers(node->state, "stride"));
-  if (shape.size() != stride.size()) return MeshError("an axis with sizes and no strides");
+  if (shape.size() != stride.size())
+    return MeshError("an axis has different numbers of sizes and strides");
   SW_TRY_ASSIGN(const std::uint64_t size, CountRanks(shape));
   if (shape.empty()) return std::pair<std::uint64_t, std::uint64_t>(1, 1);
   for (std::size_t i = 0; i + 1 < shape.size(); ++i) {
     SW_TRY_ASSIGN(const std::uint64_t inner, CheckedMul(shape[i + 1], stride[i + 1]));
     if (stride[i] != inner) {
-      return Fail(Errc::kUnsupported, "mesh: an axis whose ranks are not evenly spaced");
+      return Fail(Errc::kUnsupported, "mesh: the ranks of an axis are not evenly spaced");
     }
   }
   return std::pair(size, stride.back());
@@ -112,14 +115,14 @@ Status ReadNew(const Node* state, std::uint64_t rank, DeviceMesh* mesh) {
   if (mesh->coordinate.size() != mesh->sizes.size()) return {};  // the caller fails with an error
   // The mesh starts at the index of this rank minus the offset of its coordinate.
   const auto mine = std::find(world.begin(), world.end(), rank);
-  if (mine == world.end()) return MeshError("rank " + std::to_string(rank) + " is not in it");
+  if (mine == world.end()) return MeshError(StrCat("rank ", rank, " is not in it"));
   std::uint64_t offset = 0;
   for (std::size_t i = 0; i < strides.size(); ++i) {
     SW_TRY_ASSIGN(const std::uint64_t step, CheckedMul(mesh->coordinate[i], strides[i]));
     SW_TRY_ASSIGN(offset, CheckedAdd(offset, step));
   }
   const auto at = static_cast<std::uint64_t>(mine - world.begin());
-  if (offset > at) return MeshError("rank " + std::to_string(rank) + " has another's coordinate");
+  if (offset > at) return MeshError(StrCat("rank ", rank, " has the coordinate of another rank"));
   for (std::uint64_t i = 0; i < count; ++i) {
     const std::vector<std::uint64_t> coordinate = layout::CoordinateOf(mesh->sizes, i);
     std::uint64_t index = at - offset;
@@ -128,9 +131,9 @@ Status ReadNew(const Node* state, std::uint64_t rank, DeviceMesh* mesh) {
       SW_TRY_ASSIGN(index, CheckedAdd(index, step));
     }
     if (index >= world.size()) {
-      return MeshError("rank " + std::to_string(rank) + " cannot stand at coordinate " +
-                       ToString(mesh->coordinate) + ": the mesh would reach beyond the ranks " +
-                       "that it lists");
+      return MeshError(StrCat("rank ", rank, " cannot be at coordinate ",
+                              ToString(mesh->coordinate),
+                              ": the mesh would extend beyond the ranks that it lists"));
     }
     mesh->ranks.push_back(world[index]);
   }
@@ -160,9 +163,8 @@ Status CheckRank(const DeviceMesh& mesh, std::uint64_t rank) {
     return MeshError("a rank is in it twice");
   }
   if (mesh.ranks[at] != rank) {
-    return MeshError("at coordinate " + ToString(mesh.coordinate) + " is rank " +
-                     std::to_string(mesh.ranks[at]) + ", and the file is of rank " +
-                     std::to_string(rank));
+    return MeshError(StrCat("rank ", rank, " expected at coordinate ", ToString(mesh.coordinate),
+                            ", found rank ", mesh.ranks[at]));
   }
   return {};
 }
@@ -277,12 +279,12 @@ Result<DeviceMesh> ReadMesh(const Node* node, std::uint64_t rank) {
   mesh.form = state->Find("_layout") != nullptr ? MeshForm::kNew : MeshForm::kOld;
   const bool is_new = mesh.form == MeshForm::kNew;
   const Node* device = state->Find(is_new ? "_device_type" : "device_type");
-  if (device == nullptr || !device->is_string()) return MeshError("no type of device");
+  if (device == nullptr || !device->is_string()) return MeshError("no device type");
   mesh.device = device->text;
   SW_TRY_ASSIGN(mesh.names, NamesOf(state->Find(is_new ? "_mesh_dim_names" : "mesh_dim_names")));
   const Node* coordinate = state->Find("_coordinate_on_dim");
   if (coordinate == nullptr || coordinate->is_none()) {
-    return MeshError("rank " + std::to_string(rank) + " is not in it");
+    return MeshError(StrCat("rank ", rank, " is not in it"));
   }
   SW_TRY_ASSIGN(mesh.coordinate, Numbers(state, "_coordinate_on_dim"));
   if (is_new) {

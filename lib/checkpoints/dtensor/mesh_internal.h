@@ -12,7 +12,7 @@
 
 namespace shardwright::checkpoints::dtensor {
 
-/// The pickled form of a mesh, which depends on the release of PyTorch.
+/// The pickled form of a mesh, which depends on the PyTorch release.
 enum class MeshForm : std::uint8_t {
   kOld,  ///< 2.6 to 2.9: stores the ranks directly
   kNew,  ///< 2.15: stores sizes and strides over a list of ranks

@@ -119,8 +119,8 @@ Result<VerlConfig> ReadVerlConfig(const std::string& text) {
   if (const auto version = count("FSDP_version"); version && *version <= 2) {
     config.version = static_cast<int>(*version);
   } else if (version) {
-    return Fail(Errc::kUnsupported, kVerlConfig, ": FSDP_version ", *version,
-                ", 1 and 2 are known");
+    return Fail(Errc::kUnsupported, kVerlConfig, ": FSDP_version 1 or 2 expected, found ",
+                *version);
   }
   return config;
 }
@@ -135,11 +135,11 @@ Result<World> WorldOf(const SourceSet& source, const std::vector<RankFile>& file
   World world;
   const auto says = [&](std::uint64_t ranks, const std::string& who) -> Status {
     if (ranks == 0 || ranks > limits::kRanks) {
-      return Fail(Errc::kLimit, who, ": ", ranks, " ranks");
+      return Fail(Errc::kLimit, who, ": 1 to ", limits::kRanks, " ranks expected, found ", ranks);
     }
     if (world.ranks != 0 && world.ranks != ranks) {
-      return Fail(Errc::kUnsupported, "files of several worlds: ", world.who, " is of ",
-                  world.ranks, " ranks, ", who, " of ", ranks,
+      return Fail(Errc::kUnsupported, "different numbers of ranks: ", world.who, " has ",
+                  world.ranks, ", ", who, " has ", ranks,
                   ": move the files of one save to a folder of its own");
     }
     if (world.ranks == 0) world = {ranks, who};
@@ -269,23 +269,23 @@ Result<Family> FamilyOf(const SourceSet& source, bool only_weights) {
   std::vector<RankFile> files;
   for (const SourceFile& file : source.files) {
     const auto parsed = ParseRankFile(file.name);
-    if (!parsed) return BadInput(file.name, ": the file of no rank");
+    if (!parsed) return BadInput(file.name, ": the name has no rank number");
     if (!files.empty() && parsed->trainer != files.front().trainer) {
       return Fail(Errc::kUnsupported, source.files.front().name, " and ", file.name,
-                  ": files of two trainers in one folder: move those of one to a folder of its "
+                  ": files of two trainers in one folder: move the files of one to a folder of its "
                   "own");
     }
     files.push_back(*parsed);
   }
-  if (files.empty()) return Fail(Errc::kNotFound, "no file of a rank");
+  if (files.empty()) return Fail(Errc::kNotFound, "no per-rank file found");
   family.trainer = files.front().trainer;
   SW_TRY_ASSIGN(const World world, WorldOf(source, files, &family));
   family.world = world.ranks;
   ByItem by_item;
   for (std::uint32_t i = 0; i < files.size(); ++i) {
     if (files[i].rank >= world.ranks) {
-      return BadInput(source.files[i].name, ": the checkpoint is of ", Plural(world.ranks, "rank"),
-                      ", as ", world.who, " says");
+      return BadInput(source.files[i].name, ": the checkpoint has only ",
+                      Plural(world.ranks, "rank"), " according to ", world.who);
     }
     by_item[{files[i].item, files[i].name}].emplace(files[i].rank, i);
   }
@@ -295,8 +295,8 @@ Result<Family> FamilyOf(const SourceSet& source, bool only_weights) {
     const auto& [item, name] = key;
     if (only_weights && item != Item::kModel) continue;
     if (item != Item::kOther && family.Find(item) != nullptr) {
-      return Fail(Errc::kUnsupported, "files of " + family.Find(item)->name + " and of " + name +
-                                          ": one model and one optimizer are read");
+      return Fail(Errc::kUnsupported, "files of ", family.Find(item)->name, " and of ", name,
+                  ": one model and one optimizer expected");
     }
     ItemFiles one{name, item, {}};
     for (std::uint64_t rank = 0; rank < world.ranks; ++rank) {
@@ -310,11 +310,11 @@ Result<Family> FamilyOf(const SourceSet& source, bool only_weights) {
     family.items.push_back(std::move(one));
   }
   if (!missing.empty()) {
-    return Fail(Errc::kNotFound, "the checkpoint is of ", Plural(world.ranks, "rank"), ", as ",
-                world.who, " says, and lacks ", FirstFew(missing));
+    return Fail(Errc::kNotFound, "the checkpoint has ", Plural(world.ranks, "rank"),
+                " according to ", world.who, ", but files are missing: ", FirstFew(missing));
   }
   if (family.Find(Item::kModel) == nullptr) {
-    return Fail(Errc::kNotFound, source.files.front().name, ": files of the model are not there");
+    return Fail(Errc::kNotFound, source.files.front().name, ": files of the model are missing");
   }
   return family;
 }

@@ -336,7 +336,7 @@ Status CheckItemTable(const Reading& reading) {
       if (same) continue;
       return BadInput(kItemTable, ": tensor ", Quoted(entry.name), " is ", said.dtype, " ",
                       ToString(said.shape), " ", layout::Explain(said.splits),
-                      ", and another one in the files of the ranks");
+                      ", but differs in the per-rank files");
     }
   }
   return {};

@@ -33,13 +33,13 @@ class FlatVector {
 /// of one copy are consecutive, because copies are the outer dimension of the mesh.
 Result<std::uint32_t> FlatVector::ArrayOf(const Spread& spread, std::uint64_t copy) {
   std::vector<layout::Region> regions;
-  for (const Spread::Held& held : spread.held) {
+  for (const Spread::RankPiece& held : spread.held) {
     if (held.rank / shards_ == copy && held.place.elems == length_) {
       regions.push_back(reading_.map.RegionOf(held.place));
     }
   }
   if (regions.size() != shards_) {
-    return BadInput("a flat vector has other lengths on other ranks, or lacks some");
+    return BadInput("a flat vector differs in length between ranks, or is missing on some of them");
   }
   return reading_.map.AddArray(spread.first.dtype, std::move(regions));
 }
@@ -117,7 +117,7 @@ Result<std::vector<std::vector<std::uint32_t>>> AddFlatStates(
   }
   for (std::uint64_t i = 0; i < mesh->ranks.size(); ++i) {
     if (mesh->ranks[i] == i && mesh->ranks.size() == reading->family.world) continue;
-    return Fail(Errc::kUnsupported, "flat vectors on a mesh whose ranks are not in order");
+    return Fail(Errc::kUnsupported, "flat vectors on a mesh with ranks out of order");
   }
   const std::uint64_t shards = mesh->sizes.back();
   SW_TRY_ASSIGN(const std::vector<std::uint64_t> lengths, LengthsOf(kept));

@@ -22,7 +22,7 @@ namespace shardwright::checkpoints::dtensor {
 
 /// A tensor as stored by all ranks.
 struct Spread {
-  struct Held {
+  struct RankPiece {
     std::uint64_t rank = 0;
     layout::CutPtr cut;
     Place place;
@@ -33,7 +33,7 @@ struct Spread {
   bool known = false;
   RankTensor first;  ///< if known: the first rank's tensor without pieces
   std::uint64_t first_rank = 0;
-  std::vector<Held> held;  ///< by rank
+  std::vector<RankPiece> held;  ///< by rank
 };
 
 /// One entry of the model's files.
@@ -96,6 +96,64 @@ Status AddTensor(Reading* reading, const Spread& spread, const std::string& name
 
 /// Fills `entries` from the model's files.
 Status ReadModel(Reading* reading);
+
+/// Reads the optimizer's files. read_optimizer.cc reads the files of the ranks,
+/// read_optimizer_params.cc matches their contents with the model.
+class Optimizer {
+ public:
+  explicit Optimizer(Reading* reading)
+      : reading_(*reading), files_(reading->family.Find(Item::kOptimizer)->files) {}
+
+  Status Read();
+
+ private:
+  Result<std::string> TakeGroups(std::uint32_t file, const torch_pt::Document& document,
+                                 const pickle::Node* groups,
+                                 std::vector<std::vector<Scalar>>* tensors);
+  Status ReadGroups(std::uint32_t file, const torch_pt::Document& document);
+  Status ReadIds(std::uint32_t file, const pickle::Node* group,
+                 std::vector<std::uint32_t>* members);
+  Result<std::string> IdOf(std::uint32_t file, const pickle::Node* node);
+  Status CheckGroups(std::uint32_t file, const torch_pt::Document& document);
+  Status ReadRank(std::uint64_t rank);
+  Status ReadSlots(std::uint64_t rank, std::uint32_t file, const torch_pt::Document& document,
+                   const pickle::Node* slots, TensorReader* tensors, Kept* kept);
+  Status ReadSlot(std::uint64_t rank, std::uint32_t file, const torch_pt::Document& document,
+                  const std::string& state, const pickle::Node* value, TensorReader* tensors,
+                  Kept* kept);
+  std::vector<std::uint32_t> Candidates() const;
+  /// Removes candidates that the optimizer does not have (persistent buffers), if the
+  /// shapes of its states fit exactly one selection. Otherwise returns all of them.
+  std::vector<std::uint32_t> ByShapes(std::vector<std::uint32_t> candidates) const;
+  Status MatchNames();
+  Status MatchNumbers();
+  bool IsFlat() const;
+  Status AddStates();
+  Status AddState(const Kept& kept, std::uint32_t index);
+  Status MatchFlat();
+  bool StatelessAreFrozen();
+  Status AddGroups();
+  void MarkTrained(std::uint32_t entry, std::int32_t group);
+
+  Error At(std::uint32_t file, const std::string& what, Errc code = Errc::kBadInput) const {
+    return {code, reading_.file_name(file) + ": " + what};
+  }
+  /// Returns the error for an optimizer of another form than torch's own.
+  Error OtherForm(std::uint32_t file, const std::string& what) const {
+    return At(file, what, Errc::kUnsupported);
+  }
+
+  Reading& reading_;
+  const std::vector<std::uint32_t>& files_;
+  bool named_ = false;
+  std::vector<Kept> kept_;                                // by position in the groups' lists
+  std::unordered_map<std::string, std::uint32_t> by_id_;  // into kept_
+  std::vector<std::vector<std::uint32_t>> members_;       // by group: indices into kept_
+  std::vector<const pickle::Node*> options_;              // by group
+  std::vector<std::vector<Scalar>> tensors_;              // by group: options that are tensors
+  std::string groups_text_;                               // groups of the first rank, to compare
+  std::vector<std::vector<std::uint32_t>> entries_;       // by kept: its entries
+};
 
 /// Reads parameters, groups and optimizer states. Without optimizer files, reads weights only.
 Status ReadOptimizer(Reading* reading);

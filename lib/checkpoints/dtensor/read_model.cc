@@ -110,7 +110,7 @@ Status ReadRank(Reading* reading, std::uint64_t rank, std::uint32_t file,
   for (const Entry& entry : reading->entries) {
     if (root->Find(entry.name) != nullptr) continue;
     return BadInput(file_name, ": tensor ", Quoted(entry.name),
-                    " is not there, and other ranks have it");
+                    " is missing, but other ranks have it");
   }
   return {};
 }
@@ -136,21 +136,20 @@ Status AddPieces(Reading* reading, std::uint64_t rank, std::uint32_t file,
     const std::string wanted = DescribeTensor(spread->first);
     const std::string found = DescribeTensor(tensor);
     if (wanted != found) {
-      return BadInput(reading->file_name(file) + ": " + what + " is " + found + ", on rank " +
-                      std::to_string(spread->first_rank) + " it is " + wanted);
+      return BadInput(reading->file_name(file), ": ", what, " is ", found, ", on rank ",
+                      spread->first_rank, " it is ", wanted);
     }
     if (tensor.all_pieces != spread->first.all_pieces) {
-      return BadInput(reading->file_name(file) + ": " + what +
-                      ": its table of shards is not that of rank " +
-                      std::to_string(spread->first_rank));
+      return BadInput(reading->file_name(file), ": ", what,
+                      ": its shard table differs from that of rank ", spread->first_rank);
     }
   }
-  for (const HeldPiece& held : tensor.pieces) {
+  for (const LocalPiece& held : tensor.pieces) {
     SW_TRY_ASSIGN(const layout::Cut cut, layout::CutOf(tensor.shape, held.piece));
     SW_TRY_ASSIGN(std::vector<PlacedPart> parts,
                   reading->map.PartsOf(file, document, held.local, what));
     for (std::size_t i = 0; i < parts.size(); ++i) {
-      Spread::Held one;
+      Spread::RankPiece one;
       one.rank = rank;
       one.cut = KnownCut(reading, tensor.shape, held.piece, cut);
       one.place = parts[i].place;
@@ -178,8 +177,9 @@ Status AddTensor(Reading* reading, const Spread& spread, const std::string& name
   tensor.state = state;
   tensor.dtype = spread.first.dtype;
   tensor.shape = spread.first.shape;
-  std::map<std::tuple<std::vector<std::uint64_t>, Shape, std::size_t>, const Spread::Held*> owners;
-  for (const Spread::Held& held : spread.held) {
+  std::map<std::tuple<std::vector<std::uint64_t>, Shape, std::size_t>, const Spread::RankPiece*>
+      owners;
+  for (const Spread::RankPiece& held : spread.held) {
     layout::Fragment fragment;
     fragment.cut = held.order == nullptr ? held.cut : layout::Cut::Compose(held.cut, held.order);
     fragment.at.array = reading->map.AddWhole(held.place);
@@ -195,9 +195,9 @@ Status AddTensor(Reading* reading, const Spread& spread, const std::string& name
       const std::uint64_t bytes = held.place.elems * ItemSize(held.place.dtype);
       const bool all_of_it = first.bytes == bytes && second.bytes == bytes;
       if (all_of_it && first.crc32 && second.crc32 && *first.crc32 != *second.crc32) {
-        return BadInput("tensor " + Quoted(name) + " " + std::string(state) + ": the copies in " +
-                        reading->file_name(files[owner->second->rank]) + " and " +
-                        reading->file_name(files[held.rank]) + " differ");
+        return BadInput("tensor ", Quoted(name), " ", state, ": the copies in ",
+                        reading->file_name(files[owner->second->rank]), " and ",
+                        reading->file_name(files[held.rank]), " differ");
       }
     }
     tensor.fragments.push_back(std::move(fragment));
@@ -213,7 +213,7 @@ Status ReadModel(Reading* reading) {
     SW_TRY(ReadRank(reading, rank, model.files[rank], &tied_to));
   }
   if (reading->entries.empty()) {
-    return BadInput(reading->file_name(model.files.front()) + ": no tensors");
+    return BadInput(reading->file_name(model.files.front()), ": no tensors");
   }
   for (std::size_t i = 0; i < reading->entries.size(); ++i) {
     Entry& entry = reading->entries[i];

@@ -60,7 +60,7 @@ Result<SourceSet> Scan(const Listing& listing, const ScanOptions& options) {
       if (entry.name == kVerlConfig || entry.name == kItemTable) {
         SW_TRY_ASSIGN(std::string text, os::ReadWholeText(path, limits::kJsonBytes));
         if (!set.manifest.empty() && set.manifest != text) {
-          return BadInput(path, ": another one than in a folder before");
+          return BadInput(path, ": differs from the file of this name in another folder");
         }
         set.manifest = std::move(text);
         continue;

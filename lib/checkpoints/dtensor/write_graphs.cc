@@ -146,7 +146,7 @@ Result<std::unique_ptr<Document>> ModelDocument(const FilesPlan& plan, std::uint
       const auto at = plan.by_name.find(holder);
       if (at == plan.by_name.end()) {
         return BadInput(Quoted(param.param.name), " is tied to ", Quoted(holder),
-                        ", which is not there");
+                        ", which is missing");
       }
       SW_TRY_ASSIGN(node, tensors.Make(plan.params[at->second].model));
     }

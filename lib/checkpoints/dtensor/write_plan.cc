@@ -76,8 +76,8 @@ Result<ParamSplit> ParamSplitOf(const Param& param, const FilesLayout& layout, s
     case layout::Split::kListed:
       break;
   }
-  return Fail(Errc::kUnsupported, "tp=", tp, ": ", Quoted(param.name), " is cut ",
-              layout::Explain(param.rule), ", which no placement of a DTensor says");
+  return Fail(Errc::kUnsupported, "tp=", tp, ": ", Quoted(param.name), " is sharded by ",
+              layout::Explain(param.rule), ", which no DTensor placement can express");
 }
 
 Status Planner::SetSplits(PlannedParam* planned) const {
@@ -94,7 +94,7 @@ Status Planner::SetSplits(PlannedParam* planned) const {
       split.shard_dim >= rank || (split.tp == ParamSplit::Tp::kShard && split.tp_dim >= rank);
   if (outside) {
     return Fail(Errc::kUnsupported, Quoted(param.name), " ", ToString(param.shape),
-                ": it is to be cut along a dimension that it lacks");
+                ": its rule shards a dimension that it does not have");
   }
   // Starts at the last dimension, because a split depends on the splits of later dimensions.
   std::vector<std::uint64_t> sizes;
@@ -138,7 +138,7 @@ Status Planner::SetTensors(PlannedParam* planned) {
     dtype = dtype_of(state);
   }
   if (!dtype) {
-    return BadInput("\"", param.name, "\": the source has no ", state, " tensor");
+    return BadInput(Quoted(param.name), ": the source has no ", state, " tensor");
   }
   planned->model = AddTensor(state, *dtype);
   if (param.kind != ParamKind::kTrainable) return {};
@@ -222,9 +222,8 @@ Status Planner::AddGroups() {
     plan_.groups.push_back(std::move(planned));
   }
   if (plan_.layout.trainer != Trainer::kVerl || plan_.groups.size() <= 1) return {};
-  return Fail(Errc::kUnsupported,
-              "trainer=verl: its optimizer has one parameter group, the source has ",
-              plan_.groups.size(), "; trainer=accelerate has names for the parameters of each");
+  return Fail(Errc::kUnsupported, "trainer=verl: one parameter group expected, found ",
+              plan_.groups.size(), "; trainer=accelerate supports several, with parameter names");
 }
 
 /// Checks that the only group lists the whole model. Without names, ids are positions in the model.
@@ -238,8 +237,8 @@ Status CheckAllAreListed(const FilesPlan& plan) {
   }
   if (listed != wanted && plan.layout.fsdp_version == 2) {
     return Fail(Errc::kUnsupported,
-                "trainer=verl: its optimizer lists every parameter of the model, the source's ",
-                listed.size(), " of ", wanted.size());
+                "trainer=verl: the optimizer must list every parameter of the model: ",
+                wanted.size(), " expected, found ", listed.size());
   }
   return {};
 }
@@ -253,7 +252,7 @@ Status Planner::AddUnits() {
     if (planned.plain || !planned.param.alias_of.empty()) continue;
     if (planned.param.kind == ParamKind::kFrozen) {
       return Fail(Errc::kUnsupported, "fsdp_version=1: ", Quoted(planned.param.name),
-                  " is frozen, and lies in a flat vector with others");
+                  " is frozen, but is in a flat vector with other parameters");
     }
     plan_.flat.push_back(i);
     names.push_back(planned.param.name);
@@ -273,7 +272,7 @@ Status Planner::AddUnits() {
       if (same) continue;
       return Fail(Errc::kUnsupported, "fsdp_version=1: ", Quoted(first.param.name), " and ",
                   Quoted(other.param.name),
-                  " lie in one flat vector, and their states or steps differ");
+                  " are in one flat vector, but their states or steps differ");
     }
   }
   return {};
@@ -289,16 +288,17 @@ void Planner::TakeOwn() {
   const std::uint64_t ranks = plan_.layout.ranks();
   for (const OwnFiles::One& item : own->items) {
     if (item.ranks.size() == ranks || item.same) continue;
-    Leave("what " + Quoted(item.name) + " has of each of " + std::to_string(item.ranks.size()) +
-          " ranks, such as random states: rank R of the target has that of rank R modulo " +
-          std::to_string(item.ranks.size()));
+    Leave(StrCat(
+        "values of ", Quoted(item.name), " for each of ", item.ranks.size(),
+        " ranks, such as random states: rank R of the target gets the value of rank R modulo ",
+        item.ranks.size()));
   }
   plan_.own = std::move(own);
 }
 
 void Planner::TellWhatIsLeft() {
   if (!left_options_.empty()) {
-    Leave("options of the optimizer that are no plain values: " +
+    Leave("optimizer options that are not plain values: " +
           FirstFew({left_options_.begin(), left_options_.end()}));
   }
   if (own_format_) return;
@@ -313,15 +313,16 @@ void Planner::TellWhatIsLeft() {
   }
   if (rounded) {
     Leave("the type of the compute weights, " + std::string(Name(source_.layout.dtype)) +
-          ": the model's tensors are the masters, and trainers round them as they are told");
+          ": the model's tensors are the master weights, and trainers round them to the type that "
+          "they are configured for");
   }
-  if (source_.iteration && !stepped) Leave("the iteration, " + std::to_string(*source_.iteration));
+  if (source_.iteration && !stepped) Leave(StrCat("the iteration, ", *source_.iteration));
   if (source_.consumed_samples) {
-    Leave("the number of samples, " + std::to_string(*source_.consumed_samples));
+    Leave(StrCat("the number of samples, ", *source_.consumed_samples));
   }
-  if (experts) Leave("which parameters are those of experts");
+  if (experts) Leave("the distinction of expert parameters from others");
   if (plan_.layout.trainer != Trainer::kAccelerate) {
-    Leave("schedule and random states: files of them are not written");
+    Leave("schedule and random states: their files are not written");
   }
 }
 

@@ -45,7 +45,8 @@ class Attributes {
     const std::uint64_t count = Count(name, otherwise);
     if (count >= 1 && count <= limits::kRanks) return count;
     if (status_) {
-      status_ = Fail(Errc::kBadInput, "args: ", name, ": ", count, " is no number of ranks");
+      status_ = Fail(Errc::kBadInput, "args: ", name, ": 1 to ", limits::kRanks,
+                     " ranks expected, found ", count);
     }
     return 1;
   }

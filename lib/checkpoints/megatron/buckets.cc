@@ -101,8 +101,8 @@ Result<Buffer> LayOutIn(std::span<const BufferParam> params,
     for (const std::uint64_t one : list) all += (all.empty() ? "" : ", ") + std::to_string(one);
     return "[" + all + "]";
   };
-  return Fail(Errc::kBadInput, "buckets of ", text(unpadded),
-              " elements, the parameters would fill buckets of ", text(buffer.unpadded));
+  return Fail(Errc::kBadInput, "the parameters require buckets of ", text(buffer.unpadded),
+              " elements, found buckets of ", text(unpadded));
 }
 
 std::vector<BufferOf> BuffersOf(std::span<const DType> types) {

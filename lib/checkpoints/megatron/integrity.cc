@@ -25,8 +25,8 @@ Result<FileSums> ParseIntegrity(std::string_view text, const std::string& where)
   SW_TRY_ASSIGN(const json::Json parsed, json::Parse(text, where));
   const json::Json* algorithm = json::Find(parsed, "algorithm");
   if (algorithm != nullptr && (!algorithm->is_string() || *algorithm != kAlgorithm)) {
-    return Fail(Errc::kUnsupported,
-                where + ": algorithm \"sha256\" expected, found " + algorithm->dump());
+    return Fail(Errc::kUnsupported, where, ": algorithm \"sha256\" expected, found ",
+                algorithm->dump());
   }
   const json::Json* files = json::Find(parsed, "files");
   if (files == nullptr || !files->is_object()) {
@@ -57,8 +57,8 @@ Status CheckListed(const FileSums& sums, std::string_view name, std::string_view
   }
   const std::string found = os::Sha256Of(text);
   if (found == listed->second) return {};
-  return Fail(Errc::kBadInput, where + ": damaged: SHA-256 " + listed->second + " expected by " +
-                                   std::string(kIntegrity) + ", found " + found);
+  return Fail(Errc::kBadInput, where, ": damaged: SHA-256 ", listed->second, " expected by ",
+              kIntegrity, ", found ", found);
 }
 
 Result<std::vector<FileDigest>> DigestsOf(const SourceSet& source) {

@@ -20,7 +20,7 @@ inline constexpr std::string_view kIntegrity = "integrity.json";
 using FileSums = std::map<std::string, std::string, std::less<>>;
 
 /// \param where  path for messages
-/// \error kBadInput  not a file of Megatron-Core; kUnsupported  another algorithm
+/// \error kBadInput  not a Megatron-Core file; kUnsupported  another algorithm
 /// Pure.
 Result<FileSums> ParseIntegrity(std::string_view text, const std::string& where);
 

@@ -42,7 +42,7 @@ Result<std::vector<std::uint64_t>> Numbers(std::string_view text, std::string_vi
     const std::string_view one = text.substr(0, text.find('.'));
     const auto number = Number(one);
     if (!number) {
-      return Fail(Errc::kBadInput, "\"", key, "\": no key of an object");
+      return Fail(Errc::kBadInput, "\"", key, "\": not a valid object key");
     }
     numbers.push_back(*number);
     if (one.size() == text.size()) return numbers;
@@ -125,7 +125,7 @@ Result<ObjectKey> ParseObjectKey(std::string_view key) {
   const std::size_t at = key.rfind(kShard);
   const std::size_t bar = key.rfind('_');
   if (at == std::string_view::npos || bar < at + kShard.size()) {
-    return Fail(Errc::kBadInput, "\"", key, "\": no key of an object");
+    return Fail(Errc::kBadInput, "\"", key, "\": not a valid object key");
   }
   out.name = key.substr(0, at);
   const std::size_t first = at + kShard.size();
@@ -138,7 +138,7 @@ Result<ObjectKey> ParseObjectKey(std::string_view key) {
     inside = out.offset[i] < out.shape[i];
   }
   if (inside) return out;
-  return Fail(Errc::kBadInput, "\"", key, "\": its place is not in its grid");
+  return Fail(Errc::kBadInput, "\"", key, "\": the position of the object is outside of its grid");
 }
 
 std::string ObjectKeyText(std::string_view name, const std::vector<std::uint64_t>& offset,

@@ -45,9 +45,9 @@ std::vector<std::string> RunState::Contents() const {
   const auto filled = std::count_if(modules.begin(), modules.end(), [](const auto& one) {
     return one.second.root != nullptr && !one.second.root->is_none();
   });
-  if (filled > 0) contents.push_back("extra state of " + std::to_string(filled) + " modules");
+  if (filled > 0) contents.push_back(StrCat("extra state of ", filled, " modules"));
   if (!extra.empty()) {
-    contents.push_back(std::to_string(extra.size()) + " other objects");
+    contents.push_back(StrCat(extra.size(), " other objects"));
   }
   return contents;
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// lib/checkpoints/megatron: checkpoints of Megatron-LM and Megatron-Core. Megatron stores a
+// lib/checkpoints/megatron: Megatron-LM and Megatron-Core checkpoints. Megatron stores a
 // model in one of two containers. Legacy folders `mp_rank_*` belong to one tensor, pipeline
 // and expert rank each. torch_dist is a PyTorch distributed checkpoint with keys of the
 // whole model. Both use the same names, cuts (rules.h), stages (stages.h) and gradient
@@ -144,10 +144,12 @@ inline constexpr std::array<TargetKey, 11> kMegatronKeys = {{
     {.name = "last",
      .help = "layers of the last stage, 0: as many as the others",
      .check = megatron::CheckRanks},
-    {.name = "files", .help = "torch_dist, or torch: legacy", .check = megatron::CheckWord},
+    {.name = "files",
+     .help = "torch_dist, or torch for legacy files",
+     .check = megatron::CheckWord},
     {.name = "optimizer",
-     .help = "none: of a run without the distributed optimizer; with it fully_reshardable, or "
-             "dp_reshardable: gradient buckets, all that legacy files have",
+     .help = "none for a run without the distributed optimizer; otherwise fully_reshardable, or "
+             "dp_reshardable: gradient buckets, the only form of legacy files",
      .check = megatron::CheckWord},
     {.name = "bucket",
      .help = "elements of a gradient bucket (dp_reshardable), 0: no limit",

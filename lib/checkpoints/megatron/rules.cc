@@ -103,8 +103,9 @@ Result<std::optional<Ruled>> Rules::RuleFor(const std::string& name,
   if (ModuleOf(name) == "linear_fc1." && gated_ && ruled.rule.split == Split::kDim) {
     const std::uint64_t rows = ruled.whole.empty() ? 1 : ruled.whole[0];
     if (rows % 2 != 0) {
-      return Fail(Errc::kBadInput, "\"", name, "\": gate and what it gates have ", rows,
-                  " rows together, an odd number");
+      return Fail(Errc::kBadInput, "\"", name,
+                  "\": an even number of rows expected for gate and up projection together, found ",
+                  rows);
     }
     ruled.rule.split = Split::kSub;
     ruled.rule.sub_sizes = {rows / 2, rows / 2};
@@ -122,7 +123,7 @@ Status FindPadding(const std::string& name, std::span<const Shape> shards, const
                    Whole* whole) {
   for (const Shape& shard : shards) {
     if (shard == shards.front()) continue;
-    return Fail(Errc::kBadInput, "\"", name, "\": ", ToString(shards.front()), " and ",
+    return Fail(Errc::kBadInput, "\"", name, "\": shapes ", ToString(shards.front()), " and ",
                 ToString(shard), " on different ranks");
   }
   whole->rule.padded = true;

@@ -24,7 +24,7 @@ inline constexpr std::string_view kNemoConfig = "context/model.yaml";
 /// fails. Pure.
 std::map<std::string, std::string> YamlScalars(std::string_view text);
 
-/// Reads the arguments that a configuration of Megatron Bridge or NeMo states: attention heads,
+/// Reads the arguments that a Megatron Bridge or NeMo configuration states: attention heads,
 /// ranks, normalization. Other attributes have Megatron's defaults.
 /// \param arena  owner of the values
 /// \error as for ReadArgs

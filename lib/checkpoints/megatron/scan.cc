@@ -90,7 +90,7 @@ Result<SourceSet> ScanLegacy(const Listing& listing, const ScanOptions& options)
 /// Byte ranges of the items in each data file, ascending.
 using Stretches = std::map<std::string, std::map<std::uint64_t, std::uint64_t>, std::less<>>;
 
-Result<Stretches> StretchesOf(const std::string& manifest, const std::string& path) {
+Result<Stretches> ByteRangesOf(const std::string& manifest, const std::string& path) {
   auto index = dcp::ReadIndex(manifest);
   if (!index) return Within(path, index.error());
   Stretches all;
@@ -109,10 +109,7 @@ Result<Stretches> StretchesOf(const std::string& manifest, const std::string& pa
     std::uint64_t end = 0;
     for (const auto& [offset, bytes] : items) {
       if (offset < end) {
-        return Fail(Errc::kBadInput, Joined(std::vector<std::string>{path, file,
-                                                                     "items overlap at byte " +
-                                                                         std::to_string(offset)},
-                                            ": "));
+        return Fail(Errc::kBadInput, path, ": ", file, ": items overlap at byte ", offset);
       }
       SW_TRY_ASSIGN(end, CheckedAdd(offset, bytes));
     }
@@ -201,7 +198,7 @@ Result<SourceSet> ScanDist(const Listing& listing, const ScanOptions& options) {
   }
   SW_TRY_ASSIGN(set.manifest, ReadTextInFolder(index, limits::kPickleBytes));
   SW_TRY(CheckNotEmpty(index, set.manifest.size()));
-  SW_TRY_ASSIGN(const Stretches stretches, StretchesOf(set.manifest, index));
+  SW_TRY_ASSIGN(const Stretches stretches, ByteRangesOf(set.manifest, index));
   std::vector<Found> found;
   std::vector<std::string> skipped;
   for (const Listing::Folder& folder : listing.folders) {
@@ -247,15 +244,15 @@ Result<std::vector<Container>> ReadFile(const Found& found, const os::File& file
     SW_TRY_ASSIGN(const std::uint64_t bytes, how.Number());
     end = offset + bytes;
     if (offset > identity.bytes || bytes > identity.bytes - offset) {
-      return Fail(Errc::kBadInput, found.path, ": ", identity.bytes,
-                  " bytes, an item reaches to byte ", end);
+      return Fail(Errc::kBadInput, found.path, ": the file has ", identity.bytes,
+                  " bytes, but an item ends at byte ", end);
     }
     places.push_back({offset, bytes});
   }
   SW_TRY_ASSIGN(std::vector<Container> containers, ReadItems(found, file, std::move(places)));
   if (end < identity.bytes) {
     return Fail(Errc::kBadInput, found.path, ": ", identity.bytes - end,
-                " bytes behind the last item: of another save");
+                " bytes after the last item: the file belongs to another save");
   }
   return containers;
 }
@@ -274,8 +271,7 @@ Status CheckMetadata(std::string_view text, const std::string& path) {
   const std::string backend = word("sharded_backend");
   if (backend == "zarr") {
     return Fail(Errc::kUnsupported, path,
-                ": a checkpoint of zarr arrays, which Megatron-Core "
-                "has stopped to write");
+                ": zarr checkpoints, which Megatron-Core no longer writes, are not supported");
   }
   if (backend != "torch_dist" || !is_first("sharded_backend_version")) {
     return Fail(backend.empty() ? Errc::kBadInput : Errc::kUnsupported, path,
@@ -313,7 +309,7 @@ Result<SourceSet> Scan(const Listing& listing, const ScanOptions& options) {
   const bool legacy = Any(listing, IsRankFolder);
   if (legacy && Any(listing, IsMetadata)) {
     return Fail(Errc::kUnsupported, listing.folders.front().path,
-                ": folders mp_rank_* beside metadata.json: two checkpoints "
+                ": found mp_rank_* folders and metadata.json, two checkpoints "
                 "in one folder: move one of them to a folder of its own");
   }
   if (legacy) return ScanLegacy(listing, options);

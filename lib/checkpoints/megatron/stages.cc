@@ -35,16 +35,15 @@ Result<std::vector<std::uint64_t>> Uneven(const Args& args) {
 
 Result<std::vector<Stage>> StagesOf(const Args& args) {
   if (args.listed_stages) {
-    return Fail(Errc::kUnsupported,
-                "args: pipeline_model_parallel_layout: a layout of stages of its own");
+    return Fail(Errc::kUnsupported, "args: pipeline_model_parallel_layout is not supported");
   }
   const std::uint64_t chunks = args.pp * args.vpp;
   std::vector<std::uint64_t> counts(args.pp);
   if (args.first || args.last) {
     if (args.embedding_counts || args.loss_counts) {
       return Fail(Errc::kUnsupported,
-                  "args: layers of the first or last stage are given, and embedding or loss count "
-                  "as layers too");
+                  "args: explicit numbers of layers for the first or last stage cannot be combined "
+                  "with counting the embedding or loss as a layer");
     }
     SW_TRY_ASSIGN(counts, Uneven(args));
   } else {

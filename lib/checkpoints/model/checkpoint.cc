@@ -51,7 +51,7 @@ Status CheckUnbound(const Checkpoint& checkpoint) {
   if (checkpoint.bound.empty()) return {};
   std::string text = checkpoint.bound.front();
   if (checkpoint.bound.size() > 1) {
-    text += "; so it is with " + std::to_string(checkpoint.bound.size() - 1) + " more";
+    text += StrCat("; ", checkpoint.bound.size() - 1, " more cannot be resharded either");
   }
   return Fail(Errc::kUnsupported, std::move(text));
 }

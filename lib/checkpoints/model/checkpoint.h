@@ -185,7 +185,7 @@ struct Checkpoint {
   std::string adapter_config = {};  ///< text of adapter_config.json next to the source, or empty
   std::string optimizer;  ///< its kind in lower case ("adamw"); empty if no file records it
   /// The training iteration, or the error that explains why it is unknown.
-  Result<std::uint64_t> iteration = Fail(Errc::kBadInput, "no file tells the iteration");
+  Result<std::uint64_t> iteration = Fail(Errc::kBadInput, "no file records the iteration");
   std::optional<std::uint64_t> consumed_samples;
   std::shared_ptr<const OwnState> own;  ///< null: the source has no such state
   /// Why the files record neither the order of `params` in the model nor which are

@@ -37,8 +37,8 @@ Result<std::string> RealPathInFolder(const std::string& path) {
   const std::string folder =
       os::RealPath(slash == std::string::npos ? "." : path.substr(0, slash + 1));
   if (IsLinkAllowed(folder, real)) return real;
-  return Fail(Errc::kBadInput, path, ": a link that leads out of the folder, to ", real,
-              ": put the file itself there");
+  return Fail(Errc::kBadInput, path, ": the link leads out of the folder, to ", real,
+              ": replace it with the file itself");
 }
 
 Result<std::string> ReadTextInFolder(const std::string& path, std::uint64_t cap) {

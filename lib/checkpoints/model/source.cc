@@ -132,8 +132,8 @@ std::pair<std::shared_ptr<const files::ContainerMetadata>, std::size_t> Metadata
 Status CheckNotEmpty(const std::string& path, std::uint64_t bytes) {
   if (bytes > 0) return {};
   return Fail(Errc::kBadInput, path,
-              ": the file is empty (0 bytes): its save was interrupted, or "
-              "the file system was full; take another checkpoint");
+              ": the file is empty (0 bytes): its save was interrupted, or the file system was "
+              "full; take another checkpoint");
 }
 
 Error WithBlank(const os::File& file, const os::Identity& identity, Error error) {

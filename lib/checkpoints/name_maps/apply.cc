@@ -29,7 +29,7 @@ std::string RuleFor(const MapSide& from, const MapSide& to, const Param& param) 
   }
   const std::string other = captured ? "...{layer}..." : "...";
   return "{\"" + from.name + "\": \"" + form + "\", \"" + to.name + "\": \"" + other +
-         "\"} for another name, or with objects of names and axes for another form";
+         "\"} if only the name differs, or with objects of names and axes if the form differs";
 }
 
 bool IsDerived(const MapSide& side, const std::string& name) {
@@ -109,7 +109,7 @@ Result<std::uint32_t> Mapper::SideOf(const std::string& name) const {
   for (std::uint32_t i = 0; i < map_.sides.size(); ++i) {
     if (map_.sides[i].name == name) return i;
   }
-  return Fail(Errc::kUsage, "map ", map_.name, " has no side ", Quoted(name), ": there are ",
+  return Fail(Errc::kUsage, "map ", map_.name, " has no naming scheme ", Quoted(name), "; it has ",
               Sides());
 }
 
@@ -120,8 +120,8 @@ Status Mapper::ChooseSides() {
   if (!use_.to.empty()) {
     SW_TRY_ASSIGN(to, SideOf(use_.to));
   } else if (map_.sides.size() > 2) {
-    return Fail(Errc::kUsage, "map ", map_.name, " has several sides (", Sides(), "): say --map ",
-                map_.name, ":SIDE");
+    return Fail(Errc::kUsage, "map ", map_.name, " has several naming schemes (", Sides(),
+                "): choose one with --map ", map_.name, ":SCHEME");
   }
   std::vector<Fit> fits;
   for (std::uint32_t side = 0; side < map_.sides.size(); ++side) {
@@ -132,21 +132,21 @@ Status Mapper::ChooseSides() {
   const Fit& best = fits.front();
   if (fits.size() > 1 && best.uncovered == nullptr && fits[1].uncovered == nullptr &&
       fits[1].meant == best.meant) {
-    return Fail(Errc::kUsage, "the names of the checkpoint fit several sides of map ", map_.name,
-                ", ", map_.sides[best.side].name, " and ", map_.sides[fits[1].side].name,
-                ": say --map ", map_.name, ":FROM:TO");
+    return Fail(Errc::kUsage, "the names of the checkpoint fit several naming schemes of map ",
+                map_.name, ", ", map_.sides[best.side].name, " and ", map_.sides[fits[1].side].name,
+                ": choose them with --map ", map_.name, ":FROM:TO");
   }
   from_ = best.side;
   if (from_ == to && best.uncovered != nullptr && fits.size() > 1) from_ = fits[1].side;
   to_ = to.value_or(from_ == 0 ? 1 : 0);
   if (to_ == from_) {
-    return Fail(Errc::kUsage, "the names of the checkpoint are those of side ",
-                map_.sides[to_].name, " of map ", map_.name, " already");
+    return Fail(Errc::kUsage, "the checkpoint already has the names of naming scheme ",
+                map_.sides[to_].name, " of map ", map_.name);
   }
   const Param* uncovered = best.side == from_ ? best.uncovered : fits[1].uncovered;
   if (uncovered == nullptr) return {};
   return Fail(Errc::kUnsupported, Quoted(uncovered->name), " ", ToString(uncovered->shape),
-              ": no rule of ", map_.origin, " covers it on side ", map_.sides[from_].name,
+              ": no rule of ", map_.origin, " covers it in naming scheme ", map_.sides[from_].name,
               "; add one such as ", RuleFor(map_.sides[from_], map_.sides[to_], *uncovered));
 }
 
@@ -170,8 +170,8 @@ Status Mapper::AddMember(std::uint32_t param, FoundRule found) {
   const MapRule& rule = map_.rules[found.rule];
   const std::string& name = source_.params[param].name;
   if (!rule.sides[to_]) {
-    return Fail(Errc::kUnsupported, Quoted(name), ": ", rule.origin, " has no form for side ",
-                map_.sides[to_].name);
+    return Fail(Errc::kUnsupported, Quoted(name), ": ", rule.origin,
+                " has no form for naming scheme ", map_.sides[to_].name);
   }
   Member member{param, found.tensor, 0};
   for (const std::vector<Factor>& dim : rule.sides[from_]->tensors[found.tensor].dims) {
@@ -214,13 +214,14 @@ Status Mapper::CheckOneToOne(const std::vector<NewParam>& params) const {
   std::unordered_set<std::string> names;
   for (const NewParam& param : params) {
     if (!names.insert(param.name).second) {
-      return Fail(Errc::kBadInput, map_.origin, ": two parameters would be ", Quoted(param.name));
+      return Fail(Errc::kBadInput, map_.origin, ": two parameters would be named ",
+                  Quoted(param.name));
     }
     const auto found = finder.Find(param.name);
     const auto old = back.Find(source_.params[param.pieces.front().param].name);
     if (found && old && found->rule == old->rule) continue;
     return Fail(Errc::kBadInput, map_.origin, ": ", Quoted(param.name),
-                " would not lead back: another rule covers it too");
+                " cannot be mapped back: another rule covers it too");
   }
   return {};
 }

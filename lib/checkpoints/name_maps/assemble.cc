@@ -62,8 +62,8 @@ class Assembler {
 tl::unexpected<Error> Assembler::CannotJoin(const NewParam& made, const std::string& what) const {
   std::vector<std::string> names;
   for (const Piece& piece : made.pieces) names.push_back(Old(piece).name);
-  return Fail(Errc::kUnsupported, Quoted(made.name), ": cannot be made of ", FirstFew(names), ": ",
-              what);
+  return Fail(Errc::kUnsupported, Quoted(made.name), ": cannot be made from ", FirstFew(names),
+              ": ", what);
 }
 
 /// Returns a sort key for a parameter's position in the model: for each loop over layers
@@ -121,8 +121,8 @@ Status Assembler::Order() {
   for (const Key& key : keys) sorted.push_back(std::move(new_[key.index]));
   new_ = std::move(sorted);
   if (!told && reshaped && out_.order_unknown.empty()) {
-    out_.order_unknown = map_.origin + " does not tell in which order models of side " +
-                         Quoted(side_.name) + " have their parameters";
+    out_.order_unknown = map_.origin + " does not specify the parameter order of naming scheme " +
+                         Quoted(side_.name);
   }
   return {};
 }
@@ -135,7 +135,7 @@ Status Assembler::MakeExpert(const NewParam& made, Param* param) const {
     const std::optional<ExpertId>& old = Old(piece).expert;
     if (!old) return {};
     if (layer && *layer != old->layer) {
-      return CannotJoin(made, "they are of experts of several layers");
+      return CannotJoin(made, "they belong to experts of several layers");
     }
     layer = old->layer;
   }
@@ -155,8 +155,8 @@ Status Assembler::Tie(const NewParam& made, Param* param) const {
       return {};
     }
   }
-  return CannotJoin(made,
-                    "it is tied to " + Quoted(param->alias_of) + ", which becomes something else");
+  return CannotJoin(
+      made, "it is tied to " + Quoted(param->alias_of) + ", which the map converts differently");
 }
 
 Result<Param> Assembler::MakeParam(const NewParam& made) {
@@ -167,9 +167,9 @@ Result<Param> Assembler::MakeParam(const NewParam& made) {
   for (const Piece& piece : made.pieces) {
     const Param& old = Old(piece);
     std::string differ;
-    if (old.kind != first.kind) differ = "some are trained, frozen or buffers, others not";
-    if (old.group != first.group) differ = "they are of different parameter groups";
-    if (old.dtype != first.dtype) differ = "they are of different types";
+    if (old.kind != first.kind) differ = "some are trained, frozen or buffers, and others are not";
+    if (old.group != first.group) differ = "they are in different parameter groups";
+    if (old.dtype != first.dtype) differ = "their dtypes differ";
     if (old.scalars != first.scalars) {
       differ = old.scalars.size() == first.scalars.size()
                    ? "their optimizer steps differ (" + Quoted(first.name) + " and " +
@@ -177,11 +177,11 @@ Result<Param> Assembler::MakeParam(const NewParam& made) {
                    : "the optimizer has stepped some and not others";
     }
     if (old.layer != first.layer || old.tied_layers != first.tied_layers) {
-      differ = "they are of different layers of a pipeline";
+      differ = "they are in different pipeline layers";
     }
     if (old.alias_of.empty() != first.alias_of.empty() ||
         (!old.alias_of.empty() && made.pieces.size() > 1)) {
-      differ = "one is another name of a parameter elsewhere";
+      differ = "one is an alias of another parameter";
     }
     if (!old.left_out_holder.empty() && made.reshaped) {
       differ = "the parameter that one is tied to was left out of the files";
@@ -254,8 +254,7 @@ Status Assembler::MakeGroups() {
     if (static_cast<std::size_t>(experts) == group.params.size()) continue;
     if (experts > 0) {
       return Fail(Errc::kUnsupported, map_.origin,
-                  ": of a group of experts' parameters only some "
-                  "stay those of single experts");
+                  ": only some parameters of an expert group would still belong to single experts");
     }
     group.moe = false;
     group.options = nullptr;
@@ -271,7 +270,7 @@ Status Assembler::IndexTensors() {
     const auto at = params.find(old_.map.tensors[t].name);
     if (at == params.end()) {
       return Fail(Errc::kUnsupported, Quoted(old_.map.tensors[t].name),
-                  ": belongs to no parameter of the model");
+                  ": it does not belong to a parameter of the model");
     }
     tensors_[at->second].push_back(t);
   }
@@ -293,8 +292,7 @@ Status Assembler::AddFragments(const Piece& piece, const layout::LogicalTensor& 
     const std::uint64_t covered = mapped.cut->covered_elems();
     if (fragment.role == layout::Role::kPartial && covered != Elems(tensor->shape)) {
       return Fail(Errc::kUnsupported, Quoted(from.name),
-                  ": every rank has a value of its own of it, so it cannot "
-                  "become a part of ",
+                  ": its value differs between ranks, so it cannot become a part of ",
                   Quoted(tensor->name));
     }
     if (covered == 0 && fragment.cut->covered_elems() > 0) continue;
@@ -319,10 +317,11 @@ Status Assembler::MakeTensors(const NewParam& made) {
       }
       const layout::LogicalTensor& from = old_.map.tensors[*same];
       if (from.dtype != model.dtype) {
-        return CannotJoin(made, "their " + model.state + " is of different types");
+        return CannotJoin(made, "the dtypes of their " + model.state + " differ");
       }
       if (from.shape != Old(piece).shape && made.reshaped) {
-        return CannotJoin(made, "the shape of its " + model.state + " is not that of the weight");
+        return CannotJoin(made,
+                          "the shape of its " + model.state + " differs from that of the weight");
       }
       SW_TRY(AddFragments(piece, from, &tensor));
     }

@@ -122,7 +122,8 @@ Status Maker::CheckComplete() const {
   }
   if (held == all) return {};
   return Fail(Errc::kBadInput, Quoted(source_.params[instance_.members.front().param].name), ": ",
-              rule_.origin, " needs with it what the checkpoint lacks: ", FirstFew(Missing()));
+              rule_.origin,
+              " also needs parameters that the checkpoint lacks: ", FirstFew(Missing()));
 }
 
 /// Returns the values of the captured axis in the names of a form; one value if it has none.
@@ -227,7 +228,7 @@ Result<std::vector<NewParam>> Maker::Run() {
       SW_TRY_ASSIGN(NewParam param, MakeOne(form, place));
       if (param.pieces.empty()) {
         return Fail(Errc::kUnsupported, Quoted(param.name), " ", ToString(param.shape), ": ",
-                    rule_.origin, " makes it of nothing");
+                    rule_.origin, " has no source for it");
       }
       made.push_back(std::move(param));
     }

@@ -28,7 +28,8 @@ Result<NameForm> NameForm::Parse(std::string_view text) {
     const bool known =
         std::find(form.captures_.begin(), form.captures_.end(), capture) != form.captures_.end();
     if (!last && (capture.empty() || known)) {
-      return Fail(Errc::kBadInput, Quoted(text), ": every pair of braces has a name of its own");
+      return Fail(Errc::kBadInput, Quoted(text),
+                  ": every pair of braces must contain a unique name");
     }
     form.parts_.push_back({literal, std::string(capture), any});
     if (last) break;
@@ -39,7 +40,7 @@ Result<NameForm> NameForm::Parse(std::string_view text) {
   }
   form.expression_ = CompileExpression(expression);
   if (text.empty() || !form.expression_->ok()) {
-    return Fail(Errc::kBadInput, Quoted(text), ": not a name");
+    return Fail(Errc::kBadInput, Quoted(text), ": not a valid name");
   }
   return form;
 }

@@ -16,8 +16,6 @@ using shardwright::json::Json;
 
 constexpr std::size_t kCells = 4096;  // maximum combinations of segments in a rule
 
-tl::unexpected<Error> BadMap(const std::string& what) { return Fail(Errc::kBadInput, what); }
-
 /// Returns true for names of maps, schemes, sizes and axes: [a-z][a-z0-9_]*.
 bool IsWord(std::string_view text) {
   const auto letter = [](char c) { return c >= 'a' && c <= 'z'; };
@@ -30,18 +28,19 @@ Result<std::string> WordOf(const Json& value, const std::string& what) {
   if (value.is_string() && IsWord(value.get_ref<const std::string&>())) {
     return value.get<std::string>();
   }
-  return BadMap(what + ": a word of small letters, digits and _ expected, found " + value.dump());
+  return BadInput(what, ": a word of lower-case letters, digits and _ expected, found ",
+                  value.dump());
 }
 
 Status CheckMembers(const Json& object, std::initializer_list<std::string_view> known) {
-  if (!object.is_object()) return BadMap("object expected");
+  if (!object.is_object()) return BadInput("object expected");
   for (const auto& [key, value] : object.items()) {
     if (std::find(known.begin(), known.end(), key) == known.end()) {
-      return BadMap("key " + Quoted(key) + " is not known");
+      return BadInput("key ", Quoted(key), " is not known");
     }
   }
   const Json* note = Find(object, "note");
-  if (note != nullptr && !note->is_string()) return BadMap("key \"note\": string expected");
+  if (note != nullptr && !note->is_string()) return BadInput("key \"note\": string expected");
   return {};
 }
 
@@ -50,9 +49,9 @@ Result<std::vector<std::string>> Texts(const Json& object, const char* key) {
   const Json* list = Find(object, key);
   if (list == nullptr) return texts;
   const std::string what = "key " + Quoted(key) + ": list of strings expected";
-  if (!list->is_array()) return BadMap(what);
+  if (!list->is_array()) return BadInput(what);
   for (const Json& one : *list) {
-    if (!one.is_string()) return BadMap(what);
+    if (!one.is_string()) return BadInput(what);
     texts.push_back(one.get<std::string>());
   }
   return texts;
@@ -72,16 +71,16 @@ Result<std::uint64_t> NumberOf(std::string_view text) {
   std::uint64_t number = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
   if (error != std::errc() || end != text.data() + text.size() || number == 0) {
-    return BadMap(Quoted(text) + ": a number of at least 1 expected");
+    return BadInput(Quoted(text), ": a number of at least 1 expected");
   }
   return number;
 }
 
 Status ParseSizes(const Json& root, ModelMap::Impl* map) {
   if (const Json* sizes = Find(root, "sizes")) {
-    if (!sizes->is_object()) return BadMap("key \"sizes\": object expected");
+    if (!sizes->is_object()) return BadInput("key \"sizes\": object expected");
     for (const auto& [name, size] : sizes->items()) {
-      if (!IsWord(name)) return BadMap("size " + Quoted(name) + ": not a word");
+      if (!IsWord(name)) return BadInput("size ", Quoted(name), ": not a word");
       SW_TRY(CheckMembers(size, {"config", "value", "note"}));
       SW_TRY_ASSIGN(map->sizes[name], Texts(size, "config"));
       if (const Json* value = Find(size, "value")) {
@@ -94,13 +93,13 @@ Status ParseSizes(const Json& root, ModelMap::Impl* map) {
   for (const std::string& text : relations) {
     const std::vector<std::string> words = Words(text);
     const bool form = words.size() >= 3 && words[1] == "=";
-    if (!form) return BadMap("relation " + Quoted(text) + ": SIZE = SIZE SIZE... expected");
+    if (!form) return BadInput("relation ", Quoted(text), ": SIZE = SIZE SIZE... expected");
     Relation& relation = map->relations.emplace_back();
     relation.product = words[0];
     relation.factors.assign(words.begin() + 2, words.end());
     for (std::size_t i = 0; i < words.size(); ++i) {
       if (i != 1 && !map->sizes.contains(words[i])) {
-        return BadMap("relation " + Quoted(text) + ": no size " + Quoted(words[i]));
+        return BadInput("relation ", Quoted(text), ": unknown size ", Quoted(words[i]));
       }
     }
   }
@@ -112,8 +111,8 @@ Status ParseToldBy(const Json& root, ModelMap::Impl* map) {
   const Json* list = Find(root, "told_by");
   if (list == nullptr) return {};
   const auto bad = [] {
-    return BadMap(
-        "key \"told_by\": a list of objects expected that have a list of values for each key");
+    return BadInput(
+        "key \"told_by\": list of objects expected, each with a list of values for each key");
   };
   if (!list->is_array()) return bad();
   for (const Json& object : *list) {
@@ -143,16 +142,17 @@ Result<std::vector<NameForm>> NameForms(const Json& object, const char* key) {
 Status ParseSides(const Json& root, ModelMap::Impl* map) {
   const Json* sides = Find(root, "sides");
   if (sides == nullptr || !sides->is_array() || sides->size() < 2 || sides->size() > 16) {
-    return BadMap("key \"sides\": list of 2 to 16 sides expected");
+    return BadInput("key \"sides\": list of 2 to 16 naming schemes expected");
   }
   for (const Json& object : *sides) {
     SW_TRY(CheckMembers(object, {"name", "order", "derived", "note"}));
     MapSide& side = map->sides.emplace_back();
     const Json* name = Find(object, "name");
-    if (name == nullptr) return BadMap("a side has no name");
-    SW_TRY_ASSIGN(side.name, WordOf(*name, "name of a side"));
+    if (name == nullptr) return BadInput("a naming scheme has no name");
+    SW_TRY_ASSIGN(side.name, WordOf(*name, "name of a naming scheme"));
     for (std::size_t i = 0; i + 1 < map->sides.size(); ++i) {
-      if (map->sides[i].name == side.name) return BadMap("two sides " + Quoted(side.name));
+      if (map->sides[i].name == side.name)
+        return BadInput("two naming schemes are named ", Quoted(side.name));
     }
     SW_TRY_ASSIGN(side.order, NameForms(object, "order"));
     SW_TRY_ASSIGN(side.derived, NameForms(object, "derived"));
@@ -191,8 +191,8 @@ Result<std::uint32_t> RuleParser::AxisOf(const std::string& name) {
   for (std::uint32_t i = 0; i < rule_.axes.size(); ++i) {
     if (rule_.axes[i].name == name) return i;
   }
-  if (!IsWord(name)) return BadMap("axis " + Quoted(name) + ": not a word");
-  if (rule_.axes.size() == limits::kTensorRank) return BadMap("too many axes");
+  if (!IsWord(name)) return BadInput("axis ", Quoted(name), ": not a word");
+  if (rule_.axes.size() == limits::kTensorRank) return BadInput("too many axes");
   Axis& axis = rule_.axes.emplace_back();
   axis.name = name;
   axis.size.symbol = SymbolOf(name);
@@ -200,22 +200,24 @@ Result<std::uint32_t> RuleParser::AxisOf(const std::string& name) {
 }
 
 Status RuleParser::ParseStacks(const Json& stacks) {
-  if (!stacks.is_object()) return BadMap("key \"stacks\": object expected");
+  if (!stacks.is_object()) return BadInput("key \"stacks\": object expected");
   for (const auto& [name, list] : stacks.items()) {
-    if (!IsWord(name)) return BadMap("stack " + Quoted(name) + ": not a word");
+    if (!IsWord(name)) return BadInput("stack ", Quoted(name), ": not a word");
     Axis& axis = rule_.axes.emplace_back();
     axis.name = name;
     SW_TRY_ASSIGN(const std::vector<std::string> segments, Texts(stacks, name.c_str()));
-    if (segments.size() < 2) return BadMap("stack " + Quoted(name) + ": two segments at least");
+    if (segments.size() < 2)
+      return BadInput("stack ", Quoted(name), ": at least 2 segments expected");
     for (const std::string& text : segments) {
       const std::size_t sign = text.find('=');
       Segment& segment = axis.segments.emplace_back();
       segment.name = text.substr(0, sign);
       const std::string size = sign == std::string::npos ? "1" : text.substr(sign + 1);
       for (std::size_t i = 0; i + 1 < axis.segments.size(); ++i) {
-        if (axis.segments[i].name == segment.name) return BadMap("two segments " + Quoted(text));
+        if (axis.segments[i].name == segment.name)
+          return BadInput("a segment appears twice: ", Quoted(text));
       }
-      if (!IsWord(segment.name)) return BadMap("segment " + Quoted(text) + ": NAME=SIZE expected");
+      if (!IsWord(segment.name)) return BadInput("segment ", Quoted(text), ": NAME=SIZE expected");
       if (map_.sizes.contains(size)) {
         segment.size.symbol = SymbolOf(size);
       } else {
@@ -240,13 +242,13 @@ Result<Factor> RuleParser::ParseFactor(std::string_view text) {
   const Axis& axis = rule_.axes[factor.axis];
   const bool plain = dot == std::string_view::npos;
   if ((factor.captured || factor.padded) && (!plain || !axis.segments.empty())) {
-    return BadMap(Quoted(text) + ": a stack is neither captured nor padded");
+    return BadInput(Quoted(text), ": a stack can be neither captured nor padded");
   }
   if (plain) return factor;
   for (std::uint32_t i = 0; i < axis.segments.size(); ++i) {
     if (axis.segments[i].name == text.substr(dot + 1)) factor.segment = i;
   }
-  if (!factor.segment) return BadMap(Quoted(text) + ": no such segment of a stack");
+  if (!factor.segment) return BadInput(Quoted(text), ": the stack has no such segment");
   return factor;
 }
 
@@ -261,19 +263,21 @@ Status RuleParser::ParseDims(std::string_view text, TensorForm* form) {
   }
   for (const std::string& word : Words(spaced)) {
     if (word == "(" || word == ")") {
-      if (open == (word == "(")) return BadMap(Quoted(text) + ": parentheses do not match");
+      if (open == (word == "(")) return BadInput(Quoted(text), ": parentheses do not match");
       open = word == "(";
       if (open) form->dims.emplace_back();
       continue;
     }
     SW_TRY_ASSIGN(const Factor factor, ParseFactor(word));
     seen.resize(rule_.axes.size());
-    if (seen[factor.axis]) return BadMap(Quoted(text) + ": an axis comes twice");
+    if (seen[factor.axis]) return BadInput(Quoted(text), ": an axis appears twice");
     seen[factor.axis] = true;
     if (factor.captured && !form->name.Counts(rule_.axes[factor.axis].name)) {
-      return BadMap(Quoted(form->name.text()) + ": its name has no number " + Quoted(word));
+      return BadInput(Quoted(form->name.text()), ": its name does not capture the number ",
+                      Quoted(word));
     }
-    if (factor.padded && open) return BadMap(Quoted(text) + ": a padded axis is a dimension");
+    if (factor.padded && open)
+      return BadInput(Quoted(text), ": a padded axis must be a dimension of its own");
     if (factor.captured && !open) {
       named.push_back(factor);
       continue;
@@ -281,8 +285,8 @@ Status RuleParser::ParseDims(std::string_view text, TensorForm* form) {
     if (!open) form->dims.emplace_back();
     form->dims.back().push_back(factor);
   }
-  if (open) return BadMap(Quoted(text) + ": parentheses do not match");
-  if (!named.empty() && form->dims.empty()) return BadMap(Quoted(text) + ": no dimension");
+  if (open) return BadInput(Quoted(text), ": parentheses do not match");
+  if (!named.empty() && form->dims.empty()) return BadInput(Quoted(text), ": dimension expected");
   // An axis that the name captures is not a tensor dimension; its single index comes first.
   if (!named.empty())
     form->dims.front().insert(form->dims.front().begin(), named.begin(), named.end());
@@ -298,11 +302,11 @@ Result<SideForm> RuleParser::ParseSide(const Json& object) {
     return form;
   }
   if (!object.is_object() || object.empty())
-    return BadMap("a name, or an object of tensors expected");
+    return BadInput("a name, or an object of tensors expected");
   for (const auto& [name, dims] : object.items()) {
     TensorForm& tensor = form.tensors.emplace_back();
     SW_TRY_ASSIGN(tensor.name, NameForm::Parse(name));
-    if (!dims.is_string()) return BadMap(Quoted(name) + ": string of axes expected");
+    if (!dims.is_string()) return BadInput(Quoted(name), ": string of axes expected");
     SW_TRY(ParseDims(dims.get_ref<const std::string&>(), &tensor));
   }
   return form;
@@ -336,7 +340,7 @@ Status RuleParser::CheckSide(const SideForm& form) const {
   std::size_t all = 1;
   for (const Axis& axis : rule_.axes) {
     all *= std::max<std::size_t>(axis.segments.size(), 1);
-    if (all > kCells) return BadMap("more than " + std::to_string(kCells) + " segments");
+    if (all > kCells) return BadInput("more than ", kCells, " segments");
   }
   std::vector<bool> held(all);
   for (const TensorForm& tensor : form.tensors) {
@@ -347,17 +351,17 @@ Status RuleParser::CheckSide(const SideForm& form) const {
     const auto missing = std::find(seen.begin(), seen.end(), false);
     if (missing != seen.end()) {
       const Axis& axis = rule_.axes[static_cast<std::size_t>(missing - seen.begin())];
-      return BadMap(Quoted(tensor.name.text()) + ": lacks the axis " + Quoted(axis.name));
+      return BadInput(Quoted(tensor.name.text()), ": lacks the axis ", Quoted(axis.name));
     }
     for (const std::uint32_t cell : CellsOf(rule_, tensor)) {
-      if (held[cell]) return BadMap(Quoted(tensor.name.text()) + ": repeats elements of another");
+      if (held[cell])
+        return BadInput(Quoted(tensor.name.text()), ": repeats elements of another tensor");
       held[cell] = true;
     }
   }
   const auto count = static_cast<std::size_t>(std::count(held.begin(), held.end(), true));
   if (count == all) return {};
-  return BadMap("its tensors hold " + std::to_string(count) + " of " + std::to_string(all) +
-                " segments");
+  return BadInput("its tensors hold ", count, " of ", all, " segments");
 }
 
 /// Checks that all names of a rule have the same captures, except those that are axes.
@@ -374,8 +378,8 @@ Status RuleParser::CheckNames() const {
       }
       if (!all) all = mine;
       if (*all != mine) {
-        return BadMap(Quoted(tensor.name.text()) + ": captures other things than " +
-                      "the other names of the rule");
+        return BadInput(Quoted(tensor.name.text()),
+                        ": its captures differ from those of the rule's other names");
       }
     }
   }
@@ -383,7 +387,7 @@ Status RuleParser::CheckNames() const {
 }
 
 Status RuleParser::Run(const Json& object) {
-  if (!object.is_object()) return BadMap("object expected");
+  if (!object.is_object()) return BadInput("object expected");
   if (const Json* stacks = Find(object, "stacks")) SW_TRY(ParseStacks(*stacks));
   rule_.sides.resize(map_.sides.size());
   std::size_t count = 0;
@@ -393,20 +397,20 @@ Status RuleParser::Run(const Json& object) {
     const Json& value = item.value();
     if (key == "stacks") continue;
     if (key == "note") {
-      if (!value.is_string()) return BadMap("key \"note\": string expected");
+      if (!value.is_string()) return BadInput("key \"note\": string expected");
       continue;
     }
     const auto side = std::find_if(map_.sides.begin(), map_.sides.end(),
                                    [&](const MapSide& one) { return one.name == key; });
-    if (side == map_.sides.end()) return BadMap("no side " + Quoted(key));
+    if (side == map_.sides.end()) return BadInput("unknown naming scheme ", Quoted(key));
     auto form = ParseSide(value);
     if (!form) return Within(key, form.error());
     ++count;
     renames += form->rename ? 1 : 0;
     rule_.sides[static_cast<std::size_t>(side - map_.sides.begin())] = *std::move(form);
   }
-  if (count < 2) return BadMap("two sides at least");
-  if (renames != 0 && renames != count) return BadMap("one side says nothing of shapes");
+  if (count < 2) return BadInput("at least two naming schemes expected");
+  if (renames != 0 && renames != count) return BadInput("only some naming schemes specify shapes");
   for (std::size_t i = 0; renames == 0 && i < rule_.sides.size(); ++i) {
     if (!rule_.sides[i]) continue;
     const Status good = CheckSide(*rule_.sides[i]);
@@ -422,14 +426,14 @@ Status ParseRoot(const Json& root, ModelMap::Impl* map) {
     SW_TRY(json::WholeOf(*version, 1, 1, "key \"version\""));
   }
   const Json* name = Find(root, "map");
-  if (name == nullptr) return BadMap("key \"map\" is missing");
+  if (name == nullptr) return BadInput("key \"map\" is missing");
   SW_TRY_ASSIGN(map->name, WordOf(*name, "key \"map\""));
   SW_TRY(ParseToldBy(root, map));
   SW_TRY(ParseSizes(root, map));
   SW_TRY(ParseSides(root, map));
   const Json* rules = Find(root, "rules");
   if (rules == nullptr || !rules->is_array() || rules->empty()) {
-    return BadMap("key \"rules\": list of rules expected");
+    return BadInput("key \"rules\": list of rules expected");
   }
   for (const Json& object : *rules) {
     const std::string number = "rule " + std::to_string(map->rules.size() + 1);
@@ -470,7 +474,8 @@ Result<ModelMap> ModelMap::BuiltIn(std::string_view name) {
   const std::vector<std::string> names = BuiltInNames();
   const auto at = std::find(names.begin(), names.end(), name);
   if (at == names.end()) {
-    return Fail(Errc::kNotFound, "map ", Quoted(name), ": there are ", Joined(names, ", "));
+    return Fail(Errc::kNotFound, "map ", Quoted(name),
+                " does not exist; available maps: ", Joined(names, ", "));
   }
   const BuiltInMapFile& file = BuiltInMapFiles()[static_cast<std::size_t>(at - names.begin())];
   return Parse(file.text, std::string(file.origin));

@@ -122,7 +122,7 @@ Status Solver::Relate(bool* progress) {
     if (opens == 0 ? whole->second != product : whole->second % product != 0) {
       return Fail(Errc::kBadInput, "sizes of the model: ", relation.product, "=", whole->second,
                   " is not ", Joined(relation.factors, " x "), ", ", product,
-                  (opens == 0 ? "" : " times any"));
+                  (opens == 0 ? "" : " times a whole number"));
     }
     if (opens == 1) {
       known_.emplace(*open, whole->second / product);
@@ -227,18 +227,18 @@ Status Solver::CheckKnown(const Instance& instance) const {
                         [&](const std::string& name) { return !map_.sizes.at(name).empty(); });
   if (open.empty()) {
     return Fail(Errc::kBadInput, Quoted(param.name), ": ", rule.origin,
-                " leaves sizes open; name them under \"sizes\"");
+                " leaves sizes undetermined; list them under \"sizes\"");
   }
-  return Fail(Errc::kUsage, Quoted(param.name), " ", ToString(param.shape), ": ", rule.origin,
-              " needs sizes that neither shapes nor a config.json beside the "
-              "checkpoint tell (",
-              Joined(open, ", "), "): give --map-sizes ", open.front(), "=N");
+  return Fail(
+      Errc::kUsage, Quoted(param.name), " ", ToString(param.shape), ": ", rule.origin,
+      " needs sizes that neither the shapes nor a config.json next to the checkpoint determine (",
+      Joined(open, ", "), "): pass --map-sizes ", open.front(), "=N");
 }
 
 Status Solver::Run() {
   for (const auto& [name, value] : map_.constants) {
     if (!known_.emplace(name, value).second && known_[name] != value) {
-      return Fail(Errc::kUsage, "size ", name, " of the map is ", value);
+      return Fail(Errc::kUsage, "size ", name, " is ", value, " in the map, found ", known_[name]);
     }
   }
   for (Instance& instance : instances_) {

@@ -129,7 +129,7 @@ Result<std::string> MapBuilder::Payload(std::uint32_t file, const torch_pt::Docu
       found == keys_.end() ? source.inlined.end() : source.inlined.find(found->second);
   if (inlined == source.inlined.end() || place.offset + bytes > inlined->second.size()) {
     return Fail(Errc::kUnsupported, named.name, ": ", what, ": ", pickle::Describe(tensor),
-                " is no number");
+                " is not a number");
   }
   return inlined->second.substr(place.offset, bytes);
 }

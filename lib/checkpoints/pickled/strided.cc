@@ -142,12 +142,12 @@ Result<layout::Cut> CutByRuns(const pickle::Tensor& tensor, const Shape& whole,
   const DimsByStride dims = SortDims(tensor);
   if (dims.repeats) {
     return Fail(Errc::kUnsupported,
-                "one stored element stands for several (Tensor.expand): ", StridesText(tensor),
-                ": save it contiguous");
+                "one stored element is used for several (Tensor.expand): ", StridesText(tensor),
+                ": save a contiguous copy");
   }
   if (CountRuns(tensor, dims) > most) {
-    return Fail(Errc::kUnsupported, StridesText(tensor), " take more than ", most,
-                " boxes: save it contiguous");
+    return Fail(Errc::kUnsupported, StridesText(tensor), " need more than ", most,
+                " boxes: save a contiguous copy");
   }
   const std::size_t rank = tensor.shape.size();
   const std::size_t inner = dims.spread.back();
@@ -175,8 +175,8 @@ Result<layout::Cut> CutByRuns(const pickle::Tensor& tensor, const Shape& whole,
   storage[inner] = elems;
   auto cut = layout::Cut::Make(whole, std::move(storage), std::move(boxes));
   if (cut) return cut;
-  return Fail(Errc::kUnsupported, "some of its elements lie in one place (", StridesText(tensor),
-              "): save it contiguous");
+  return Fail(Errc::kUnsupported, "some of its elements share a position (", StridesText(tensor),
+              "): save a contiguous copy");
 }
 
 Result<std::vector<StoredPart>> StoredParts(const pickle::Tensor& tensor, std::uint64_t elems,

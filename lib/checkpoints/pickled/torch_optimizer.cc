@@ -48,9 +48,9 @@ bool AreFrozen(std::span<const std::string> with, std::span<const std::string> w
 
 std::string StatelessWarning(const std::vector<std::string>& names) {
   return Plural(names.size(), "parameter") +
-         " of the optimizer's groups have no state while others have, as before the first gradient "
-         "reaches them: they count as trained (if the job has frozen them, its files cannot "
-         "tell): " +
+         " in the optimizer's groups have no state while others do, as before their first "
+         "gradient: they are taken as trained (the files do not record whether the job has frozen "
+         "them): " +
          FirstFew(names);
 }
 
@@ -76,9 +76,9 @@ std::vector<std::string> StatelessNames(const Checkpoint& source) {
 std::vector<std::string> StatelessLosses(const Checkpoint& source) {
   const std::vector<std::string> names = StatelessNames(source);
   if (names.empty()) return {};
-  return {"that " + Plural(names.size(), "parameter") +
-          " have no optimizer state yet: they get moments of zero and the number of steps of their "
-          "group, so their first updates are not corrected as those of new parameters: " +
+  return {"optimizer state of " + Plural(names.size(), "parameter") +
+          ", which the source lacks: they get zero moments and the number of steps of their group, "
+          "so their first updates lack the bias correction of new parameters: " +
           FirstFew(names)};
 }
 
@@ -102,12 +102,12 @@ std::vector<std::string> StepLosses(const Checkpoint& source) {
     }
   }
   if (first == nullptr || others.empty()) return {};
-  return {"that " + Plural(others.size(), "parameter") + " have stepped differently from " +
-          Quoted(first->name) +
-          ": at stage 3 DeepSpeed's universal loader gives all parameters the step of that one, at "
-          "stages 1 and 2 it refuses groups with different steps, and only ucp-load reads the step "
-          "of each: " +
-          FirstFew(others)};
+  return {
+      "separate step counts of " + Plural(others.size(), "parameter") +
+      ", which differ from that of " + Quoted(first->name) +
+      ": DeepSpeed's universal loader gives all parameters that one's step at stage 3, and fails "
+      "for groups with different steps at stages 1 and 2; only ucp-load reads each step: " +
+      FirstFew(others)};
 }
 
 Result<float> TorchStep(const Checkpoint& source, const Param& param) {
@@ -122,8 +122,7 @@ Result<float> TorchStep(const Checkpoint& source, const Param& param) {
   }
   if (source.iteration) return static_cast<float>(*source.iteration);
   return Fail(Errc::kUnsupported, Quoted(param.name),
-              ": the source does not tell how many steps "
-              "its optimizer has made");
+              ": the source does not record the number of optimizer steps");
 }
 
 const Node* TorchOptions(const Checkpoint& source, const Group& group, pickle::Arena* made,

@@ -89,7 +89,7 @@ Result<std::size_t> ChooseWeights(std::span<const WeightCandidate> candidates, b
   named.reserve(equal.size());
   for (const std::size_t i : equal) named.push_back(candidates[i]);
   return Fail(Errc::kUnsupported,
-              "the checkpoint has several sets of weights with the same names, and nothing tells "
+              "the checkpoint has several sets of weights with the same names, and does not record "
               "which one is the model: ",
               ListedNames(named), "; choose one with --weights-of NAME");
 }
@@ -118,7 +118,7 @@ Result<std::size_t> FindWeights(std::span<const WeightCandidate> candidates,
   }
   if (below.size() == 1) return below.front();
   return Fail(Errc::kUsage, "--weights-of ", asked, ": ",
-              (below.empty() ? "no set of weights of that name"
+              (below.empty() ? "no set of weights has that name"
                              : "several sets of weights have it in their names"),
               "; the checkpoint has ", ListedNames(candidates));
 }
@@ -144,7 +144,7 @@ std::string WeightSetsMessage(std::span<const WeightSet> sets) {
   std::vector<std::string> others;
   for (const WeightSet& set : sets.subspan(1)) others.push_back(NameAndCount(set));
   return "the checkpoint has several sets of weights: " + NameAndCount(sets.front()) +
-         " is taken as the model, not " + FirstFew(others) + "; --weights-of NAME takes another";
+         " is taken as the model, not " + FirstFew(others) + "; --weights-of NAME selects another";
 }
 
 }  // namespace shardwright::checkpoints

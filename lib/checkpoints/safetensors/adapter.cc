@@ -136,7 +136,7 @@ Status Maker::NameTensors() {
   }
   if (base > 0) {
     out_.not_carried.push_back(Plural(base, "tensor") +
-                               " outside of the adapter: PEFT takes the base model from elsewhere; "
+                               " outside of the adapter: PEFT loads the base model separately; "
                                "--adapter all writes every tensor under its own name");
   }
   return {};
@@ -186,10 +186,10 @@ void Maker::MakeConfig() {
   out_.config = config.dump(2) + "\n";
   if (layout_.lora_alpha > 0) return;
   out_.not_carried.push_back(
-      "lora_alpha, which no file of the checkpoint holds and no adapter_config.json is beside "
-      "it: " +
-      std::string(kAdapterConfig) + " has lora_alpha = r = " + std::to_string(rank) +
-      ", a scaling of 1; give yours with --lora-alpha N");
+      StrCat("lora_alpha, which is missing from the checkpoint, without an adapter_config.json "
+             "next to it: the new ",
+             kAdapterConfig, " has lora_alpha = r = ", rank,
+             ", a scaling of 1; set another with --lora-alpha N"));
 }
 
 /// Compares the config that the trainer wrote with the tensors.
@@ -198,16 +198,16 @@ void Maker::CheckConfig() {
   const json::Json* rank = config ? json::Find(*config, "r") : nullptr;
   if (rank == nullptr || !rank->is_number_unsigned()) {
     out_.notes.push_back(std::string(kAdapterConfig) +
-                         " of the source is not understood; it is taken as it is");
+                         " of the source is not understood; it is copied unchanged");
     return;
   }
   const bool any = std::any_of(ranks_.begin(), ranks_.end(), [&](const auto& one) {
     return one.second == rank->get<std::uint64_t>();
   });
   if (ranks_.empty() || any) return;
-  out_.notes.push_back(std::string(kAdapterConfig) + " of the source has r = " + rank->dump() +
-                       ", the adapter's tensors have " + std::to_string(ranks_.begin()->second) +
-                       ": it may be of another adapter");
+  out_.notes.push_back(StrCat(kAdapterConfig, " of the source has r = ", rank->dump(),
+                              ", the adapter's tensors have ", ranks_.begin()->second,
+                              ": it may belong to another adapter"));
 }
 
 Result<AdapterFolder> Maker::Make() {
@@ -219,8 +219,7 @@ Result<AdapterFolder> Maker::Make() {
   if (TrainsMore()) {
     out_.notes.emplace_back(
         "the checkpoint has a LoRA adapter and trains other parameters too: all tensors are "
-        "written "
-        "under their own names");
+        "written under their own names");
     return std::move(out_);
   }
   SW_TRY(ChooseAdapter());

@@ -35,7 +35,7 @@ Json HyperJson(const GroupNote& group) {
 }
 
 tl::unexpected<Error> Wrong(std::string_view key) {
-  return Fail(Errc::kBadInput, "notes: \"", key, "\" is not as expected");
+  return Fail(Errc::kBadInput, "notes: \"", key, "\": invalid value");
 }
 
 std::optional<double> RealOf(const Json& object, const char* key) {
@@ -148,7 +148,7 @@ Result<Notes> ParseNotes(std::string_view text, std::span<const std::string* con
   if (version != kVersion) return Wrong("version");
   SW_TRY_ASSIGN(const std::uint64_t crc, CountOf(json::Find(root, "names"), kMostPlace, "names"));
   if (crc != NamesCrc(names)) {
-    return Fail(Errc::kBadInput, "notes: of other tensors than the file has");
+    return Fail(Errc::kBadInput, "notes: they describe other tensors than the file has");
   }
   Notes notes;
   notes.state = TextOf(root, "state");

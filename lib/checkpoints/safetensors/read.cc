@@ -1,302 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <functional>
-#include <iterator>
 #include <map>
 #include <memory>
-#include <optional>
 #include <set>
 #include <span>
 #include <unordered_map>
 #include <utility>
 
-#include "checkpoints/pickled/map_builder.h"
-#include "checkpoints/safetensors/notes_internal.h"
-#include "checkpoints/safetensors/safetensors.h"
+#include "checkpoints/safetensors/read_internal.h"
 #include "checkpoints/tp_rules/quantized.h"
 #include "checkpoints/tp_rules/rule_source.h"
 #include "engine/layout/mesh_cut.h"
 #include "engine/layout/states.h"
-#include "engine/layout/whole_cuts.h"
-#include "files/safetensors/header.h"
-#include "files/safetensors/index.h"
 #include "support/base/checked.h"
 #include "support/base/text.h"
-#include "support/json/json.h"
 
 namespace shardwright::checkpoints::safetensors {
-namespace {
 
 namespace file_format = shardwright::safetensors;
-
-/// The metadata key that records which piece of a tensor a file contains.
-constexpr const char* kPiecesKey = "DCP_SHARDING_INFO";
-constexpr std::string_view kPieceStem = "shard-";
-
-/// Ends the message about an index that does not match the files next to it.
-constexpr const char* kStale =
-    ": the index is of other files: move it away to read the files as they are named";
-
-/// A tensor of the set, or one piece of it.
-struct Tensor {
-  file_format::Entry entry;
-  std::uint32_t file = 0;
-  std::uint32_t storage = 0;
-  TensorNote note;                  // only if there are notes
-  std::optional<Shape> offsets;     // of a piece: its first element in the full tensor
-  std::vector<std::uint32_t> more;  // of the first piece: the other pieces
-  bool is_more = false;             // one of the other pieces
-};
-
-/// Returns true if two files are numbered parts of one set. Without
-/// an index, any other file in a folder may be a separate model.
-bool OfOneSet(std::string_view a, std::string_view b) {
-  const auto one = ParseNumbered(a);
-  const auto other = ParseNumbered(b);
-  return one && other && one->stem == other->stem && one->count == other->count;
-}
-
-/// Checks that numbered files without an index are one complete set and the only one.
-Status CheckNumbers(const SourceSet& source) {
-  std::map<std::string, std::map<std::uint64_t, std::set<std::uint64_t>>> sets;
-  for (const SourceFile& file : source.files) {
-    if (const auto numbered = ParseNumbered(file.name)) {
-      sets[numbered->stem][numbered->count].insert(numbered->number);
-    }
-  }
-  for (const auto& [stem, counts] : sets) {
-    // Ranks without data for a file do not write it.
-    if (stem.starts_with(kPieceStem)) continue;
-    if (counts.size() > 1) {
-      return Fail(Errc::kUnsupported, stem, "-*", file_format::kSuffix, ": of ",
-                  counts.begin()->first, " and of ", counts.rbegin()->first,
-                  " files, and no index says which of them count: move one of the sets to a "
-                  "folder of its own");
-    }
-    const auto& [count, numbers] = *counts.begin();
-    for (std::uint64_t i = 0; i < count; ++i) {
-      if (!numbers.contains(i + 1)) {
-        return Fail(Errc::kNotFound, stem, "-*", file_format::kSuffix, ": ", numbers.size(), " of ",
-                    count, " files are there, number ", i + 1,
-                    " is missing: an incomplete download or save");
-      }
-    }
-  }
-  return {};
-}
-
-class Reader {
- public:
-  Reader(const SourceSet& source, const Patterns& patterns)
-      : source_(source), patterns_(patterns) {}
-
-  Result<Checkpoint> Run() {
-    out_.origin = "safetensors";
-    out_.tag = source_.tag;
-    out_.arena = std::make_shared<pickle::Arena>();
-    out_.warnings = source_.warnings;
-    SW_TRY(ReadIndex());
-    SW_TRY(ReadHeaders());
-    SW_TRY(CheckNames());
-    TakeNotes();
-    MakeParams();
-    AddTied();
-    Order();
-    SW_TRY(DecideRules());
-    SW_TRY(AddTensors());
-    MakeGroups();
-    Finish();
-    return std::move(out_);
-  }
-
- private:
-  Status ReadIndex();
-  Status ReadHeaders();
-  Status ReadHeader(std::uint32_t file);
-  Status SetPieces(std::uint32_t file, const std::string& text);
-  Status CheckPieces();
-  Status CheckNames();
-  void TakeNotes();
-  bool NotesAgree();
-  void MergeMetadata();
-  void MakeParams();
-  void AddTied();
-  void Order();
-  Result<Shape> WholeShape(const Tensor& first) const;
-  Status DecideRules();
-  Status AddFragment(const Tensor& tensor, MapBuilder* map, layout::LogicalTensor* logical);
-  Status AddTensors();
-  void MakeGroups();
-  void Finish();
-
-  void Warn(std::string text) { out_.warnings.push_back(std::move(text)); }
-  const std::string& NameOf(std::uint32_t file) const { return source_.files[file].name; }
-
-  const SourceSet& source_;
-  const Patterns& patterns_;
-  Checkpoint out_;
-  file_format::Index index_;
-  std::vector<file_format::Header> headers_;                // by file, without their entries
-  std::vector<Tensor> tensors_;                             // by file, in the order of their bytes
-  std::unordered_map<std::string, std::uint32_t> by_name_;  // index into tensors_
-  std::optional<Notes> notes_;                              // merged notes of all files
-  std::vector<std::uint64_t> places_;                       // by index of the parameter
-  layout::WholeCuts cuts_;
-};
-
-Status Reader::ReadIndex() {
-  if (source_.manifest.empty()) return CheckNumbers(source_);
-  SW_TRY_ASSIGN(index_, file_format::ParseIndex(source_.manifest, source_.tag + ": index"));
-  std::set<std::string_view> there;
-  for (const SourceFile& file : source_.files) there.insert(file.name);
-  std::set<std::string> missing;
-  for (const auto& [name, file] : index_.files) {
-    if (!there.contains(file)) missing.insert(file);
-  }
-  if (missing.empty()) return {};
-  return Fail(Errc::kNotFound, source_.tag, ": the index names files that are not there: ",
-              FirstFew({missing.begin(), missing.end()}),
-              ": an incomplete download or save, or a stale index: without it "
-              "the files are read as they are named");
-}
-
-Status Reader::ReadHeader(std::uint32_t file) {
-  const SourceFile& source = source_.files[file];
-  const auto broken = [&](const std::string& what) {
-    return Fail(Errc::kBadInput, source.name, ": ", what);
-  };
-  if (source.containers.size() != 1) return broken("one header expected");
-  const shardwright::files::ContainerMetadata& metadata = *source.containers.front().metadata;
-  if (metadata.head != shardwright::files::Head::kJson) return broken("a JSON header expected");
-  // Offsets in a catalogue with payloads differ from the header; sizes do not.
-  std::uint64_t bytes = file_format::kLengthBytes + metadata.header.size();
-  for (const auto& storage : metadata.storages) bytes += storage.bytes;
-  auto header = file_format::ParseHeader({metadata.header, bytes});
-  if (!header) return Within(source.name, header.error());
-  if (header->entries.size() != metadata.storages.size()) {
-    return broken(std::to_string(header->entries.size()) + " tensors in the header, " +
-                  std::to_string(metadata.storages.size()) + " payloads");
-  }
-  for (std::uint32_t i = 0; i < header->entries.size(); ++i) {
-    file_format::Entry& entry = header->entries[i];
-    if (entry.bytes != metadata.storages[i].bytes) return broken("payloads of other sizes");
-    Tensor& tensor = tensors_.emplace_back();
-    tensor.entry = std::move(entry);
-    tensor.file = file;
-    tensor.storage = i;
-  }
-  header->entries.clear();
-  const auto pieces = header->metadata.find(kPiecesKey);
-  if (pieces != header->metadata.end()) {
-    if (Status set = SetPieces(file, pieces->second); !set) return Within(source.name, set.error());
-    header->metadata.erase(pieces);
-    header->metadata.erase("DCP_VERSION");
-  }
-  for (const std::string& warning : header->warnings) Warn(source.name + ": " + warning);
-  headers_.push_back(*std::move(header));
-  return {};
-}
-
-/// Sets the offsets of the pieces in a file.
-/// \param text  JSON object: for each tensor name, its offsets in the full tensor
-Status Reader::SetPieces(std::uint32_t file, const std::string& text) {
-  SW_TRY_ASSIGN(const json::Json root, json::Parse(text, kPiecesKey));
-  // The tensors of this file are the last ones in the list.
-  std::size_t first = tensors_.size();
-  while (first > 0 && tensors_[first - 1].file == file) --first;
-  for (Tensor& tensor : std::span(tensors_).subspan(first)) {
-    const json::Json* info = json::Find(root, tensor.entry.name.c_str());
-    const json::Json* offsets = info == nullptr ? nullptr : json::Find(*info, "saved_offsets");
-    const std::string where = "tensor " + Quoted(tensor.entry.name) + ": where it begins";
-    if (offsets == nullptr || !offsets->is_array()) {
-      return Fail(Errc::kBadInput, where, " is not told");
-    }
-    SW_TRY_ASSIGN(const Shape shape, file_format::ElemShape(tensor.entry));
-    if (offsets->size() != shape.size()) {
-      return Fail(Errc::kBadInput, where, ": ", shape.size(), " numbers expected");
-    }
-    Shape at;
-    for (const json::Json& offset : *offsets) {
-      SW_TRY_ASSIGN(const std::uint64_t count,
-                    json::WholeOf(offset, 0, std::uint64_t{1} << 62, where));
-      at.push_back(count);
-    }
-    tensor.offsets = std::move(at);
-  }
-  return {};
-}
-
-/// Checks that the ranks in the names of the piece files have no gaps.
-Status Reader::CheckPieces() {
-  std::set<std::string, std::less<>> ranks;
-  for (const SourceFile& file : source_.files) {
-    if (!file.name.starts_with(kPieceStem)) continue;
-    const std::string_view rest = std::string_view(file.name).substr(kPieceStem.size());
-    ranks.emplace(rest.substr(0, rest.find('-')));
-  }
-  if (ranks.empty()) return {};
-  std::uint64_t next = 1;
-  for (const std::string& rank : ranks) {
-    std::string wanted = std::to_string(next++);
-    if (wanted.size() < rank.size()) wanted.insert(0, rank.size() - wanted.size(), '0');
-    if (rank == wanted) continue;
-    return Fail(Errc::kNotFound, source_.tag, ": the pieces of rank ", wanted,
-                " are missing: ", std::string(kPieceStem).append(wanted).append("-*"));
-  }
-  Warn("pieces of " + std::to_string(ranks.size()) +
-       " ranks: the files do not tell how many ranks there were, nor how large the tensors are");
-  return {};
-}
-
-Status Reader::ReadHeaders() {
-  for (std::uint32_t file = 0; file < source_.files.size(); ++file) SW_TRY(ReadHeader(file));
-  return CheckPieces();
-}
-
-/// Checks that no tensor occurs twice and that the index lists the file of each tensor.
-Status Reader::CheckNames() {
-  std::uint64_t total = 0;
-  std::vector<std::string> unlisted;
-  for (std::uint32_t i = 0; i < tensors_.size(); ++i) {
-    Tensor& tensor = tensors_[i];
-    const std::string& name = tensor.entry.name;
-    total += tensor.entry.bytes;
-    const auto [at, fresh] = by_name_.emplace(name, i);
-    if (!fresh && tensor.offsets && tensors_[at->second].offsets) {
-      tensors_[at->second].more.push_back(i);
-      tensor.is_more = true;
-      continue;
-    }
-    if (!fresh) {
-      const bool several = source_.manifest.empty() &&
-                           !OfOneSet(NameOf(tensors_[at->second].file), NameOf(tensor.file));
-      return Fail(several ? Errc::kUnsupported : Errc::kBadInput, "tensor \"", name, "\": in ",
-                  NameOf(tensors_[at->second].file), " and in ", NameOf(tensor.file),
-                  (several ? ": several sets of weights in one folder: give one file as INPUT, "
-                             "or move one of the sets to a folder of its own"
-                           : ""));
-    }
-    if (source_.manifest.empty()) continue;
-    const auto listed = index_.files.find(name);
-    if (listed == index_.files.end()) {
-      unlisted.push_back(name);
-    } else if (listed->second != NameOf(tensor.file)) {
-      return Fail(Errc::kBadInput, "tensor \"" + name + "\": in " + NameOf(tensor.file) +
-                                       ", the index says " + listed->second + kStale);
-    }
-  }
-  for (const auto& [name, file] : index_.files) {
-    if (by_name_.contains(name)) continue;
-    return Fail(Errc::kBadInput, "tensor ", Quoted(name), ": the index says it is in ", file,
-                ", which lacks it", kStale);
-  }
-  if (!unlisted.empty()) Warn("tensors that the index does not list: " + FirstFew(unlisted));
-  if (index_.total_bytes && *index_.total_bytes != total) {
-    Warn("the index speaks of " + std::to_string(*index_.total_bytes) + " bytes of tensors, " +
-         std::to_string(total) + " are there");
-  }
-  return {};
-}
 
 /// Merges the notes of all files. Uses them only if they are complete and consistent.
 void Reader::TakeNotes() {
@@ -327,7 +49,7 @@ void Reader::TakeNotes() {
                                        notes->groups.size() == all.groups.size() &&
                                        notes->iteration == all.iteration);
       all = *std::move(notes);
-      if (!same) wrong = NameOf(file) + ": its notes are of another save";
+      if (!same) wrong = NameOf(file) + ": its notes belong to another save";
       ++noted;
     }
     first = last;
@@ -425,8 +147,8 @@ void Reader::Order() {
   out_.params = std::move(params);
   if (!notes_) {
     out_.order_unknown =
-        "files of safetensors do not tell in which order a model has its parameters, nor which of "
-        "them are trained, unless Shardwright has written them";
+        "safetensors files record neither the order of the parameters nor which of them are "
+        "trained, unless Shardwright wrote them";
   }
 }
 
@@ -440,7 +162,8 @@ Result<Shape> Reader::WholeShape(const Tensor& first) const {
     SW_TRY_ASSIGN(const Shape shape, file_format::ElemShape(piece->entry));
     if (shape.size() != whole.size() || piece->entry.dtype != first.entry.dtype) {
       return Fail(Errc::kBadInput, "tensor ", Quoted(first.entry.name), ": its pieces in ",
-                  NameOf(first.file), " and ", NameOf(piece->file), " are of two types or ranks");
+                  NameOf(first.file), " and ", NameOf(piece->file),
+                  " have different types or numbers of dimensions");
     }
     for (std::size_t dim = 0; dim < whole.size(); ++dim) {
       SW_TRY_ASSIGN(const std::uint64_t end, CheckedAdd((*piece->offsets)[dim], shape[dim]));
@@ -565,8 +288,6 @@ void Reader::Finish() {
   if (notes_->iteration) out_.iteration = *notes_->iteration;
   out_.consumed_samples = notes_->consumed_samples;
 }
-
-}  // namespace
 
 Result<Checkpoint> Read(const SourceSet& source, const Patterns& patterns) {
   return Reader(source, patterns).Run();

@@ -106,7 +106,7 @@ namespace shardwright::checkpoints {
 
 inline constexpr std::array<TargetKey, 6> kSafetensorsKeys = {{
     {.name = "shard-size",
-     .help = "bytes of tensors in a file, 5GB unless told otherwise; a larger tensor has its own",
+     .help = "bytes of tensors in a file, by default 5GB; a larger tensor has its own file",
      .check = safetensors::CheckKey,
      .is_flag = true,
      .value_kind = "SIZE"},

@@ -51,9 +51,9 @@ bool HasName(const std::vector<Found>& files, std::string_view name) {
 Result<const Found*> ChooseIndex(const Names& names, std::vector<std::string>* warnings) {
   if (names.indexes.empty()) return nullptr;
   if (HasName(names.files, kSingleName)) {
-    warnings->push_back(std::string(kSingleName) +
-                        " is taken, as others do, and not the files of " +
-                        names.indexes.front().name);
+    warnings->push_back(StrCat("reading ", kSingleName,
+                               ", as other programs do, and ignoring the files of ",
+                               names.indexes.front().name));
     return nullptr;
   }
   const auto usual =
@@ -79,9 +79,9 @@ Status CheckStale(const Found& index, const std::set<std::string, std::less<>>& 
   std::vector<std::string> others;
   others.reserve(files.size());
   for (const Found& file : files) others.push_back(file.name);
-  return Fail(Errc::kNotFound, index.path, ": a stale index: it names ",
-              FirstFew({wanted.begin(), wanted.end()}), ", none of which is here; here are ",
-              FirstFew(others), ": move the index away to read the files as they are named");
+  return Fail(Errc::kNotFound, index.path, ": stale index: it lists ",
+              FirstFew({wanted.begin(), wanted.end()}), ", none of which exists; found ",
+              FirstFew(others), ": move the index away to read the files by their names");
 }
 
 /// Returns the rank in a sharded_state file name of vLLM: "model-rank-3-part-0.safetensors".
@@ -107,13 +107,13 @@ Status CheckVllm(const std::vector<Found>& files, std::vector<std::string>* warn
   if (ranks.empty()) return {};
   if (ranks.size() == 1) {
     warnings->push_back(files.front().name +
-                        ": sharded_state of vLLM: names and fused tensors are those of vLLM");
+                        ": vLLM sharded_state: tensors keep vLLM's names and stay fused");
     return {};
   }
-  return Fail(Errc::kUnsupported, files.front().path, ": sharded_state of vLLM, of ",
+  return Fail(Errc::kUnsupported, files.front().path, ": vLLM sharded_state for ",
               Plural(ranks.size(), "tensor-parallel rank"),
-              ": its files do not tell how tensors were fused and cut; convert the model that "
-              "it was made of");
+              ": its files do not record how tensors were fused and sharded; convert the original "
+              "model instead");
 }
 
 }  // namespace

@@ -43,7 +43,7 @@ std::set<std::string, std::less<>> UnconvertedOf(const Checkpoint& source) {
   return names;
 }
 
-/// Returns true for checkpoints of PyTorch Lightning, which record its version.
+/// Returns true for PyTorch Lightning checkpoints, which record its version.
 bool IsOfLightning(const Checkpoint& source) {
   if (source.facts.contains(std::string(kLightningFact))) return true;
   if (source.own == nullptr) return false;
@@ -162,8 +162,8 @@ Status Writer::ChooseNames() {
   }
   std::vector<std::string> removed = unwrapped.wrappers;
   if (!unwrapped.front.empty()) removed.push_back(unwrapped.front);
-  out_.notes.push_back("names of tensors are written without what wrappers added: " +
-                       Joined(removed, ", ") + "; --keep-prefixes keeps it");
+  out_.notes.push_back("tensor names are written without the parts that wrappers added: " +
+                       Joined(removed, ", ") + "; --keep-prefixes keeps them");
   names_ = std::move(unwrapped.names);
   return {};
 }
@@ -349,12 +349,13 @@ void Writer::TellWhatIsLeft() {
     masters = masters || (tensor.state == layout::kMaster && !same);
   }
   if (masters && layout_.only == Only::kWeight) {
-    left.emplace_back("the master weights: --only master writes them and not the compute weights");
+    left.emplace_back(
+        "the master weights: --only master writes them instead of the compute weights");
   }
   if (!source_.states.empty()) {
     std::string names;
     for (const std::string& state : source_.states) names += (names.empty() ? "" : ", ") + state;
-    left.push_back("the state of the optimizer: " + names);
+    left.push_back("optimizer state: " + names);
   }
   if (source_.own != nullptr && dynamic_cast<const FileMetadata*>(source_.own.get()) == nullptr) {
     const std::vector<std::string> contents = source_.own->Contents();
@@ -368,9 +369,9 @@ void Writer::TellWhatIsLeft() {
     if (layout_.convert && stays && item.dtype != layout_.dtype) ++kept[item.dtype];
   }
   for (const auto& [dtype, count] : kept) {
-    left.push_back("the conversion of " + std::to_string(count) + " tensors of " +
-                   std::string(Name(dtype)) +
-                   ", which stay as they are: quantized weights and their scales belong together");
+    left.push_back(StrCat("the conversion of ", count, " tensors of ", Name(dtype),
+                          ", which are copied unchanged: quantized weights and their scales belong "
+                          "together"));
   }
 }
 

@@ -50,9 +50,8 @@ Status NameList::Add(std::string_view expression, std::string_view key) {
   } else {
     auto compiled = CompileExpression(expression);
     if (!compiled->ok()) {
-      return Fail(Errc::kUnsupported, std::string(key) + ": expression \"" +
-                                          std::string(expression) +
-                                          "\" cannot be used: " + compiled->error());
+      return Fail(Errc::kUnsupported, std::string(key), ": expression \"", std::string(expression),
+                  "\" cannot be used: ", compiled->error());
     }
     expressions_.emplace_back(index, std::move(compiled));
   }

@@ -51,7 +51,8 @@ Result<Shape> ResolveView(const std::vector<std::int64_t>& view, std::uint64_t e
   }
   if (rest != view.end() || known != elems) {
     return Fail(Errc::kBadInput, "a view of ", known, " elements",
-                (rest != view.end() ? " and a rest" : ""), " of a tensor of ", elems);
+                (rest != view.end() ? " and an open dimension" : ""), " does not fit a tensor of ",
+                elems, " elements");
   }
   return resolved;
 }
@@ -65,8 +66,8 @@ Result<Ruled> ApplyDim(const PatternRule& pattern, std::span<const Shape> shards
   }
   if (pattern.rows != 0) {
     if (pattern.rows > ruled.whole.front()) {
-      return Fail(Errc::kBadInput, pattern.rows, " real rows of ", ruled.whole.front(),
-                  " stored ones");
+      return Fail(Errc::kBadInput, "the rule has ", pattern.rows,
+                  " real rows, but the tensor stores ", ruled.whole.front());
     }
     ruled.whole.front() = pattern.rows;
   }

@@ -52,7 +52,7 @@ Result<std::uint64_t> CountOr(const Json& object, const char* key, std::uint64_t
 Result<std::uint32_t> Dim(const Json& object, const char* key) {
   SW_TRY_ASSIGN(const std::uint64_t dim, CountOr(object, key, 0, 0));
   if (dim >= limits::kTensorRank) {
-    return BadInput("key \"", key, "\": ", dim, " is no dimension");
+    return BadInput("key \"", key, "\": ", dim, " is not a dimension");
   }
   return static_cast<std::uint32_t>(dim);
 }
@@ -107,7 +107,7 @@ Result<std::vector<std::int64_t>> View(const Json& object) {
 Result<std::unique_ptr<re2::RE2>> Expression(const std::string& text, const std::string& key) {
   auto compiled = CompileExpression(text);
   if (!compiled->ok()) {
-    return BadInput("key \"" + key + "\": expression \"" + text + "\": " + compiled->error());
+    return BadInput("key \"", key, "\": expression \"", text, "\": ", compiled->error());
   }
   return compiled;
 }
@@ -139,9 +139,9 @@ Result<PatternRule> ParsePatternRule(const Json& object) {
                      {"match", "split", "dim", "granule", "uneven", "padded", "rows", "note"}));
     if (!object.contains("dim")) return BadInput("key \"dim\" is missing");
     if (rule.granule.size() > 1) return BadInput("key \"granule\": one integer expected");
-    if (parsed.rows != 0 && !rule.padded) return BadInput("key \"rows\" goes with \"padded\"");
+    if (parsed.rows != 0 && !rule.padded) return BadInput("key \"rows\" requires \"padded\"");
     if (rule.padded && (rule.uneven || rule.dim != 0)) {
-      return BadInput("key \"padded\": goes with dim 0 and equal widths only");
+      return BadInput("key \"padded\" requires dim 0 and equal widths");
     }
   } else if (split == "sub") {
     rule.split = Split::kSub;
@@ -157,7 +157,7 @@ Result<PatternRule> ParsePatternRule(const Json& object) {
                       " sub-tensors expected");
     }
     if (!parsed.view.empty() && rule.dim >= parsed.view.size()) {
-      return BadInput("key \"dim\": ", rule.dim, " is no dimension of the view");
+      return BadInput("key \"dim\": ", rule.dim, " is not a dimension of the view");
     }
   } else {
     return BadInput(

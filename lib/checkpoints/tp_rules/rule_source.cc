@@ -39,16 +39,16 @@ Result<Ruled> DecideRule(std::span<const RuleSource* const> own_rules, const Pat
     unknown.whole = shards.front();
     return unknown;
   }
-  return Fail(Errc::kUnsupported, "\"", name, "\": no rule says how ", shards.size(),
+  return Fail(Errc::kUnsupported, "\"", name, "\": no rule specifies how ", shards.size(),
               " tensor-parallel ranks with shards of shape ", ToString(shards.front()),
-              " make up the whole; give --patterns a file with ", RuleToAdd(name, shards));
+              " form the whole tensor; pass --patterns a file with ", RuleToAdd(name, shards));
 }
 
 Result<layout::Cut> CutOf(const Param& param, std::uint64_t ranks, std::uint64_t rank) {
   if (param.rule.split == Split::kUnknown && ranks > 1) {
-    return Fail(Errc::kUnsupported, "\"", param.name, "\": no rule says how ", ranks,
-                " tensor-parallel ranks cut a tensor of shape ", ToString(param.shape),
-                "; give --patterns a file with ",
+    return Fail(Errc::kUnsupported, "\"", param.name, "\": no rule specifies how ", ranks,
+                " tensor-parallel ranks shard a tensor of shape ", ToString(param.shape),
+                "; pass --patterns a file with ",
                 RuleToAdd(param.name, std::span(&param.shape, 1)));
   }
   Result<layout::Cut> cut = layout::MakeCut(param.rule, param.shape, ranks, rank);

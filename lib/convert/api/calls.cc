@@ -11,7 +11,7 @@ Result<convert::InputOptions> InputOf(const Source& source) {
     if (path.empty()) return Fail(Errc::kUsage, "a path of the source is empty");
   }
   if (source.maps.empty() && !source.map_sizes.empty()) {
-    return Fail(Errc::kUsage, "sizes \"", source.map_sizes, "\" mean nothing without a map");
+    return Fail(Errc::kUsage, "map sizes \"", source.map_sizes, "\" require a map");
   }
   convert::InputOptions options;
   options.source_paths = source.paths;

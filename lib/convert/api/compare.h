@@ -32,7 +32,7 @@ struct CompareReport {
 };
 
 /// Compares two checkpoints of any layouts and formats, tensor by tensor, bit for bit.
-/// \param first  translated by its maps to the names of `second`, whose own maps are ignored
+/// \param first  translated by its maps to the names of `second`; the maps of `second` are ignored
 /// \error as Describe, for either source. Differences are not errors.
 /// Collective.
 SW_API Result<CompareReport> Compare(Ranks& ranks, const Source& first, const Source& second,

@@ -29,12 +29,12 @@ struct ConvertOptions {
   std::string target;
   bool force = false;      ///< replace an existing output once the new one is complete
   bool resume = false;     ///< continue a run that was stopped
-  bool take_over = false;  ///< remove the lock of another machine whose heartbeat has expired
+  bool take_over = false;  ///< remove another machine's lock with an expired heartbeat
   bool dry_run = false;    ///< plan only, without reading payloads or writing files
   bool link = false;       ///< equal layouts only: make hard links to the files of the source
   bool strict = false;     ///< fail if anything cannot be converted completely
   bool siblings = true;    ///< also copy the sibling files of the tag folder
-  Verify verify = Verify::kSums;
+  Verify verify = Verify::kChecksums;
   unsigned threads = 1;  ///< per rank
   /// Limit for the buffers of a rank, in bytes.
   std::uint64_t memory_bytes = std::uint64_t{1} << 30;

@@ -39,9 +39,9 @@ std::optional<std::uint32_t> PayloadCrc32(const checkpoints::SourceFile& file) {
 
 tl::unexpected<Error> OtherThanListed(const std::string& path, const std::string& found,
                                       const std::string& listed, const std::string& manifest) {
-  return Fail(Errc::kBadInput, path, ": ", found, ", ", manifest, " lists ", listed,
-              ": it is of another run, or has taken another's place; without ", exec::kManifestName,
-              " the folder is read as it is");
+  return Fail(Errc::kBadInput, path, ": expected ", listed, " from ", manifest, ", found ", found,
+              ": the file was replaced or belongs to another run; delete the manifest to read the "
+              "folder without this check");
 }
 
 /// Compares the files of a tag folder with the entries under
@@ -54,7 +54,8 @@ Status CompareWithManifest(const checkpoints::SourceSet& set, const std::string&
   SW_TRY_ASSIGN(const json::Json parsed, json::Parse(*text, manifest));
   const auto listed = exec::ListedFiles(parsed);
   if (!listed) {
-    return Fail(Errc::kBadInput, manifest, ": no manifest; without it the folder is read as it is");
+    return Fail(Errc::kBadInput, manifest,
+                ": not a manifest; delete it to read the folder without this check");
   }
   const auto find = [&](const std::string& name) -> const exec::ListedFile* {
     const auto found = listed->find(prefix + name);
@@ -66,8 +67,8 @@ Status CompareWithManifest(const checkpoints::SourceSet& set, const std::string&
       continue;
     const std::optional<std::uint32_t> sum = PayloadCrc32(file);
     if (sum == known->payload_crc32) continue;
-    return OtherThanListed(file.path, sum ? "CRC-32 " + std::to_string(*sum) : "no CRC-32",
-                           std::to_string(*known->payload_crc32), manifest);
+    return OtherThanListed(file.path, sum ? StrCat("CRC-32 ", *sum) : "no CRC-32",
+                           StrCat("CRC-32 ", *known->payload_crc32), manifest);
   }
   const exec::ListedFile* const known = find(checkpoints::kAtomsFile);
   if (known == nullptr || known->digest.empty()) return {};
@@ -75,7 +76,7 @@ Status CompareWithManifest(const checkpoints::SourceSet& set, const std::string&
       exec::FileDigest({}, exec::DigestOf(std::as_bytes(std::span(set.manifest))));
   if (exec::Hex(digest) == known->digest) return {};
   return OtherThanListed(folder + "/" + checkpoints::kAtomsFile, "digest " + exec::Hex(digest),
-                         known->digest, manifest);
+                         "digest " + known->digest, manifest);
 }
 
 }  // namespace

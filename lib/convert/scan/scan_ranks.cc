@@ -156,7 +156,7 @@ class Merged {
   Status Add(const std::vector<std::uint64_t>& numbers, std::vector<SourceFile> files) {
     for (std::size_t i = 0; i < numbers.size(); ++i) {
       if (i >= files.size() || numbers[i] >= files_.size()) {
-        return Fail(Errc::kInternal, "a rank has read other files than it was asked for");
+        return Fail(Errc::kInternal, "a rank has read files that it was not assigned");
       }
       for (checkpoints::Container& container : files[i].containers) {
         container.metadata = metadata_table_.Share(std::move(container.metadata)).first;

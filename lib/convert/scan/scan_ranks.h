@@ -2,7 +2,8 @@
 // lib/convert/scan: scanning of a source, distributed over ranks.
 // Rank 0 lists the folders, and one rank reads the header of each file. The ranks exchange
 // the headers in the form of a catalogue, so that all of them have the same set of files
-// (scan_ranks.h). Atom files are compared with the manifest of their run (manifest_check.h).
+// (scan_ranks.h). Atom files are compared with the manifest of their run (manifest_check.h). For
+// a node-local source, every rank finds its own part, and the parts are compared (node_local.h).
 
 #pragma once
 

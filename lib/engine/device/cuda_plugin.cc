@@ -19,16 +19,16 @@ Result<const CudaPlugin*> OpenPlugin() {
   std::string path = asked == nullptr ? "" : asked;
   if (path.empty()) {
     auto found = FindPlugin("shardwright_cuda.so");
-    if (!found) return Within("built or installed without support for CUDA", found.error());
+    if (!found) return Within("built or installed without CUDA support", found.error());
     path = *std::move(found);
   }
   void* const library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) return Fail(Errc::kNotFound, WhyNotOpened());
   const auto* const plugin = static_cast<const CudaPlugin*>(dlsym(library, kCudaPluginSymbol));
-  if (plugin == nullptr) return Fail(Errc::kNotFound, path, ": no plugin of Shardwright");
+  if (plugin == nullptr) return Fail(Errc::kNotFound, path, ": not a Shardwright plugin");
   if (plugin->form != kCudaPluginForm || std::string(plugin->version) != kVersion) {
-    return Fail(Errc::kNotFound, path + ": of another release of Shardwright: " + kVersion +
-                                     " expected, found " + plugin->version);
+    return Fail(Errc::kNotFound, path, ": belongs to another release of Shardwright: ", kVersion,
+                " expected, found ", plugin->version);
   }
   return plugin;
 }

@@ -12,7 +12,7 @@ Result<Kind> ParseKind(std::string_view name) {
   for (const Kind kind : {Kind::kHost, Kind::kCuda}) {
     if (name == Name(kind)) return kind;
   }
-  return Fail(Errc::kUsage, "device \"", name, "\": there are host and cuda");
+  return Fail(Errc::kUsage, "device \"", name, "\": host or cuda expected");
 }
 
 Result<std::unique_ptr<Device>> OpenDevice(Kind kind, comm::Comm& comm,

@@ -97,7 +97,7 @@ class Stream {
   /// Copies bytes between memory of any place.
   virtual Status Copy(std::byte* to, const std::byte* from, std::uint64_t bytes) = 0;
 
-  /// Copies runs whose targets do not overlap: gather, scatter and transposition of blocks.
+  /// Copies runs with disjoint targets: gather, scatter and transposition of blocks.
   /// Both buffers must be memory that the device can access, which excludes pageable memory
   /// on the CUDA backend. The caller may free `runs` after the call has returned.
   virtual Status CopyRuns(std::byte* to, const std::byte* from, std::span<const Run> runs) = 0;

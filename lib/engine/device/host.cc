@@ -9,7 +9,7 @@
 namespace shardwright::device {
 namespace {
 
-/// An event of a host stream, whose work has ended before the event is created.
+/// An event of a host stream: the work has ended before the event is created.
 class PastEvent final : public Event {
  public:
   Result<bool> Ended() const override { return true; }
@@ -68,7 +68,8 @@ class HostDevice final : public Device {
 Result<std::unique_ptr<Device>> OpenHostDevice(comm::Comm& comm, const DeviceOptions& options) {
   Status there;
   if (options.ordinal.value_or(0) != 0) {
-    there = Fail(Errc::kUsage, "device host:", *options.ordinal, ": there is one, number 0");
+    there =
+        Fail(Errc::kUsage, "device host:", *options.ordinal, ": the only host device is number 0");
   }
   SW_TRY(comm.Agree(std::move(there)));
   return std::unique_ptr<Device>(std::make_unique<HostDevice>());

@@ -64,8 +64,8 @@ class SharedMemory final : public Buffer {
 
 tl::unexpected<Error> NoMemory(std::uint64_t bytes, const std::string& why) {
   const Result<std::uint64_t> left = FreeHostBytes();
-  return Fail(Errc::kLimit, "no memory for ", bytes,
-              " bytes: ", (left ? std::to_string(*left) + " are free" : "nobody knows more"),
+  return Fail(Errc::kLimit, "no memory for ", bytes, " bytes: ",
+              (left ? StrCat(*left, " bytes are free") : std::string("free memory unknown")),
               (why.empty() ? "" : ": " + why));
 }
 
@@ -88,7 +88,7 @@ Result<std::unique_ptr<Buffer>> Map(int fd, std::uint64_t bytes, bool may_be_sea
 
 Result<std::unique_ptr<Buffer>> AllocateShared(std::uint64_t bytes) {
   const int fd = ::memfd_create(kSharedName, MFD_CLOEXEC | MFD_ALLOW_SEALING);
-  if (fd < 0) return FailErrno(Errc::kIo, errno, "no shared memory: ", ErrnoText(errno));
+  if (fd < 0) return FailErrno(Errc::kIo, errno, "cannot create shared memory: ", ErrnoText(errno));
   // Writing threads allocate the pages in parallel; reserving them here would use one thread.
   if (::ftruncate(fd, static_cast<off_t>(bytes)) != 0 ||
       ::fcntl(fd, F_ADD_SEALS, kSizeSeals) != 0) {
@@ -115,7 +115,7 @@ std::optional<std::uint64_t> NumberIn(const char* path, std::string_view key) {
 
 Result<std::uint64_t> FreeHostBytes() {
   const auto available = NumberIn("/proc/meminfo", "MemAvailable:");
-  if (!available) return Fail(Errc::kIo, "/proc/meminfo: does not tell how much memory is free");
+  if (!available) return Fail(Errc::kIo, "/proc/meminfo: MemAvailable is missing or not a number");
   std::uint64_t bytes = *available * 1024;
   const auto limit = NumberIn("/sys/fs/cgroup/memory.max", "");
   const auto used = NumberIn("/sys/fs/cgroup/memory.current", "");
@@ -135,7 +135,7 @@ Result<std::unique_ptr<Buffer>> AllocateHost(Place place, std::uint64_t bytes) {
 
 Result<Handle> ExportHost(const Buffer& buffer) {
   const auto* shared = dynamic_cast<const SharedMemory*>(&buffer);
-  if (shared == nullptr) return Fail(Errc::kInternal, "only shared memory is exported");
+  if (shared == nullptr) return Fail(Errc::kInternal, "only shared memory can be exported");
   Handle handle;
   handle.bytes = shared->size();
   handle.descriptor = shared->descriptor();
@@ -145,23 +145,24 @@ Result<Handle> ExportHost(const Buffer& buffer) {
 Result<std::unique_ptr<Buffer>> ImportHost(const Handle& handle) {
   if (handle.kind != Kind::kHost) {
     if (handle.descriptor >= 0) ::close(handle.descriptor);
-    return Fail(Errc::kBadInput, "shared memory: of device ", Name(handle.kind), ", host expected");
+    return Fail(Errc::kBadInput, "shared memory: host handle expected, found a handle of ",
+                Name(handle.kind));
   }
   struct stat found {};
   if (handle.descriptor < 0 || ::fstat(handle.descriptor, &found) != 0) {
-    return Fail(Errc::kIo, "shared memory: no descriptor of it");
+    return Fail(Errc::kIo, "shared memory: the handle has no valid descriptor");
   }
   const auto there = static_cast<std::uint64_t>(found.st_size);
   const int seals = ::fcntl(handle.descriptor, F_GET_SEALS);
   std::string wrong;
   if (handle.bytes == 0 || there != handle.bytes) {
-    wrong = std::to_string(handle.bytes) + " bytes expected, found " + std::to_string(there);
+    wrong = StrCat(handle.bytes, " bytes expected, found ", there);
   } else if (seals < 0 || (seals & kSizeSeals) != kSizeSeals) {
     wrong = "its size is not sealed";
   } else if (struct statfs system{};
              ::fstatfs(handle.descriptor, &system) != 0 || system.f_type != TMPFS_MAGIC) {
     // The system may run out of huge pages when they are read, which would kill the reader.
-    wrong = "pages of the usual size expected";
+    wrong = "pages of the default size expected";
   }
   if (!wrong.empty()) {
     ::close(handle.descriptor);

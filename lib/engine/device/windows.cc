@@ -18,7 +18,7 @@ namespace shardwright::device {
 namespace {
 
 /// Random bytes at the beginning of a window, until all ranks have mapped it. They
-/// detect a process with the same id on another node, whose memory has other bytes.
+/// detect a process with the same id on another node: its memory has other bytes.
 using Mark = std::array<char, 32>;
 
 /// Address of a window, as its rank sends it to the others.
@@ -30,7 +30,7 @@ struct WindowAddress {
 };
 
 Result<std::unique_ptr<Buffer>> Find(const WindowAddress& told) {
-  if (told.descriptor < 0) return Fail(Errc::kNotFound, "a rank has no memory to share");
+  if (told.descriptor < 0) return Fail(Errc::kNotFound, "a rank could not create shared memory");
   const std::string path =
       "/proc/" + std::to_string(told.process) + "/fd/" + std::to_string(told.descriptor);
   // On another node the descriptor may be any file, and opening some files has side effects.
@@ -38,14 +38,14 @@ Result<std::unique_ptr<Buffer>> Find(const WindowAddress& told) {
   const ssize_t length = ::readlink(path.c_str(), link.data(), link.size());
   if (length <= 0 || !std::string_view(link.data(), static_cast<std::size_t>(length))
                           .starts_with(std::string("/memfd:") + kSharedName)) {
-    return Fail(Errc::kNotFound, path, ": no memory of a rank");
+    return Fail(Errc::kNotFound, path, ": not the shared memory of a rank");
   }
   Handle handle;
   handle.bytes = told.bytes;
   handle.descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
   SW_TRY_ASSIGN(std::unique_ptr<Buffer> found, ImportHost(handle));
   if (std::memcmp(found->data(), told.mark.data(), sizeof told.mark) != 0) {
-    return Fail(Errc::kNotFound, path, ": memory of another process");
+    return Fail(Errc::kNotFound, path, ": belongs to another process");
   }
   return found;
 }

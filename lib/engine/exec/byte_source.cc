@@ -37,8 +37,7 @@ Result<os::File> OpenUnchanged(const SourcePath& source, bool* grown) {
   if (!IsUnchanged(source, now)) {
     std::string what = "its modification time differs";
     if (now.bytes != source.identity.bytes) {
-      what = std::to_string(source.identity.bytes) + " bytes then, " + std::to_string(now.bytes) +
-             " now";
+      what = StrCat(source.identity.bytes, " bytes expected, found ", now.bytes);
     }
     return Fail(Errc::kNotFound, source.path, ": changed since it was catalogued: ", what);
   }
@@ -57,15 +56,15 @@ Status FileBytes::Read(std::uint32_t member, std::uint64_t offset, std::span<std
   if (stretches.empty()) {
     SW_TRY(file->ReadAt(at.offset + offset, out));
   } else {
-    SW_TRY(ReadStretches(file, stretches, at.offset + offset, out));
+    SW_TRY(ReadByteRanges(file, stretches, at.offset + offset, out));
   }
   bytes_.fetch_add(out.size(), std::memory_order_relaxed);
   return {};
 }
 
-Status FileBytes::ReadStretches(const std::shared_ptr<const os::File>& file,
-                                const std::vector<zstd::CompressedItem>& stretches,
-                                std::uint64_t first, std::span<std::byte> out) {
+Status FileBytes::ReadByteRanges(const std::shared_ptr<const os::File>& file,
+                                 const std::vector<zstd::CompressedItem>& stretches,
+                                 std::uint64_t first, std::span<std::byte> out) {
   constexpr std::size_t kSkipBytes = std::size_t{256} << 10;
   // Use the item that begins at or before `first`. No member spans two items.
   const auto after = std::upper_bound(
@@ -75,7 +74,7 @@ Status FileBytes::ReadStretches(const std::shared_ptr<const os::File>& file,
   const zstd::CompressedItem& stretch = *std::prev(after);
   const std::uint64_t offset = first - stretch.first;
   if (offset > stretch.bytes || out.size() > stretch.bytes - offset) {
-    return Fail(Errc::kBadInput, file->path() + ": read past the end of an item");
+    return Fail(Errc::kBadInput, file->path(), ": read past the end of an item");
   }
   if (!stretch.zstd) return file->ReadAt(stretch.stored_first + offset, out);
   Reading& reading = readings_.local();
@@ -90,7 +89,7 @@ Status FileBytes::ReadStretches(const std::shared_ptr<const os::File>& file,
     if (got && *got == to.size()) return {};
     reading.stretch = nullptr;
     if (!got) return tl::unexpected<Error>(std::move(got).error());
-    return Fail(Errc::kBadInput, file->path() + ": a compressed item ends early");
+    return Fail(Errc::kBadInput, file->path(), ": a compressed item ends early");
   };
   while (reading.stream.given() < offset) {
     reading.skipped.resize(static_cast<std::size_t>(

@@ -118,9 +118,9 @@ class FileBytes final : public ByteSource {
     zstd::Stream stream;
     std::vector<std::byte> skipped;
   };
-  Status ReadStretches(const std::shared_ptr<const os::File>& file,
-                       const std::vector<zstd::CompressedItem>& stretches, std::uint64_t first,
-                       std::span<std::byte> out);
+  Status ReadByteRanges(const std::shared_ptr<const os::File>& file,
+                        const std::vector<zstd::CompressedItem>& stretches, std::uint64_t first,
+                        std::span<std::byte> out);
 
   const layout::ShardMap& map_;
   std::vector<SourcePath> paths_;

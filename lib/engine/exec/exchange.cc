@@ -79,7 +79,7 @@ Status Exchange::ShareMemory(std::uint64_t budget_bytes, std::uint64_t read_byte
 
 Status Exchange::Round(const plan::Plan& plan, std::span<const std::uint64_t> units) {
   if (!sends()) return {};
-  std::vector<Stretch> wanted;
+  std::vector<ByteRange> wanted;
   plan::Program program;
   for (const std::uint64_t index : units) {
     plan.Fill(plan.unit(index), &program);
@@ -114,7 +114,7 @@ Result<std::vector<bool>> Exchange::RoundsThatSend(const plan::Plan& plan,
 }
 
 void Exchange::Holding::Sort() {
-  std::sort(index.begin(), index.end(), [](const Held& a, const Held& b) {
+  std::sort(index.begin(), index.end(), [](const BufferedRange& a, const BufferedRange& b) {
     return std::pair(a.stretch.member, a.stretch.offset) <
            std::pair(b.stretch.member, b.stretch.offset);
   });
@@ -122,15 +122,16 @@ void Exchange::Holding::Sort() {
 
 const std::byte* Exchange::Holding::Find(std::uint32_t member, std::uint64_t offset,
                                          std::uint64_t count) const {
-  const auto after = std::upper_bound(
-      index.begin(), index.end(), std::pair(member, offset), [](const auto& key, const Held& held) {
-        return key < std::pair(held.stretch.member, held.stretch.offset);
-      });
+  const auto after =
+      std::upper_bound(index.begin(), index.end(), std::pair(member, offset),
+                       [](const auto& key, const BufferedRange& held) {
+                         return key < std::pair(held.stretch.member, held.stretch.offset);
+                       });
   // Reads of different units may start at the same offset
   // with different lengths; use any that is long enough.
   for (auto it = after; it != index.begin();) {
     --it;
-    const Stretch& stretch = it->stretch;
+    const ByteRange& stretch = it->stretch;
     if (stretch.member != member) break;
     if (offset + count <= stretch.offset + stretch.bytes) {
       const std::uint64_t from = it->at + (offset - stretch.offset);
@@ -141,14 +142,14 @@ const std::byte* Exchange::Holding::Find(std::uint32_t member, std::uint64_t off
   return nullptr;
 }
 
-Status Exchange::Round(std::span<const Stretch> wanted) {
+Status Exchange::Round(std::span<const ByteRange> wanted) {
   if (!sends()) return {};
   const auto ranks = static_cast<std::size_t>(comm_.size());
   std::vector<std::vector<Request>> asked(ranks);
   std::vector<std::uint64_t> at(ranks, 0);
   fetched_ = {};
   served_ = {};
-  for (const Stretch& stretch : wanted) {
+  for (const ByteRange& stretch : wanted) {
     if (Local(stretch.member)) continue;
     const auto rank = static_cast<std::size_t>(OwnerOf(stretch.member));
     asked[rank].push_back({stretch.member, stretch.offset, stretch.bytes});
@@ -172,7 +173,7 @@ Status Exchange::FetchShared(const std::vector<comm::Bytes>& requests) {
   SW_TRY(comm_.Agree(ServeShared(requests, &places)));
   SW_TRY_ASSIGN(const std::vector<comm::Bytes> at, comm_.AllToAll(places));
   std::vector<std::size_t> next(at.size(), 0);
-  for (Held& held : fetched_.index) {  // in the order of the requests
+  for (BufferedRange& held : fetched_.index) {  // in the order of the requests
     std::memcpy(&held.at, at[held.rank].data() + next[held.rank], sizeof held.at);
     next[held.rank] += sizeof held.at;
   }
@@ -193,7 +194,7 @@ Status Exchange::ServeShared(const std::vector<comm::Bytes>& requests,
       (*places)[rank].insert((*places)[rank].end(), place.begin(), place.end());
       if (!is_new) continue;
       if (request.bytes > window.size() - end) {
-        return Fail(Errc::kInternal, "a round asks for more than its ranks have agreed on");
+        return Fail(Errc::kInternal, "a round requests more bytes than its ranks have agreed on");
       }
       const auto member = static_cast<std::uint32_t>(request.member);
       SW_TRY(local_.Read(member, request.offset, window.subspan(end, request.bytes)));
@@ -208,8 +209,8 @@ Status Exchange::ServeShared(const std::vector<comm::Bytes>& requests,
 
 Status Exchange::Serve(const std::vector<comm::Bytes>& requests) {
   served_.bytes.resize(requests.size());
-  std::map<Request, const Held*> first;
-  std::deque<Held> held;  // deque: keeps addresses stable
+  std::map<Request, const BufferedRange*> first;
+  std::deque<BufferedRange> held;  // deque: keeps addresses stable
   for (std::size_t rank = 0; rank < requests.size(); ++rank) {
     for (const Request& request : Unpack(requests[rank])) {
       comm::Bytes& out = served_.bytes[rank];
@@ -218,7 +219,7 @@ Status Exchange::Serve(const std::vector<comm::Bytes>& requests) {
       const auto member = static_cast<std::uint32_t>(request.member);
       const auto [known, is_new] = first.try_emplace(request, nullptr);
       if (!is_new) {
-        const Held& from = *known->second;
+        const BufferedRange& from = *known->second;
         std::memcpy(out.data() + end, served_.bytes[from.rank].data() + from.at, request.bytes);
         continue;
       }
@@ -242,7 +243,7 @@ Status Exchange::Read(std::uint32_t member, std::uint64_t offset, std::span<std:
   }
   if (local) return local_.Read(member, offset, out);
   return Fail(Errc::kInternal, source_.files[source_.members[member].file],
-              ": bytes of another node that were not asked for");
+              ": bytes of another node were not requested before they were read");
 }
 
 Status InRounds(comm::Comm& comm, std::uint64_t count, std::uint64_t most,

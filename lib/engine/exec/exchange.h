@@ -18,20 +18,20 @@
 namespace shardwright::exec {
 
 /// A byte range of a source member.
-struct Stretch {
+struct ByteRange {
   std::uint32_t member = 0;
   std::uint64_t offset = 0;
   std::uint64_t bytes = 0;
 };
 
-/// A source whose files may each be visible on one node only. Before a round of work the
+/// A source with files that may each be visible on one node only. Before a round of work the
 /// ranks send each other the byte ranges that they will read. If every rank sees every
 /// file, nothing is sent and reads go to the files, so callers are the same in both cases.
 class Exchange final : public ByteSource {
  public:
   /// \param local       reads this rank's own files
   /// \param file_owner  rank that reads each source file; empty if every rank sees every file
-  /// \pre `source`, whose bytes `local` reads, outlives it
+  /// \pre `source` outlives it; `local` reads the bytes of `source`
   Exchange(comm::Comm& comm, const layout::ShardMap& source, ByteSource& local,
            std::vector<int> file_owner);
 
@@ -45,7 +45,7 @@ class Exchange final : public ByteSource {
   /// Fetches the `wanted` bytes of other ranks, serves their requests, and
   /// discards the previous round. Reads identical ranges for several ranks once.
   /// Collective: ranks without work pass an empty list.
-  Status Round(std::span<const Stretch> wanted);
+  Status Round(std::span<const ByteRange> wanted);
 
   /// Fetches the bytes that units of a plan read. Collective.
   Status Round(const plan::Plan& plan, std::span<const std::uint64_t> units);
@@ -90,14 +90,14 @@ class Exchange final : public ByteSource {
   const layout::ShardMap& source() const { return source_; }
 
  private:
-  struct Held {
-    Stretch stretch;
+  struct BufferedRange {
+    ByteRange stretch;
     std::size_t rank;
     std::uint64_t at;  // offset in that rank's bytes
   };
   /// Byte ranges of a round, in the buffers sent to or received from each rank.
   struct Holding {
-    std::vector<Held> index;  // by member and offset
+    std::vector<BufferedRange> index;  // by member and offset
     std::vector<comm::Bytes> bytes;
     std::vector<std::span<const std::byte>> views;  // of `bytes`, or of shared memory
 

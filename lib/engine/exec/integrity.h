@@ -86,7 +86,7 @@ class SourceSums {
   std::vector<std::atomic<std::uint64_t>> bytes_;
 };
 
-/// Makes the error for a member whose bytes do not match its checksum.
+/// Makes the error for a member that does not match its checksum.
 Error WrongChecksum(const plan::Plan& plan, std::uint32_t member, std::uint32_t found);
 
 }  // namespace shardwright::exec

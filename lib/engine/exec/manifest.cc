@@ -20,7 +20,7 @@ constexpr std::int64_t kCopyNs = std::int64_t{60} * 1'000'000'000;
 
 Status Refuse(const std::string& output, const std::string& why) {
   return Fail(Errc::kBusy, output, ": ", why,
-              ", so --force does not replace it; remove it, or take another name");
+              ", so --force does not replace it; remove it, or choose another name");
 }
 
 constexpr const char* kPayloadSum = "payload_crc32";
@@ -59,7 +59,7 @@ Status CheckReplaceable(const std::string& folder, std::span<const std::string> 
   for (const std::string& source : sources) {
     if (!os::RealPath(source).starts_with(inside)) continue;
     std::string message = output;
-    message += ": OUTPUT holds a file of INPUT, " + source;
+    message += ": OUTPUT contains a file of INPUT, " + source;
     return Fail(Errc::kUsage, std::move(message));
   }
   SW_TRY_ASSIGN(const os::Tree tree, os::WalkTree(output));
@@ -67,14 +67,15 @@ Status CheckReplaceable(const std::string& folder, std::span<const std::string> 
   const std::string manifest_path = output + "/" + kManifestName;
   auto text = os::ReadWholeText(manifest_path, limits::kJsonBytes);
   if (!text && text.error().sys == ENOENT) {
-    return Refuse(output, std::string("no output: it has no ") + kManifestName);
+    return Refuse(output, std::string("not an output of Shardwright: it has no ") + kManifestName);
   }
   if (!text) return tl::unexpected<Error>(std::move(text).error());
   const auto parsed = json::Parse(*text, kManifestName);
-  if (!parsed) return Refuse(output, "no output: " + parsed.error().message);
+  if (!parsed) return Refuse(output, "not an output of Shardwright: " + parsed.error().message);
   const auto listed = ListedFiles(*parsed);
   if (!listed) {
-    return Refuse(output, std::string("no output: its ") + kManifestName + " lists no files");
+    return Refuse(output,
+                  StrCat("not an output of Shardwright: its ", kManifestName, " lists no files"));
   }
   const auto identity = [](const std::string& path) -> Result<os::Identity> {
     SW_TRY_ASSIGN(const os::File file, os::File::OpenRead(path));
@@ -86,7 +87,7 @@ Status CheckReplaceable(const std::string& folder, std::span<const std::string> 
     if (name == kManifestName) continue;
     const auto found = listed->find(name);
     if (found == listed->end()) {
-      return Refuse(output, name + " is not of the run that made this output");
+      return Refuse(output, name + " was not written by the run that made this output");
     }
     SW_TRY_ASSIGN(const os::Identity now, identity(path));
     if (now.bytes != found->second.bytes || now.mtime_ns > manifest.mtime_ns + kCopyNs) {
@@ -139,7 +140,7 @@ Result<std::string> MakeManifest(const std::string& head, const std::vector<Mani
       line["xxh3_128"] = Hex(file.digest);
       if (file.payload_crc32) line[kPayloadSum] = *file.payload_crc32;
     } else {
-      line["twin"] = file.clone;
+      line["clone_mode"] = file.clone;
     }
     list.push_back(std::move(line));
   }
@@ -163,8 +164,9 @@ Status CheckTextSum(std::string_view text, const std::string& where) {
   const std::string_view said = text.substr(at, kDigits);
   const std::string found = SumAround(text, at);
   if (said == found) return {};
-  return Fail(Errc::kBadInput, where, ": \"", kTextSum, "\" says ", said, ", the text has ", found,
-              ": it is damaged, or was changed on purpose: then remove the field");
+  return Fail(Errc::kBadInput, where, ": \"", kTextSum, "\" is ", said,
+              ", but the checksum of the text is ", found,
+              ": the text is damaged; if you edited it on purpose, remove the field");
 }
 
 }  // namespace shardwright::exec

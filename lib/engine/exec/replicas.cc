@@ -36,8 +36,8 @@ struct Block {
 };
 
 /// Adds the byte ranges of a fragment's elements [first, last).
-void AddStretches(const ShardMap& map, const Fragment& fragment, const Block& block,
-                  std::vector<Stretch>* stretches) {
+void AddByteRanges(const ShardMap& map, const Fragment& fragment, const Block& block,
+                   std::vector<ByteRange>* stretches) {
   const std::uint64_t item = block.copies->item();
   layout::ForHolders(
       map, fragment.at, block.first, block.last,
@@ -72,7 +72,7 @@ class Comparing {
  private:
   /// Buffers of one thread.
   struct Buffers {
-    std::vector<Stretch> stretches;
+    std::vector<ByteRange> stretches;
     std::vector<std::byte> owner;
     std::vector<std::byte> replica;
   };
@@ -103,11 +103,11 @@ class Comparing {
 
   Status Fetch(std::uint64_t first, std::uint64_t last) {
     if (!source_.sends()) return {};
-    std::vector<Stretch> wanted;
+    std::vector<ByteRange> wanted;
     for (std::uint64_t index = first; index < last; ++index) {
       const Block block = BlockAt(index);
-      AddStretches(map_, *block.copies->owner, block, &wanted);
-      AddStretches(map_, *block.copies->replica, block, &wanted);
+      AddByteRanges(map_, *block.copies->owner, block, &wanted);
+      AddByteRanges(map_, *block.copies->replica, block, &wanted);
     }
     return source_.Round(wanted);
   }
@@ -122,10 +122,10 @@ class Comparing {
   Status Read(const Block& block, const Fragment& fragment, Buffers* buffers,
               std::vector<std::byte>* out) {
     buffers->stretches.clear();
-    AddStretches(map_, fragment, block, &buffers->stretches);
+    AddByteRanges(map_, fragment, block, &buffers->stretches);
     out->resize((block.last - block.first) * block.copies->item());
     std::uint64_t at = 0;
-    for (const Stretch& stretch : buffers->stretches) {
+    for (const ByteRange& stretch : buffers->stretches) {
       SW_TRY(
           source_.Read(stretch.member, stretch.offset, std::span(*out).subspan(at, stretch.bytes)));
       at += stretch.bytes;

@@ -25,7 +25,7 @@ Status CombineSums(comm::Comm& comm, SourceSums* sums);
 struct MembersToVerify {
   /// Reads the bytes of a member that no unit needed. If null, members read in part are skipped.
   ByteSource* source = nullptr;
-  /// Skips a member whose unneeded part is larger than its size divided by this number.
+  /// Skips a member if its unneeded part is larger than its size divided by this number.
   std::uint64_t rest_share = 1;
   std::function<bool(std::uint32_t member)> mine{};  ///< thread-safe; empty: all
 };

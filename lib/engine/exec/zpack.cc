@@ -42,7 +42,7 @@ Result<std::vector<std::uint32_t>> ReadIndex(const os::File& file, Footer* foote
   std::array<std::byte, kFooterBytes> tail;
   SW_TRY(file.ReadAt(identity.bytes - kFooterBytes, tail));
   if (std::memcmp(tail.data() + 20, kMagic.data(), kMagic.size()) != 0)
-    return bad("not a whole pack file");
+    return bad("not a pack file, or an incomplete one");
   std::memcpy(&footer->plain_bytes, tail.data(), 8);
   std::memcpy(&footer->blocks, tail.data() + 8, 8);
   std::memcpy(&footer->index_crc, tail.data() + 16, 4);

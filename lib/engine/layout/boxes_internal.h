@@ -19,7 +19,7 @@ struct PlacedBox {
 
 enum class Side : std::uint8_t { kLogical, kShard };
 
-/// Adds the boxes of a cut, positioned on one side: in the logical tensor or in the shard.
+/// Adds the boxes of a cut, positioned in the logical tensor or in the shard.
 /// \param axes  as Cut::axes
 void AddPlaced(const std::vector<Box>& boxes, const std::vector<std::uint32_t>& axes, Side side,
                std::vector<PlacedBox>* placed);

@@ -27,7 +27,7 @@ Status CheckAxes(const std::vector<std::uint32_t>& axes, std::size_t rank) {
     if (good) seen[axis] = true;
   }
   if (good) return {};
-  return Fail(Errc::kBadInput, "axes of a shard that are not those of its tensor");
+  return Fail(Errc::kBadInput, "the axes of a shard are not a permutation of its tensor's axes");
 }
 
 std::uint64_t SizeInShard(const Box& box, const std::vector<std::uint32_t>& axes, std::size_t dim) {

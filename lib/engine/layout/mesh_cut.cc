@@ -76,7 +76,7 @@ Result<std::vector<SplitOrder>> OrderOf(std::span<const std::uint64_t> sizes,
     const auto place = PlaceAfter(factor, dims, sizes);
     if (!place) {
       return Fail(Errc::kBadInput, "placements ", Explain(splits), " on a mesh ", ToString(sizes),
-                  ": the factor of ", Explain(split), " fits no order");
+                  ": no order of the splits fits the factor of ", Explain(split));
     }
     dims.insert(dims.begin() + static_cast<std::ptrdiff_t>(*place), static_cast<std::uint32_t>(i));
   }
@@ -98,7 +98,7 @@ Result<Piece> PieceAt(std::span<const std::uint64_t> shape, std::span<const std:
   for (const SplitOrder& one : order) {
     if (one.dim >= shape.size() || cut[one.dim]) {
       return Fail(Errc::kBadInput, "dimension ", one.dim, " of a tensor ", ToString(shape),
-                  (one.dim < shape.size() ? " is split twice" : " is split"));
+                  (one.dim < shape.size() ? " is split twice" : " does not exist"));
     }
     cut[one.dim] = true;
     std::uint64_t& offset = piece.offset[one.dim];
@@ -106,7 +106,7 @@ Result<Piece> PieceAt(std::span<const std::uint64_t> shape, std::span<const std:
     for (const std::uint32_t mesh_dim : one.mesh_dims) {
       if (mesh_dim >= sizes.size() || used[mesh_dim]) {
         return Fail(Errc::kBadInput, "dimension ", mesh_dim, " of a mesh ", ToString(sizes),
-                    " is to split a tensor", (mesh_dim < sizes.size() ? " twice" : ""));
+                    (mesh_dim < sizes.size() ? " splits a tensor twice" : " does not exist"));
       }
       used[mesh_dim] = true;
       const std::uint64_t step = CeilDiv(extent, sizes[mesh_dim]);

@@ -59,7 +59,7 @@ struct SplitOrder {
 };
 
 /// Returns the order in which the splits of a mesh are applied, per tensor dimension, ascending.
-/// It is left to right; a strided shard follows the dimensions whose ranks multiply to its factor.
+/// It is left to right; a strided shard follows the dimensions with a product equal to its factor.
 /// \param sizes   of the mesh, none 0
 /// \param splits  one for each mesh dimension
 /// \error kBadInput  wrong number of splits; a size or factor

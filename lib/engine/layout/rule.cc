@@ -86,8 +86,8 @@ Result<Widths> PlainWidths(const SplitRule& rule, std::size_t sub, std::uint64_t
       SW_TRY_ASSIGN(sum, CheckedAdd(sum, width));
     }
     if (sum != extent) {
-      return Fail(Errc::kBadInput, "widths add up to ", sum, ", but the extent ", "along ",
-                  Along(rule), " is ", extent);
+      return Fail(Errc::kBadInput, "widths add up to ", sum, ", but the extent along ", Along(rule),
+                  " is ", extent);
     }
     return *widths;
   }
@@ -95,7 +95,7 @@ Result<Widths> PlainWidths(const SplitRule& rule, std::size_t sub, std::uint64_t
   const std::uint64_t granule = GranuleOf(rule, sub);
   if (extent % granule != 0) {
     return Fail(Errc::kBadInput, "the extent ", extent, " along ", Along(rule),
-                " is no multiple of the granule ", granule);
+                " is not a multiple of the granule ", granule);
   }
   const std::uint64_t count = extent / granule;
   if (count % ranks != 0 && !rule.uneven) {
@@ -114,7 +114,8 @@ Result<Widths> PlainWidths(const SplitRule& rule, std::size_t sub, std::uint64_t
 Status CheckRank(const SplitRule& rule, std::uint64_t ranks, std::uint64_t rank) {
   SW_CHECK(ranks > 0 && rank < ranks);
   if (rule.split == Split::kUnknown && ranks > 1) {
-    return Fail(Errc::kUnsupported, "no rule says how ", ranks, " tensor-parallel ranks cut it");
+    return Fail(Errc::kUnsupported, "no rule defines how ", ranks,
+                " tensor-parallel ranks shard it");
   }
   if (rule.split == Split::kListed && ranks > 1 && rule.cuts.size() != ranks) {
     return Fail(Errc::kUnsupported, "the layout is only known for ", rule.cuts.size(),
@@ -130,7 +131,7 @@ bool CutsNothing(const SplitRule& rule, std::uint64_t ranks) {
          rule.split == Split::kUnknown;
 }
 
-// Groups consecutive view dimensions whose products are the dimensions of `shape`.
+// Groups consecutive view dimensions so that their products are the dimensions of `shape`.
 // Returns the first view dimension of every group, plus one past the last, or nothing
 // if the view mixes dimensions. The group of a dimension of extent 1 may be empty.
 std::optional<std::vector<std::size_t>> GroupView(const Shape& view, const Shape& shape) {
@@ -226,7 +227,7 @@ Result<Cut> MakeCut(const SplitRule& rule, const Shape& shape, std::uint64_t ran
   if (CutsNothing(rule, ranks)) return Cut::Whole(shape);
   if (rule.split == Split::kListed) {
     if (Elems(rule.cuts[rank].view()) != Elems(shape)) {
-      return Fail(Errc::kBadInput, "the listed layout is of a tensor of shape ",
+      return Fail(Errc::kBadInput, "the listed layout is for a tensor of shape ",
                   ToString(rule.cuts[rank].view()), ", not ", ToString(shape));
     }
     return rule.cuts[rank];
@@ -282,9 +283,9 @@ Result<Shape> WholeShape(const SplitRule& rule, const std::vector<Shape>& shards
       if (rule.cuts.size() == shards.size() && shards.size() > 1) {
         for (std::size_t rank = 0; rank < shards.size(); ++rank) {
           if (rule.cuts[rank].shard() == shards[rank]) continue;
-          return Fail(Errc::kBadInput, "rank ", rank, " holds a shard of shape ",
-                      ToString(shards[rank]), ", the listed layout says ",
-                      ToString(rule.cuts[rank].shard()));
+          return Fail(Errc::kBadInput, "rank ", rank, ": shard of shape ",
+                      ToString(rule.cuts[rank].shard()), " expected from the listed layout, found ",
+                      ToString(shards[rank]));
         }
         return rule.cuts.front().view();
       }

@@ -25,27 +25,27 @@ std::string Where(const ShardMap& map, const Fragment& fragment) {
   const Array& array = map.arrays[fragment.at.array];
   const std::uint64_t holder = fragment.at.vector_offset / fragment.at.chunk;
   return holder < array.regions.size() ? FileOf(map, array, holder)
-                                       : "holder " + std::to_string(holder);
+                                       : "shard " + std::to_string(holder);
 }
 
 Status CheckRegions(const ShardMap& map) {
   for (const Array& array : map.arrays) {
     for (const Region& region : array.regions) {
       if (region.member >= map.members.size())
-        return Fail(Errc::kInternal, "region of an unknown member");
+        return Fail(Errc::kInternal, "slot of an unknown member");
       const Member& member = map.members[region.member];
       SW_TRY_ASSIGN(const std::uint64_t bytes, CheckedMul(region.elems, ItemSize(array.dtype)));
       SW_TRY_ASSIGN(const std::uint64_t end, CheckedAdd(region.offset, bytes));
       if (end > member.bytes) {
         return Fail(Errc::kBadInput, map.files[member.file], ": ", member.name, ": ", end,
-                    " bytes needed, ", member.bytes, " there");
+                    " bytes needed, found ", member.bytes);
       }
     }
   }
   return {};
 }
 
-/// Checks that every element of the shard has a place in the array's regions.
+/// Checks that every element of the shard has a place in a part of the array.
 Status CheckPlacement(const ShardMap& map, const LogicalTensor& tensor, const Fragment& fragment) {
   if (fragment.at.array >= map.arrays.size())
     return Fail(Errc::kInternal, Label(tensor), ": unknown array");
@@ -79,7 +79,7 @@ Status CheckPlacement(const ShardMap& map, const LogicalTensor& tensor, const Fr
 
 bool CutsDisjoint(const std::vector<const Cut*>& cuts, Side side);
 
-/// Returns true if no two boxes of different cuts share an element on that side.
+/// Returns true if no two boxes of different cuts share an element of `side`.
 /// \pre none is composed, and all have the same view, or for kShard the same shard
 bool BoxesDisjoint(const std::vector<const Cut*>& cuts, Side side) {
   std::vector<PlacedBox> boxes;
@@ -169,8 +169,8 @@ Status CheckCoverage(const ShardMap& map, const LogicalTensor& tensor) {
   for (const Fragment& fragment : tensor.fragments) {
     if (!fragment.cut) return Fail(Errc::kInternal, Label(tensor), ": fragment without a cut");
     if (Elems(fragment.cut->view()) != elems) {
-      return Fail(Errc::kBadInput, Label(tensor), " ", ToString(tensor.shape),
-                  ": cut through a view ", ToString(fragment.cut->view()), " of another size");
+      return Fail(Errc::kBadInput, Label(tensor), " ", ToString(tensor.shape), ": the view ",
+                  ToString(fragment.cut->view()), " of its cut has another size");
     }
     SW_TRY(CheckPlacement(map, tensor, fragment));
     if (fragment.role == Role::kPartial) {
@@ -200,7 +200,7 @@ Status CheckCoverage(const ShardMap& map, const LogicalTensor& tensor) {
   return {};
 }
 
-/// Location of a fragment in its array: a range of the vector, or of every region.
+/// Location of a fragment in its array: a range of the vector, or of every part.
 struct Place {
   std::uint64_t first, last;
   const Fragment* fragment;
@@ -239,8 +239,8 @@ Status CheckShared(const ShardMap& map, std::span<const Place> places) {
 
 /// Checks that the fragments' places in an array are disjoint, or equal and shared correctly.
 Status CheckDisjoint(const ShardMap& map) {
-  // ZeRO-3: every holder stores a share of each parameter, so
-  // places are columns of the regions, not ranges of the vector.
+  // ZeRO-3: every rank stores a share of each parameter, so
+  // places are columns of the parts, not ranges of the vector.
   std::vector<bool> columns(map.arrays.size());
   for (const LogicalTensor& tensor : map.tensors) {
     for (const Fragment& fragment : tensor.fragments) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // lib/engine/layout: the common description of all layouts.
 // A ShardMap records for each element of each logical tensor its file and bytes. A Cut
-// (cut.h) selects the elements of a shard. Placement, Array and Region locate them, and a
+// (cut.h) selects the elements of a shard. `Placement`, `Array` and `Region` locate them, and a
 // Member is a byte range of a file with a checksum. rule.h makes the cuts of tensor
 // parallelism for any number of ranks. Validate checks a map before any byte is copied. All
 // functions are pure: no files, no ranks, no clock. More: docs/architecture.md, "Shard maps".
@@ -32,24 +32,24 @@ struct Member {
   std::string name;  ///< "data/12", for messages
 };
 
-/// Location of one holder's part of an array.
+/// Location of one part of an array.
 struct Region {
   std::uint32_t member = 0;
   std::uint64_t offset = 0;  ///< position of element 0 in the member's payload, in bytes
   std::uint64_t elems = 0;   ///< elements that may be read or will be written here
 };
 
-/// Elements of one dtype, distributed over holders: the fp32 partition of a ZeRO group
-/// (one holder per rank), a weight in a model file (one holder), an atom (one holder).
+/// Elements of one dtype in one or more parts: the fp32 partition of a ZeRO group
+/// (one part per rank), a weight in a model file (one part), an atom (one part).
 struct Array {
   DType dtype = DType::kF32;
-  std::vector<Region> regions;  ///< by holder
+  std::vector<Region> regions;  ///< the parts
 };
 
 inline constexpr std::uint64_t kOneHolder = std::numeric_limits<std::uint64_t>::max();
 
 /// Locates a shard's elements in an array. Element x of the shard is at v = x + vector_offset,
-/// and holder v / chunk stores v as element region_offset + v % chunk of its region. ZeRO-1/2:
+/// and part v / chunk of the array has v as its element region_offset + v % chunk. ZeRO-1/2:
 /// chunk is the partition size and region_offset is 0. ZeRO-3: chunk is the parameter's share
 /// per rank and vector_offset is 0. A whole tensor in one place: chunk is kOneHolder.
 struct Placement {
@@ -90,8 +90,8 @@ struct ShardMap {
   std::vector<LogicalTensor> tensors;
 };
 
-/// Visits the locations of the shard elements [first, last) of a placement, holder
-/// by holder: visit(const Region& region, element of the region, elements).
+/// Visits the locations of the shard elements [first, last) of a placement, part
+/// by part: `visit(const Region&, element of the part, elements)`.
 template <class Visit>
 void ForHolders(const ShardMap& map, const Placement& at, std::uint64_t first, std::uint64_t last,
                 Visit&& visit) {
@@ -110,8 +110,8 @@ void ForHolders(const ShardMap& map, const Placement& at, std::uint64_t first, s
 
 /// Checks a map before any byte is copied. The owners of a tensor must cover each
 /// element exactly once (or each partial fragment must cover all of it). Every
-/// replica must repeat an owner's elements, every fragment must be inside its array's
-/// regions, and every region inside its member. An element of an array belongs to at
+/// replica must repeat an owner's elements, every fragment must be inside the parts
+/// of its array, and every part inside its member. An element of an array belongs to at
 /// most one fragment, except that tensors stored as one may share fragments.
 /// \error kBadInput  names the tensor, the files and both conflicting values
 /// Local, pure; runs on the calling thread.
@@ -128,23 +128,23 @@ class TensorIndex {
   std::unordered_map<std::string, std::uint32_t> by_key_;
 };
 
-/// A range of a fragment within a region.
+/// A range of a fragment within a part of an array.
 struct Span {
   std::uint32_t tensor = 0;
   std::uint32_t fragment = 0;
   std::uint64_t shard_first = 0;   ///< first element, in the shard
-  std::uint64_t region_first = 0;  ///< first element, in the region
+  std::uint64_t region_first = 0;  ///< first element, in the part
   std::uint64_t elems = 0;
 };
 
-/// Inverse of a map: finds the fragments in a range of an array's region.
+/// Inverse of a map: finds the fragments in a range of one part of an array.
 class ArrayIndex {
  public:
   /// \pre Validate(map) holds; the map outlives the index
   explicit ArrayIndex(const ShardMap& map);
 
   /// Visits the parts of fragments within elements [first,
-  /// last) of `array`'s region `holder`, in ascending order.
+  /// last) of part `holder` of `array`, in ascending order.
   template <class Visit>
   void ForRegionRange(std::uint32_t array, std::uint64_t holder, std::uint64_t first,
                       std::uint64_t last, Visit&& visit) const {
@@ -174,7 +174,7 @@ class ArrayIndex {
   struct Extent {
     std::uint64_t first = 0;
     std::uint64_t last = 0;
-    bool known = true;  // false: empty in this region, so it does not end a search
+    bool known = true;  // false: empty in this part, so it does not end a search
   };
   const Entry* FirstReaching(std::uint32_t array, std::uint64_t holder, std::uint64_t first) const;
   Extent In(const Entry& entry, std::uint64_t holder, Span* span) const;

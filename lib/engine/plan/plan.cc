@@ -137,11 +137,11 @@ Status Plan::FindFeeds(std::span<const std::uint32_t> known) {
     if (!found && tensor.state == layout::kMaster) found = index.Find(tensor.name, layout::kWeight);
     if (!found)
       return Fail(Errc::kBadInput, Label(tensor),
-                  ": needed by the target, the source does not hold it");
+                  ": the target needs it, but the source does not have it");
     const LogicalTensor& from = source_->tensors[*found];
     if (from.shape != tensor.shape && Elems(from.shape) != Elems(tensor.shape)) {
       return Fail(Errc::kBadInput, Label(tensor), ": target shape ", ToString(tensor.shape),
-                  ", source shape ", ToString(from.shape));
+                  " and source shape ", ToString(from.shape), " differ in size");
     }
     if (!CanConvert(from.dtype, tensor.dtype)) {
       return Fail(Errc::kUnsupported, Label(tensor), ": no conversion from ", Name(from.dtype),
@@ -149,8 +149,8 @@ Status Plan::FindFeeds(std::span<const std::uint32_t> known) {
     }
     const bool mean = !from.fragments.empty() && from.fragments[0].role == Role::kPartial;
     if (mean && (!CanAverage(from.dtype) || !CanAverage(tensor.dtype))) {
-      return Fail(Errc::kUnsupported, Label(tensor), ": the mean of its ranks' values, of ",
-                  Name(from.dtype), " as ", Name(tensor.dtype));
+      return Fail(Errc::kUnsupported, Label(tensor), ": cannot average its ranks' values from ",
+                  Name(from.dtype), " to ", Name(tensor.dtype));
     }
     feeds_.push_back({*found, !primary_tensors_[*found]});
     primary_tensors_[*found] = true;
@@ -207,11 +207,10 @@ Status Plan::CountReads() {
   for (std::size_t m = 0; m < primary_bytes_.size(); ++m) {
     const std::uint64_t bytes = source_->members[m].bytes;
     if (primary_bytes_[m] > bytes) {
-      return Fail(Errc::kUnsupported,
-                  source_->files[source_->members[m].file] + ": " + source_->members[m].name +
-                      ": several tensors are views of the same elements (" +
-                      std::to_string(primary_bytes_[m]) + " bytes of tensors in a storage of " +
-                      std::to_string(bytes) + " bytes): clone them before the checkpoint is saved");
+      return Fail(Errc::kUnsupported, source_->files[source_->members[m].file], ": ",
+                  source_->members[m].name, ": several tensors are views of the same elements (",
+                  primary_bytes_[m], " bytes of tensors in a storage of ", bytes,
+                  " bytes); clone them before the checkpoint is saved");
     }
     if (primary_bytes_[m] == 0) {
       (copied[m] ? totals_.members_read : totals_.members_unread) += bytes > 0 ? 1 : 0;

@@ -87,7 +87,7 @@ struct Totals {
   std::uint64_t members_unread = 0;
 };
 
-/// Known facts about a plan's source, which Make need not compute again.
+/// Known properties of a plan's source, which Make need not compute again.
 struct KnownSource {
   bool proved = false;  ///< layout::Validate has succeeded
   /// Index of the source tensor for each target tensor, with the same state, type and
@@ -170,7 +170,7 @@ class Plan {
   // By copied member without a checksum: the members inside it that have one, by offset.
   std::map<std::uint32_t, std::vector<std::uint32_t>> inside_;
   std::vector<std::uint32_t> files_without_sums_;
-  std::vector<Holder> holders_;  // every region of the source, by member
+  std::vector<Holder> holders_;  // every part of a source array, by member
   Totals totals_;
 };
 

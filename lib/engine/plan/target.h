@@ -13,10 +13,10 @@
 
 namespace shardwright::plan {
 
-/// A byte range of an output file whose bytes come from the source.
+/// A byte range of an output file with bytes from the source.
 struct Payload {
   enum class Kind : std::uint8_t {
-    kArray,   ///< region `holder` of target array `array`; zero outside of fragments
+    kArray,   ///< `Region` `holder` of target array `array`; zero outside of fragments
     kMember,  ///< a copy of source member `member`, unchanged; if it has no
               ///< checksum, the members inside it are verified by their own
     kInline,  ///< `bytes_inline`
@@ -68,8 +68,8 @@ struct OutputFile {
   DigestList digests = {};        ///< if not empty, replaces payloads and frame
 };
 
-/// The files that a conversion writes: the target's shard map, whose members are the payloads of
-/// `files`. Every region of an array is a whole payload: map.arrays[a].regions[h].offset is 0.
+/// The files that a conversion writes: the target's shard map. Its members are the payloads of
+/// `files`. Every `Region` is a whole payload: `map.arrays[a].regions[h].offset` is 0.
 struct Target {
   layout::ShardMap map;
   std::vector<OutputFile> files;

@@ -39,7 +39,7 @@ class TargetBuilder {
 
   // The following functions add payloads to a file, in ascending order of their offsets.
 
-  /// Adds the elements of one holder of an array.
+  /// Adds the elements of one part of an array.
   /// \param what  the payload's name in messages: "data/3"
   void AddElements(std::uint32_t file, std::uint64_t offset, std::uint32_t array,
                    std::uint64_t holder, std::uint64_t elems, std::string what);

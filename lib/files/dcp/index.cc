@@ -79,7 +79,7 @@ Status CheckPaths(const Index& index) {
   containers.reserve(index.entries.size() / 2);
   const auto collide = [](std::string_view prefix) {
     return Fail(Errc::kBadInput, "planner_data: \"", prefix,
-                "\" is one thing by one path and another by another");
+                "\" has different kinds in different paths");
   };
   for (const Entry& entry : index.entries) {
     if (entry.path.empty()) continue;  // path of one part

@@ -93,7 +93,7 @@ struct Index {
 
 /// Parses `.metadata`. In the result, every chunk has a location and is inside
 /// its tensor, and no two chunks of a tensor begin at the same element.
-/// \error kBadInput  see docs/formats/dcp.md, "What is refused";
+/// \error kBadInput  see docs/formats/dcp.md, "Rejected input";
 ///        kUnsupported  the index of another trainer's format
 /// Pure: nothing in it is executed.
 Result<Index> ReadIndex(std::string_view pickle);
@@ -104,7 +104,7 @@ Result<Index> ReadIndex(std::string_view pickle);
 Status CheckPaths(const Index& index);
 
 /// Merges the indexes that ranks have saved separately. The first index with a chunk or object
-/// provides it; those of later indexes are copies, whose values have not been compared yet.
+/// provides it; those of later indexes are copies with values that are not compared yet.
 class IndexUnion {
  public:
   /// \param name  "__3.metadata", for messages

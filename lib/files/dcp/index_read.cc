@@ -38,7 +38,7 @@ Result<std::uint64_t> CountOf(const Cell* cell, std::string_view what) {
   if (value >= 0 && static_cast<std::uint64_t>(value) <= kMostExtent) {
     return static_cast<std::uint64_t>(value);
   }
-  return Fail(Errc::kBadInput, what, ": ", value, " is no number of bytes or elements");
+  return Fail(Errc::kBadInput, what, ": ", value, " is not a number of bytes or elements");
 }
 
 /// Reads a torch.Size, or a tuple or list in its place.
@@ -155,12 +155,12 @@ Result<Entry> TensorOf(std::string_view name, const Cell& value) {
                   ToString(chunk.sizes), ": ", what, " ", ToString(entry.shape));
     };
     if (chunk.offsets.size() != entry.shape.size() || chunk.sizes.size() != entry.shape.size()) {
-      return wrong("of another rank than its tensor");
+      return wrong("the number of dimensions differs from its tensor");
     }
     for (std::size_t dim = 0; dim < entry.shape.size(); ++dim) {
       if (chunk.offsets[dim] > entry.shape[dim] ||
           chunk.sizes[dim] > entry.shape[dim] - chunk.offsets[dim]) {
-        return wrong("outside of its tensor");
+        return wrong("outside its tensor");
       }
     }
     entry.chunks.push_back(std::move(chunk));
@@ -307,14 +307,14 @@ Result<Table> IndexReader::TakeTable(const Cell& root, std::string_view name, bo
 
 Status IndexReader::AddEntries(Table table) {
   if (!table.stored.empty() || !table.paths.empty()) {
-    return Fail(Errc::kBadInput, "state_dict_metadata: a value that is no tensor and no object");
+    return Fail(Errc::kBadInput, "state_dict_metadata: a value is neither a tensor nor an object");
   }
   index_.entries = std::move(table.entries);
   by_name_.reserve(index_.entries.size());
   for (std::uint32_t i = 0; i < index_.entries.size(); ++i) {
     const std::string& name = index_.entries[i].name;
     if (!by_name_.emplace(name, i).second) {
-      return Fail(Errc::kBadInput, "\"", name, "\" is twice in state_dict_metadata");
+      return Fail(Errc::kBadInput, "\"", name, "\" appears twice in state_dict_metadata");
     }
   }
   return {};
@@ -335,13 +335,13 @@ std::optional<std::uint32_t> IndexReader::EntryOf(std::string_view name) {
 tl::unexpected<Error> NoPlace(const Entry& entry, const Shape* offset) {
   return Fail(Errc::kBadInput, "\"", entry.name, "\"",
               (offset == nullptr ? "" : ": chunk at " + ToString(*offset)),
-              ": storage_data does not say where it lies");
+              ": storage_data has no location for it");
 }
 
 /// Assigns each chunk and object its place, by name and offset.
 Status IndexReader::AddPlaces(const Table& table) {
   if (!table.entries.empty() || !table.paths.empty()) {
-    return Fail(Errc::kBadInput, "storage_data: a value that is no place");
+    return Fail(Errc::kBadInput, "storage_data: a value is not a location");
   }
   // Sorted by entry, then by offset.
   struct Ref {
@@ -397,7 +397,7 @@ Status IndexReader::AddPlaces(const Table& table) {
     }
     if (at < refs.size() && refs[at].entry == i) {
       return Fail(Errc::kBadInput, "\"", entry.name,
-                  "\": storage_data has more places than chunks, or one twice");
+                  "\": storage_data has more locations than chunks, or the same location twice");
     }
   }
   return {};
@@ -412,7 +412,7 @@ Status IndexReader::AddPaths(Table table) {
     if (!found) continue;
     Entry& entry = index_.entries[*found];
     if (!entry.path.empty()) {
-      return Fail(Errc::kBadInput, "planner_data has \"", entry.name, "\" twice");
+      return Fail(Errc::kBadInput, "\"", entry.name, "\" appears twice in planner_data");
     }
     entry.path = std::move(path.parts);
     order.push_back(*found);
@@ -447,8 +447,8 @@ Status IndexReader::Root(const Cell& root) {
   const std::string_view name = ClassOf(root);
   if (name == "bytecheckpoint.checkpointer.meta_type.Metadata") {
     return Fail(Errc::kUnsupported,
-                "the index of a ByteCheckpoint folder, whose data files have "
-                "another form than those of torch.distributed.checkpoint");
+                "the index of a ByteCheckpoint folder: its data files differ in format "
+                "from those of torch.distributed.checkpoint");
   }
   if (MetadataClass(root) != "Metadata") {
     return Expected("torch.distributed.checkpoint.metadata.Metadata", &root);
@@ -467,7 +467,7 @@ Status IndexReader::Root(const Cell& root) {
     return Fail(
         Errc::kBadInput, "planner_data: \"",
         (box->items[0].is_text() ? std::string(box->items[0].text()) : Describe(box->items[0])),
-        "\" has no path that its name is made of");
+        "\" has no path that matches its name");
   }
   SW_TRY_ASSIGN(Table paths, TakeTable(root, "planner_data", false));
   return AddPaths(std::move(paths));

@@ -53,8 +53,8 @@ Result<Ends> EndsReader::Read(const os::File& file, const Place& at, std::uint64
     SW_TRY_ASSIGN(got, stream_.Read(block_));
     ends.bytes += got;
     if (ends.bytes > most) {
-      return Bad("more than " + std::to_string(most) + " bytes come out of the " +
-                 std::to_string(at.bytes) + " that it is compressed to");
+      return Bad(
+          StrCat("its ", at.bytes, " compressed bytes decompress to more than ", most, " bytes"));
     }
     const auto to_head =
         static_cast<std::ptrdiff_t>(std::min<std::uint64_t>(got, keep - ends.head.size()));
@@ -124,14 +124,14 @@ Status ItemReader::CheckPlaces(std::uint64_t file_bytes) const {
       return Bad("item \"" + one.name + "\": " + std::to_string(one.at.bytes) +
                  " bytes expected at offset " + std::to_string(one.at.offset) +
                  ", the file ends at " + std::to_string(file_bytes) +
-                 ": it is damaged or of another save");
+                 ": it is damaged or belongs to another save");
     }
     end = one.at.offset + one.at.bytes;
     last = &one;
   }
   if (end == file_bytes) return {};
   return Bad(std::to_string(file_bytes - end) +
-             " bytes after the last item that the index names: the file is of another save");
+             " bytes after the last item of the index: the file belongs to another save");
 }
 
 Result<bool> ItemReader::IsCompressed(const Wanted& wanted) const {
@@ -141,8 +141,9 @@ Result<bool> ItemReader::IsCompressed(const Wanted& wanted) const {
   const std::string_view plain = only.substr(0, only.find_first_of("@/"));
   if (names.size() == 1 && plain == "stream.zstd" && only.ends_with("/1")) return true;
   return Fail(Errc::kUnsupported,
-              names.size() == 1 ? "transform \"" + names.front() + "\" is not known"
-                                : std::to_string(names.size()) + " transforms, one of another");
+              names.size() == 1
+                  ? "transform \"" + names.front() + "\" is not known"
+                  : std::to_string(names.size()) + " nested transforms, at most 1 is supported");
 }
 
 /// Parses the pickle of an item.
@@ -251,7 +252,7 @@ Status ItemReader::Take(std::size_t index, files::SmallParts& small) {
                          : limits::kPickleBytes;
     SW_TRY_ASSIGN(const Ends ends,
                   ends_->Read(file_, wanted.at, wanted.is_tensor ? kEndBytes : most, most));
-    if (ends.bytes == 0) return Bad("nothing comes out of what it is compressed to");
+    if (ends.bytes == 0) return Bad("its compressed bytes decompress to 0 bytes");
     stretch.bytes = ends.bytes;
     SW_TRY(TakeFrom(wanted, {file_, plain_end_, ends.bytes, ends.head, ends.tail}));
   } else if (files::SmallParts::IsSmall({offset, wanted.at.bytes})) {
@@ -313,9 +314,10 @@ Result<FileItems> ItemReader::Run() {
     if (i > 0 && wanted.at.offset == wanted_[i - 1].at.offset && wanted.at.bytes > 0) {
       if (wanted.is_tensor &&
           (wanted.sizes != wanted_[i - 1].sizes || wanted.dtype != wanted_[i - 1].dtype)) {
-        return Within(file_.path(),
-                      Error{Errc::kBadInput, "items \"" + wanted_[i - 1].name + "\" and \"" +
-                                                 wanted.name + "\" are two at one place"});
+        return Within(
+            file_.path(),
+            Error{Errc::kBadInput, "items \"" + wanted_[i - 1].name + "\" and \"" + wanted.name +
+                                       "\" differ but have the same location"});
       }
       numbers_.push_back(ItemValues::kAsBefore);
       continue;

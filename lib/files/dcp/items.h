@@ -41,7 +41,7 @@ struct FileItems {
 /// Reads the items of a data file, but of tensor payloads only small ones.
 /// \param wanted        in file order
 /// \param transforms    Index::transforms
-/// \param inline_bytes  maximum size of a storage whose payload is read
+/// \param inline_bytes  maximum size of a storage that is read with its payload
 /// \error kBadInput  items overlap, end outside the file, or do not
 ///        match the index; kUnsupported  an unknown transform; kLimit
 /// Local; reads the file, and all bytes of compressed items.

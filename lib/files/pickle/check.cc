@@ -173,7 +173,7 @@ Status CheckDistinct(const std::vector<const Node*>& nodes, std::size_t every,
       return Fail(Errc::kBadInput, std::string(noun)
                                        .append(" ")
                                        .append(Shown(node))
-                                       .append(" is twice in a ")
+                                       .append(" appears twice in a ")
                                        .append(whole));
     }
   }

@@ -54,7 +54,7 @@ void Emitter::Float(double number) {
 
 Status Emitter::Text(std::string_view text) {
   if (text.size() > std::numeric_limits<std::uint32_t>::max()) {
-    return Fail(Errc::kBadInput, "text of ", text.size(), " bytes");
+    return Fail(Errc::kBadInput, "text of ", text.size(), " bytes is too long for a pickle");
   }
   Op(op::kBinUnicode);
   Fixed(text.size(), 4);

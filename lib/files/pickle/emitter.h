@@ -17,7 +17,7 @@ namespace shardwright::pickle {
 class Emitter {
  public:
   Emitter() { Begin(); }
-  /// Shares memo numbers with other emitters whose bytes are concatenated into one pickle. An
+  /// Shares memo numbers with other emitters, if all bytes are concatenated into one pickle. An
   /// emitter may then get an entry that another one has put, if its bytes come later in the pickle.
   /// \param memo  outlives this. Call Begin on the first emitter only
   explicit Emitter(std::uint32_t* memo) : memo_next_(memo) {}

@@ -3,9 +3,8 @@
 
 #include <algorithm>
 #include <bit>
-#include <deque>
-#include <memory>
-#include <unordered_map>
+#include <string>
+#include <utility>
 
 #include "files/pickle/fold_internal.h"
 #include "files/pickle/names_internal.h"
@@ -22,92 +21,30 @@ constexpr std::uint64_t kOpenBytesFloor = std::uint64_t{64} << 20;
 constexpr std::uint64_t kOpenBytesPerByte = 16;
 constexpr std::uint64_t kBoxBytes = sizeof(Box) + 4 * sizeof(Cell);
 
-class Folding {
- public:
-  Folding(std::string_view pickle, Folder& folder) : pickle_(pickle), folder_(folder) {}
+}  // namespace
 
-  Status Run() {
-    if (pickle_.size() > limits::kPickleBytes) {
-      return Fail(Errc::kLimit, "pickle of ", pickle_.size(), " bytes, at most ",
-                  limits::kPickleBytes, " are read");
-    }
-    if (pickle_.empty() || static_cast<std::uint8_t>(pickle_[0]) != op::kProto) {
-      return Bad("not a pickle of protocol 2 or later");
-    }
-    SW_TRY_ASSIGN(uses_, MemoUses::In(pickle_));
-    memo_.resize(uses_.count());
-    written_.resize(uses_.count());
-    open_most_ = std::max(kOpenBytesFloor, kOpenBytesPerByte * pickle_.size());
-    while (!stopped_) {
-      op_at_ = at_;
-      if (!Has(1)) return Bad("pickle ends without STOP");
-      SW_TRY(Step(static_cast<std::uint8_t>(pickle_[at_++])));
-    }
-    if (at_ != pickle_.size()) {
-      return Bad(std::to_string(pickle_.size() - at_) + " bytes after STOP");
-    }
-    return folder_.Root(stack_.back());
+Status Folding::Run() {
+  if (pickle_.size() > limits::kPickleBytes) {
+    return Fail(Errc::kLimit, "pickle of ", pickle_.size(), " bytes, at most ",
+                limits::kPickleBytes, " are read");
   }
-
- private:
-  Status Step(std::uint8_t code);
-  Status StepContainer(std::uint8_t code);
-  Status StepRest(std::uint8_t code);
-
-  bool Has(std::uint64_t bytes) const { return pickle_.size() - at_ >= bytes; }
-  Result<std::uint64_t> Fixed(unsigned bytes);
-  Result<std::string_view> Take(unsigned length_bytes);
-  Result<std::string_view> Line();
-  tl::unexpected<Error> Bad(const std::string& message) const {
-    return Fail(Errc::kBadInput, "byte ", op_at_, ": ", message);
+  if (pickle_.empty() || static_cast<std::uint8_t>(pickle_[0]) != op::kProto) {
+    return Bad("not a pickle of protocol 2 or later");
   }
-
-  Status Push(Cell cell);
-  Status PushInt(unsigned bytes);
-  Status PushLong(unsigned length_bytes);
-  Status PushReal();
-  Status PushText(unsigned length_bytes, Cell::Tag tag);
-  Status PushGlobal(std::string_view module, std::string_view name);
-  Status PushStackGlobal();
-  Status PushBox(Box::Kind kind);
-  Status Need(std::size_t count) const;
-  Cell Pop();
-  Result<std::size_t> PopMark();
-
-  Status Hold(Box* holder, const Cell& cell) const;
-  Box* Open(Box::Kind kind);
-  Status MakeTuple(std::size_t first);
-  Status MakeSet(std::size_t first);
-  Status Change(const Cell& target, bool* ignored);
-  Status Append(std::size_t first);
-  Status AddItems(std::size_t first);
-  Status SetItems(std::size_t first);
-  Status Call(bool reduce);
-  Status NewObjEx();
-  Status Build();
-  Status Put(std::uint64_t index);
-  Status Get(std::uint64_t index);
-
-  std::string_view pickle_;
-  Folder& folder_;
-  std::size_t at_ = 0;
-  std::size_t op_at_ = 0;
-  bool stopped_ = false;
-  unsigned protocol_ = 2;
-  bool numbered_ = false;  // memo entries were put under explicit numbers
-  bool counted_ = false;   // or in the order of MEMOIZE
-  std::uint64_t memo_next_ = 0;
-  std::uint64_t dicts_ = 0;
-  std::uint64_t open_most_ = 0;
-  MemoUses uses_;
-  BoxPool pool_;  // outlives all cells
-  std::deque<std::string> names_;
-  std::unordered_map<std::string, std::string_view> globals_;
-  std::vector<Cell> memo_;  // of the entries that are read
-  std::vector<bool> written_;
-  std::vector<Cell> stack_;
-  std::vector<std::size_t> marks_;
-};
+  SW_TRY_ASSIGN(uses_, MemoUses::In(pickle_));
+  memo_.resize(uses_.count());
+  written_.resize(uses_.count());
+  open_most_ = std::max(kOpenBytesFloor, kOpenBytesPerByte * pickle_.size());
+  while (!stopped_) {
+    op_at_ = at_;
+    if (!Has(1)) return Bad("pickle ends without STOP");
+    SW_TRY(Step(static_cast<std::uint8_t>(pickle_[at_++])));
+  }
+  if (at_ != pickle_.size()) {
+    return Bad(std::to_string(pickle_.size() - at_) + " bytes after STOP");
+  }
+  return folder_.Root(stack_.back());
+}
 
 Result<std::uint64_t> Folding::Fixed(unsigned bytes) {
   if (!Has(bytes)) return Bad("pickle ends inside an operand");
@@ -130,7 +67,7 @@ Result<std::string_view> Folding::Take(unsigned length_bytes) {
 Result<std::string_view> Folding::Line() {
   const std::string_view rest = pickle_.substr(at_, limits::kNameBytes + 1);
   const std::size_t end = rest.find('\n');
-  if (end == std::string_view::npos) return Bad("name of a class without an end");
+  if (end == std::string_view::npos) return Bad("unterminated class name");
   at_ += end + 1;
   return rest.substr(0, end);
 }
@@ -188,9 +125,8 @@ Status Folding::PushGlobal(std::string_view module, std::string_view name) {
     Result<Meaning> meaning = Interpret(module, name, protocol_);
     if (!meaning) return Bad(meaning.error().message);
     if (meaning->known >= Known::kStorage) {
-      return Fail(Errc::kUnsupported,
-                  "byte " + std::to_string(op_at_) +
-                      ": tensors and storages have no place here: " + meaning->dotted);
+      return Fail(Errc::kUnsupported, "byte ", op_at_,
+                  ": tensors and storages are not supported here: ", meaning->dotted);
     }
     names_.push_back(meaning->nested.empty() ? std::move(meaning->dotted)
                                              : meaning->dotted + "." + meaning->nested);
@@ -205,12 +141,6 @@ Status Folding::PushStackGlobal() {
   const Cell module = Pop();
   if (!module.is_text() || !name.is_text()) return Bad("STACK_GLOBAL without two strings");
   return PushGlobal(module.text(), name.text());
-}
-
-Box* Folding::Open(Box::Kind kind) {
-  Box* box = pool_.Take(kind);
-  box->number = kind == Box::Kind::kDict ? ++dicts_ : 0;
-  return box;
 }
 
 Status Folding::PushBox(Box::Kind kind) { return Push(Cell::Of(Open(kind))); }
@@ -234,148 +164,6 @@ Result<std::size_t> Folding::PopMark() {
   return first;
 }
 
-/// Marks a value that is put into a box. A box inside another
-/// one can no longer change, so no box can contain itself.
-Status Folding::Hold(Box* holder, const Cell& cell) const {
-  Box* box = cell.box();
-  if (box == nullptr) return {};
-  if (box == holder) return Fail(Errc::kUnsupported, "a container that contains itself");
-  box->held = true;
-  holder->depth = std::max<std::uint16_t>(holder->depth, box->depth + 1);
-  if (holder->depth <= limits::kPickleDepth) return {};
-  return Fail(Errc::kLimit, "byte ", op_at_, ": nesting deeper than ", limits::kPickleDepth);
-}
-
-Status Folding::MakeTuple(std::size_t first) {
-  Box* box = Open(Box::Kind::kTuple);
-  Cell tuple = Cell::Of(box);
-  for (std::size_t i = first; i < stack_.size(); ++i) {
-    SW_TRY(Hold(box, stack_[i]));
-    box->items.push_back(std::move(stack_[i]));
-  }
-  stack_.resize(first);
-  return Push(std::move(tuple));
-}
-
-Status Folding::MakeSet(std::size_t first) {
-  SW_TRY(MakeTuple(first));
-  stack_.back().box()->kind = Box::Kind::kSet;
-  return {};
-}
-
-/// \param ignored  set to true for an object, whose items are not kept
-Status Folding::Change(const Cell& target, bool* ignored) {
-  const Box* box = target.box();
-  if (box == nullptr) return Bad("items for " + Describe(target));
-  if (box->held) {
-    return Fail(Errc::kUnsupported, "byte ", op_at_, ": ", Describe(target),
-                " changes after another one holds it");
-  }
-  *ignored = box->kind == Box::Kind::kObject;
-  return {};
-}
-
-Status Folding::Append(std::size_t first) {
-  const Cell target = stack_[first - 1];
-  bool ignored = false;
-  SW_TRY(Change(target, &ignored));
-  if (!ignored) {
-    if (target.box()->kind != Box::Kind::kList) return Bad("APPEND to " + Describe(target));
-    for (std::size_t i = first; i < stack_.size(); ++i) {
-      SW_TRY(Hold(target.box(), stack_[i]));
-      target.box()->items.push_back(std::move(stack_[i]));
-    }
-  }
-  stack_.resize(first);
-  return {};
-}
-
-Status Folding::AddItems(std::size_t first) {
-  const Cell target = stack_[first - 1];
-  bool ignored = false;
-  SW_TRY(Change(target, &ignored));
-  if (ignored || target.box()->kind != Box::Kind::kSet) {
-    return Bad("ADDITEMS to " + Describe(target));
-  }
-  for (std::size_t i = first; i < stack_.size(); ++i) {
-    SW_TRY(Hold(target.box(), stack_[i]));
-    target.box()->items.push_back(std::move(stack_[i]));
-  }
-  stack_.resize(first);
-  return {};
-}
-
-Status Folding::SetItems(std::size_t first) {
-  if ((stack_.size() - first) % 2 != 0) return Bad("SETITEMS with a key without a value");
-  const Cell target = stack_[first - 1];
-  bool ignored = false;
-  SW_TRY(Change(target, &ignored));
-  Box* box = target.box();
-  if (!ignored && box->kind != Box::Kind::kDict) return Bad("SETITEM on " + Describe(target));
-  for (std::size_t i = first; i < stack_.size() && !ignored; i += 2) {
-    SW_TRY(Hold(box, stack_[i]));
-    SW_TRY(Hold(box, stack_[i + 1]));
-    Result<bool> taken = folder_.Take(box->number, stack_[i], stack_[i + 1]);
-    if (!taken) return tl::unexpected<Error>(std::move(taken).error());
-    if (*taken) continue;
-    box->items.push_back(std::move(stack_[i]));
-    box->items.push_back(std::move(stack_[i + 1]));
-  }
-  stack_.resize(first);
-  return {};
-}
-
-/// Records the call without running it.
-Status Folding::Call(bool reduce) {
-  SW_TRY(Need(2));
-  Cell args = Pop();
-  Cell callable = Pop();
-  if (args.box() == nullptr || args.box()->kind != Box::Kind::kTuple) {
-    return Bad("a call without a tuple of arguments");
-  }
-  const bool nested = ClassOf(callable) == "builtins.getattr";
-  if (!callable.is_global() && !nested) {
-    return Bad("call of something that is not a class: " + Describe(callable));
-  }
-  if (callable.is_global() && callable.text() == "collections.OrderedDict" &&
-      args.box()->items.empty()) {
-    return PushBox(Box::Kind::kDict);
-  }
-  if (!reduce && nested) return Bad("object of " + Describe(callable));
-  Box* box = Open(Box::Kind::kObject);
-  Cell object = Cell::Of(box);
-  SW_TRY(Hold(box, callable));
-  SW_TRY(Hold(box, args));
-  box->items.push_back(std::move(callable));
-  box->items.push_back(std::move(args));
-  return Push(std::move(object));
-}
-
-Status Folding::NewObjEx() {
-  SW_TRY(Need(3));
-  const Cell keywords = Pop();
-  const Box* box = keywords.box();
-  if (box == nullptr || box->kind != Box::Kind::kDict) return Bad("NEWOBJ_EX without a dict");
-  return Call(false);
-}
-
-Status Folding::Build() {
-  SW_TRY(Need(2));
-  Cell state = Pop();
-  const Cell& target = stack_.back();
-  bool object = false;
-  SW_TRY(Change(target, &object));
-  Box* box = target.box();
-  if (box->kind == Box::Kind::kDict) return {};  // attributes of an ordered dict
-  if (!object) return Bad("BUILD on " + Describe(target));
-  if (box->items.size() > 2) {
-    return Fail(Errc::kUnsupported, "byte ", op_at_, ": BUILD twice on ", Describe(target));
-  }
-  SW_TRY(Hold(box, state));
-  box->items.push_back(std::move(state));
-  return {};
-}
-
 Status Folding::Put(std::uint64_t index) {
   SW_TRY(Need(1));
   if (numbered_ && counted_) {
@@ -394,47 +182,6 @@ Status Folding::Get(std::uint64_t index) {
     return Bad("memo entry " + std::to_string(index) + " is read before it is written");
   }
   return Push(memo_[*rank]);
-}
-
-Status Folding::StepContainer(std::uint8_t code) {
-  const auto above = [&](Status (Folding::*what)(std::size_t)) -> Status {
-    SW_TRY_ASSIGN(const std::size_t first, PopMark());
-    const std::size_t floor = marks_.empty() ? 0 : marks_.back();
-    if (first <= floor) return Bad("stack underflow");
-    return (this->*what)(first);
-  };
-  switch (code) {
-    case op::kTuple: {
-      SW_TRY_ASSIGN(const std::size_t first, PopMark());
-      return MakeTuple(first);
-    }
-    case op::kFrozenSet: {
-      SW_TRY_ASSIGN(const std::size_t first, PopMark());
-      return MakeSet(first);
-    }
-    case op::kAppends:
-      return above(&Folding::Append);
-    case op::kSetItems:
-      return above(&Folding::SetItems);
-    case op::kAddItems:
-      return above(&Folding::AddItems);
-    case op::kAppend:
-      SW_TRY(Need(2));
-      return Append(stack_.size() - 1);
-    case op::kSetItem:
-      SW_TRY(Need(3));
-      return SetItems(stack_.size() - 2);
-    case op::kReduce:
-      return Call(true);
-    case op::kNewObj:
-      return Call(false);
-    case op::kNewObjEx:
-      return NewObjEx();
-    case op::kBuild:
-      return Build();
-    default:
-      return StepRest(code);
-  }
 }
 
 Status Folding::StepRest(std::uint8_t code) {
@@ -558,8 +305,6 @@ Status Folding::Step(std::uint8_t code) {
       return StepContainer(code);
   }
 }
-
-}  // namespace
 
 Status Fold(std::string_view pickle, Folder& folder) { return Folding(pickle, folder).Run(); }
 

@@ -75,7 +75,7 @@ Result<std::string_view> Machine::Take(unsigned length_bytes) {
 Result<std::string_view> Machine::Line() {
   const std::string_view rest = pickle_.substr(at_, limits::kNameBytes + 1);
   const std::size_t end = rest.find('\n');
-  if (end == std::string_view::npos) return Bad("name of a class without an end");
+  if (end == std::string_view::npos) return Bad("unterminated class name");
   at_ += end + 1;
   return rest.substr(0, end);
 }

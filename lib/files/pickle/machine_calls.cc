@@ -210,7 +210,7 @@ Result<Value> Machine::MakeObject(const Value& cls, const Value& args, Build bui
   const Known known = cls.tag == Tag::kGlobal ? globals_[cls.slot].meaning.known : Known::kOther;
   const bool fills = known == Known::kOrderedDict || known == Known::kSet;
   if (fills && !TupleItems(args).empty()) {
-    return Bad("NEWOBJ of " + Describe(cls) + " with arguments, which it does not look at");
+    return Bad("NEWOBJ of " + Describe(cls) + " with arguments, which it does not take");
   }
   const bool is_value = fills || known == Known::kSize || known == Known::kFrozenSet;
   if (build == Build::kNewObj && is_value) return CallKnown(known, cls, args);
@@ -222,22 +222,24 @@ Result<Value> Machine::CallOrderedDict(Args args) {
   SW_TRY_ASSIGN(Node * node, NewNode(Kind::kDict));
   node->ordered = true;
   if (args.empty()) return OfNode(node);
-  if (args.size() != 1 || !IsNode(args[0], Kind::kList)) return Bad("arguments of OrderedDict");
+  if (args.size() != 1 || !IsNode(args[0], Kind::kList))
+    return Bad("invalid arguments of OrderedDict");
   const Node* pairs = args[0].node;
   SW_TRY(Charge(2 * pairs->items.size() * kItemBytes));
   for (const Node* pair : pairs->items) {
     const bool sequence = pair->kind == Kind::kList || pair->kind == Kind::kTuple;
-    if (!sequence || pair->items.size() != 2) return Bad("OrderedDict of something but pairs");
+    if (!sequence || pair->items.size() != 2) return Bad("OrderedDict of items that are not pairs");
     node->items.insert(node->items.end(), pair->items.begin(), pair->items.end());
   }
   return OfNode(node);
 }
 
 Result<Value> Machine::CallSize(Args args) {
-  if (args.size() != 1 || args[0].tag != Tag::kTuple) return Bad("arguments of torch.Size");
+  if (args.size() != 1 || args[0].tag != Tag::kTuple) return Bad("invalid arguments of torch.Size");
   const Args extents = TupleItems(args[0]);
   for (const Value& extent : extents) {
-    if (extent.tag != Tag::kInt) return Bad("torch.Size of " + Describe(extent));
+    if (extent.tag != Tag::kInt)
+      return Bad("torch.Size: integer expected, found " + Describe(extent));
   }
   SW_TRY_ASSIGN(Node * node, NewNode(Kind::kSize));
   SW_TRY(ToNodes(extents, node->items));
@@ -247,7 +249,7 @@ Result<Value> Machine::CallSize(Args args) {
 Result<Value> Machine::CallSet(Kind kind, Args args) {
   SW_TRY_ASSIGN(Node * node, NewNode(kind));
   if (args.empty()) return OfNode(node);
-  if (args.size() != 1 || !IsNode(args[0], Kind::kList)) return Bad("arguments of a set");
+  if (args.size() != 1 || !IsNode(args[0], Kind::kList)) return Bad("invalid arguments of a set");
   SW_TRY(Charge(args[0].node->items.size() * kItemBytes));
   node->items = args[0].node->items;
   return OfNode(node);
@@ -255,7 +257,7 @@ Result<Value> Machine::CallSet(Kind kind, Args args) {
 
 Result<Value> Machine::CallBytes(Args args) {
   if (args.size() == 1 && IsNode(args[0], Kind::kBytes)) return args[0];
-  if (!args.empty()) return Bad("arguments of bytes");
+  if (!args.empty()) return Bad("invalid arguments of bytes");
   SW_TRY_ASSIGN(Node * node, NewNode(Kind::kBytes));
   return OfNode(node);
 }
@@ -273,10 +275,10 @@ Result<Value> Machine::CallByteArray(Args args) {
   return OfNode(node);
 }
 
-// Reads bytes in protocol 2: a text whose code points are the bytes.
+// Reads bytes in protocol 2: a text with the bytes as its code points.
 Result<Value> Machine::CallEncode(Args args) {
   if (args.size() != 2 || !IsString(args[0]) || !IsString(args[1])) {
-    return Bad("arguments of _codecs.encode");
+    return Bad("invalid arguments of _codecs.encode");
   }
   const std::string_view encoding = Text(args[1]);
   if (encoding != "latin1" && encoding != "latin-1") {
@@ -311,7 +313,7 @@ Result<std::string> Machine::Latin1(std::string_view text) const {
 Result<Value> Machine::CallGetattr(Args args) {
   const bool typed = args.size() == 2 && IsString(args[1]) &&
                      (args[0].tag == Tag::kGlobal || IsNode(args[0], Kind::kObject));
-  if (!typed) return Bad("arguments of getattr");
+  if (!typed) return Bad("invalid arguments of getattr");
   const bool nested = args[0].tag == Tag::kGlobal || IsInnerClass(args[0].node);
   if (!nested) return Bad("refused: pickle reads an attribute of " + Describe(args[0]));
   // Copies the two values, because the tuple pool may move while nodes are made.
@@ -324,7 +326,7 @@ Result<Value> Machine::CallGetattr(Args args) {
 }
 
 Result<Value> Machine::CallNewObj(Args args) {
-  if (args.empty()) return Bad("arguments of copyreg.__newobj__");
+  if (args.empty()) return Bad("invalid arguments of copyreg.__newobj__");
   const Value cls = args[0];
   const std::vector<Value> rest(args.begin() + 1, args.end());
   const std::size_t first = stack_.size();
@@ -335,7 +337,7 @@ Result<Value> Machine::CallNewObj(Args args) {
 
 Result<Value> Machine::CallNewObjEx(Args args) {
   if (args.size() != 3 || args[1].tag != Tag::kTuple || !IsNode(args[2], Kind::kDict)) {
-    return Bad("arguments of copyreg.__newobj_ex__");
+    return Bad("invalid arguments of copyreg.__newobj_ex__");
   }
   const Value cls = args[0];
   const std::array<Value, 2> rest = {args[1], args[2]};

@@ -323,7 +323,7 @@ Status Machine::AppendTo(const Value& target, Args items) {
   if (node != nullptr && node->kind == Kind::kList) return ToNodes(items, node->items);
   if (node != nullptr && node->kind == Kind::kObject && !IsInnerClass(node)) {
     if (node->state != nullptr || !node->dict_items.empty()) {
-      return Unsupported("items for an object whose state is set: " + Describe(target));
+      return Unsupported("items for an object that already has state: " + Describe(target));
     }
     return ToNodes(items, node->list_items);
   }
@@ -336,7 +336,7 @@ Status Machine::SetIn(const Value& target, Args entries) {
   if (node != nullptr && node->kind == Kind::kDict) return ToNodes(entries, node->items);
   if (node != nullptr && node->kind == Kind::kObject && !IsInnerClass(node)) {
     if (node->state != nullptr) {
-      return Unsupported("items for an object whose state is set: " + Describe(target));
+      return Unsupported("items for an object that already has state: " + Describe(target));
     }
     return ToNodes(entries, node->dict_items);
   }

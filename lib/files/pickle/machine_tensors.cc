@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <limits>
 
-#include "files/pickle/bounds.h"
 #include "files/pickle/machine_internal.h"
 #include "support/base/checked.h"
 #include "support/base/limits.h"
@@ -36,8 +35,10 @@ Result<Value> Machine::LoadPersistent(const Value& id) {
     return Unsupported("a quantized storage: " + Describe(items[1]));
   }
   if (!IsKnown(items[1], Known::kStorage)) return Bad("unknown storage: " + Describe(items[1]));
-  if (!IsString(items[2]) && !IsNode(items[2], Kind::kBytes)) return Bad("key of a storage");
-  if (items[4].tag != Tag::kInt || items[4].integer < 0) return Bad("element count of a storage");
+  if (!IsString(items[2]) && !IsNode(items[2], Kind::kBytes))
+    return Bad("invalid key of a storage");
+  if (items[4].tag != Tag::kInt || items[4].integer < 0)
+    return Bad("invalid element count of a storage");
   StorageUse use;
   use.key = IsString(items[2]) ? std::string(Text(items[2])) : items[2].node->text;
   use.dtype = globals_[items[1].slot].meaning.dtype;
@@ -200,7 +201,7 @@ Result<const Node*> Machine::Attributes(const Value& state) {
 Result<Value> Machine::CallParameter(Known known, Args args) {
   const std::size_t count = known == Known::kParameter ? 3 : 4;
   if (args.size() != count || !IsNode(args[0], Kind::kTensor) || args[1].tag != Tag::kBool) {
-    return Bad("arguments of a parameter");
+    return Bad("invalid arguments of a parameter");
   }
   SW_TRY(CheckHooks(args[2]));
   auto tensor = std::make_unique<Tensor>(*args[0].node->tensor);
@@ -218,7 +219,7 @@ Result<Value> Machine::CallParameter(Known known, Args args) {
 // (rebuild function, class, its arguments, attributes)
 Result<Value> Machine::CallFromType(Args args) {
   if (args.size() != 4 || args[0].tag != Tag::kGlobal || args[2].tag != Tag::kTuple) {
-    return Bad("arguments of a tensor with attributes");
+    return Bad("invalid arguments of a tensor with attributes");
   }
   if (IsKnown(args[0], Known::kWrapper)) return CallSharded(args);
   const std::string cls = Describe(args[1]);
@@ -248,7 +249,7 @@ Result<Value> Machine::CallSharded(Args args) {
   if (!is_sharded(args[1])) return Unsupported("tensor of " + Describe(args[1]));
   if (inner.empty() || !is_sharded(inner[0]) ||
       globals_[inner[0].slot].meaning.dotted != globals_[args[1].slot].meaning.dotted) {
-    return Bad("arguments of a tensor of " + Describe(args[1]));
+    return Bad("invalid arguments of a tensor of " + Describe(args[1]));
   }
   SW_TRY_ASSIGN(Node * node, NewNode(Kind::kObject));
   SW_TRY_ASSIGN(Node * rebuild, NewNode(Kind::kGlobal));
@@ -265,7 +266,7 @@ Result<Value> Machine::CallSharded(Args args) {
 Result<Value> Machine::CallDeviceTensor(Args args) {
   if (args.size() != 4 || !IsNode(args[0], Kind::kTensor) || args[1].tag != Tag::kGlobal ||
       args[3].tag != Tag::kBool) {
-    return Bad("arguments of a device tensor");
+    return Bad("invalid arguments of a device tensor");
   }
   const Tensor& host = *args[0].node->tensor;
   if (DTypeOfGlobal(globals_[args[1].slot].meaning.dotted) != host.dtype) {

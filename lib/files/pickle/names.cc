@@ -336,7 +336,7 @@ Result<Meaning> Interpret(std::string_view module, std::string_view name, unsign
     return Fail(Errc::kBadInput, "refused: pickle names ", meaning.dotted);
   }
   if (absent) {
-    return Fail(Errc::kBadInput, "module ", as_written, " of Python 2 in a pickle of protocol ",
+    return Fail(Errc::kBadInput, "Python 2 module ", as_written, " in a pickle of protocol ",
                 protocol);
   }
   Classify(meaning);

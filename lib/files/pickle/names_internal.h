@@ -61,7 +61,7 @@ bool IsHarmlessAttribute(std::string_view name);
 /// Returns true for classes of tensors distributed over ranks, which wrap the piece of one rank.
 bool IsShardedTensor(std::string_view dotted);
 
-/// Returns true for the class of a device mesh, whose attributes refer to other meshes and back.
+/// Returns true for the class of a device mesh. Its attributes refer to other meshes and back.
 bool IsDeviceMesh(std::string_view dotted);
 
 /// Returns true for the attributes of meshes, which readers of checkpoints do not need.

@@ -107,6 +107,11 @@ Result<Shape> AsShape(const Node* node);  ///< kSize, kTuple or kList of non-neg
 /// Returns "list", "tensor float32 [61, 24]", "object torch.device"; for messages.
 std::string Describe(const Node* node);
 
+/// Checks that all elements of a tensor are within a storage of `elems` elements of its dtype.
+/// \error kBadInput  sizes and strides differ in number, an overflow, or an element outside
+/// Pure.
+Status CheckBounds(const Tensor& tensor, std::uint64_t elems);
+
 /// Owns nodes. Their addresses are stable for the lifetime of the arena. Not thread-safe.
 class Arena {
  public:

@@ -4,7 +4,6 @@
 #include <limits>
 #include <unordered_map>
 
-#include "files/pickle/bounds.h"
 #include "files/pickle/emitter.h"
 #include "files/pickle/names_internal.h"
 #include "files/pickle/opcodes_internal.h"

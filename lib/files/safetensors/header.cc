@@ -61,7 +61,7 @@ Result<std::uint64_t> BytesOf(const TypeInfo& type, const Shape& shape) {
   }
   if (empty) return 0;
   if (most % 8 != 0) {
-    return Fail(Errc::kBadInput, most, " bits are no whole number of bytes");
+    return Fail(Errc::kBadInput, most, " bits are not a whole number of bytes");
   }
   return most / 8;
 }
@@ -105,11 +105,10 @@ Status CheckCover(const std::vector<Entry>& entries, std::uint64_t data_bytes) {
   for (const Entry& entry : entries) {
     if (entry.offset != end) {
       const std::string what =
-          entry.offset < end
-              ? ": overlaps what lies before it"
-              : ": a hole of " + std::to_string(entry.offset - end) + " bytes lies before it";
+          entry.offset < end ? std::string(": overlaps the data before it")
+                             : StrCat(": a hole of ", entry.offset - end, " bytes precedes it");
       return Fail(Errc::kBadInput, Named(entry.name), what,
-                  (before == nullptr ? "" : ", " + Named(before->name)));
+                  (before == nullptr ? "" : ", after " + Named(before->name)));
     }
     end += entry.bytes;
     before = &entry;
@@ -166,19 +165,19 @@ Result<HeaderText> ReadHeaderText(const os::File& file) {
   const bool ours =
       fits && (prefix.back() == '{' || kSpaces.find(prefix.back()) != std::string_view::npos);
   if (const std::string_view kind = OtherKind(prefix); !ours && !kind.empty()) {
-    return Fail(Errc::kBadInput, "no safetensors file, but ", kind);
+    return Fail(Errc::kBadInput, "not a safetensors file, but ", kind);
   }
   if (identity.bytes < kLengthBytes + 2) {
-    return Fail(Errc::kBadInput, "no safetensors file: ", identity.bytes, " bytes long");
+    return Fail(Errc::kBadInput, "not a safetensors file: only ", identity.bytes, " bytes long");
   }
   if (header_bytes > limits::kSafetensorsHeaderBytes) {
     // Up to a few times the cap, the file was probably not split; larger values are not a length.
     return Fail(fits ? Errc::kLimit : Errc::kBadInput,
-                fits ? "" : "no safetensors file: ", "a header of ", header_bytes,
+                fits ? "" : "not a safetensors file: ", "a header of ", header_bytes,
                 " bytes, at most ", limits::kSafetensorsHeaderBytes);
   }
   if (header_bytes < 2 || !fits) {
-    return Fail(Errc::kBadInput, "no safetensors file, or truncated: a header of ", header_bytes,
+    return Fail(Errc::kBadInput, "not a safetensors file, or truncated: a header of ", header_bytes,
                 " bytes in a file of ", identity.bytes);
   }
   HeaderText header;
@@ -197,17 +196,17 @@ Result<Header> ParseHeader(const HeaderText& source) {
   }
   const std::size_t first = text.find_first_not_of(kSpaces);
   if (first == std::string_view::npos || text[first] != '{') {
-    return Fail(Errc::kBadInput, "no safetensors file: its header does not begin with {");
+    return Fail(Errc::kBadInput, "not a safetensors file: its header does not begin with {");
   }
   // The parser would treat a NUL as the end of the text.
   if (const std::size_t nul = text.find('\0'); nul != std::string_view::npos) {
-    return Fail(Errc::kBadInput, "header: no JSON at byte ", nul + 1, ": NUL");
+    return Fail(Errc::kBadInput, "header: invalid JSON at byte ", nul + 1, ": NUL");
   }
   Header header;
-  if (first > 0) header.warnings.emplace_back("white space before the header's {");
+  if (first > 0) header.warnings.emplace_back("the header has white space before its {");
   if (const std::size_t last = text.find_last_of('}'); last != std::string_view::npos) {
     if (text.find_first_not_of(' ', last + 1) != std::string_view::npos) {
-      header.warnings.emplace_back("other bytes than spaces after the header's }");
+      header.warnings.emplace_back("the header has bytes other than spaces after its }");
     }
   }
   TextBudget budget(text.size());
@@ -224,10 +223,11 @@ Result<Header> ParseHeader(const HeaderText& source) {
   SW_TRY_ASSIGN(RawHeader raw, ParseRaw(text, add, &budget));
   header.metadata = std::move(raw.metadata);
   if (!raw.unknown_field.empty()) {
-    header.warnings.push_back("fields that the format does not have, such as " + raw.unknown_field);
+    header.warnings.push_back("the header has fields that the format does not define, such as " +
+                              raw.unknown_field);
   }
   if (const std::string* name = Repeated(header.entries)) {
-    return Fail(Errc::kBadInput, Named(*name), ": twice in the header");
+    return Fail(Errc::kBadInput, Named(*name), ": appears twice in the header");
   }
   std::sort(header.entries.begin(), header.entries.end(), [](const Entry& a, const Entry& b) {
     // Sort empty tensors at the same offset by name.

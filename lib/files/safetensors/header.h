@@ -53,7 +53,7 @@ Result<HeaderText> ReadHeaderText(const os::File& file);
 
 /// Parses a header. The tensors of the result cover the rest of the file exactly once.
 /// \error kBadInput  not JSON of the format; a duplicate name, field or
-///        key; a tensor whose bytes do not fit its shape; holes,
+///        key; a tensor with more or fewer bytes than its shape; holes,
 ///        overlaps, missing or extra bytes. kUnsupported  an element type
 ///        that is newer than this program. The message names the tensor.
 /// Pure. Source: docs/formats/safetensors.md, "Header".

@@ -49,7 +49,7 @@ class Handler final : public nlohmann::json_sax<Json> {
   bool number_integer(number_integer_t /*value*/) override {
     return place_ == Place::kUnknown || field_ == Field::kUnknown
                ? Other()
-               : Wrong("a number that is not negative expected");
+               : Wrong("a non-negative number expected");
   }
   bool number_unsigned(number_unsigned_t value) override {
     if (place_ != Place::kShape && place_ != Place::kOffsets) return Other();
@@ -125,10 +125,11 @@ class Handler final : public nlohmann::json_sax<Json> {
   bool key(string_t& value) override {
     if (place_ == Place::kUnknown) return true;
     if (value.size() > limits::kNameBytes) {
-      return Wrong("a name of " + std::to_string(value.size()) + " bytes", Errc::kLimit);
+      return Wrong("a name of " + std::to_string(value.size()) + " bytes is too long",
+                   Errc::kLimit);
     }
     if (place_ == Place::kMetadata) {
-      if (raw_.metadata.contains(value)) return Wrong("key \"" + value + "\" twice");
+      if (raw_.metadata.contains(value)) return Wrong("key \"" + value + "\" appears twice");
       key_ = std::move(value);
       return true;
     }
@@ -139,7 +140,8 @@ class Handler final : public nlohmann::json_sax<Json> {
   bool parse_error(std::size_t byte, const std::string& /*token*/,
                    const nlohmann::detail::exception& /*error*/) override {
     if (!error_) {
-      error_ = Error{Errc::kBadInput, "header: no JSON at byte " + std::to_string(byte), 0, -1};
+      error_ =
+          Error{Errc::kBadInput, "header: invalid JSON at byte " + std::to_string(byte), 0, -1};
     }
     return false;
   }
@@ -152,7 +154,7 @@ class Handler final : public nlohmann::json_sax<Json> {
     offsets_ = 0;
     entry_.name = std::move(name);
     if (!in_metadata_key_) return true;
-    if (had_metadata_) return Wrong("twice in the header");
+    if (had_metadata_) return Wrong("appears twice in the header");
     had_metadata_ = true;
     return true;
   }
@@ -166,7 +168,7 @@ class Handler final : public nlohmann::json_sax<Json> {
       return true;
     }
     const unsigned bit = 1U << static_cast<unsigned>(field_);
-    if ((seen_ & bit) != 0) return Wrong("field " + name + " twice");
+    if ((seen_ & bit) != 0) return Wrong("field " + name + " appears twice");
     seen_ |= bit;
     return true;
   }
@@ -175,7 +177,7 @@ class Handler final : public nlohmann::json_sax<Json> {
          {std::pair{Field::kDtype, "dtype"}, std::pair{Field::kShape, "shape"},
           std::pair{Field::kOffsets, "data_offsets"}}) {
       if ((seen_ & 1U << static_cast<unsigned>(field)) == 0) {
-        return Wrong(std::string("no ") + name);
+        return Wrong(std::string(name) + " is missing");
       }
     }
     place_ = Place::kTop;

@@ -21,7 +21,7 @@ Result<Index> ParseIndex(std::string_view text, const std::string& where) {
   SW_TRY_ASSIGN(const Json json, json::Parse(text, where));
   const Json* map = json::Find(json, "weight_map");
   if (map == nullptr || !map->is_object()) {
-    return Fail(Errc::kBadInput, where, ": no index: weight_map expected, an object");
+    return Fail(Errc::kBadInput, where, ": not an index: it has no object weight_map");
   }
   Index index;
   for (const auto& [name, file] : map->items()) {

@@ -27,7 +27,8 @@ Result<std::size_t> TypeIndex(DType dtype) {
 
 Status CheckName(const std::string& name) {
   if (name.empty() || name == kMetadata || !IsUtf8(name, Surrogates::kRefuse)) {
-    return Fail(Errc::kBadInput, "a name that safetensors cannot hold");
+    return Fail(Errc::kBadInput,
+                "the name is empty, reserved or not UTF-8, which safetensors does not allow");
   }
   return {};
 }
@@ -40,7 +41,8 @@ Result<Shape> HeaderShape(const TypeInfo& type, const Shape& shape) {
   const std::uint64_t bytes = together * type.bits / 8;
   Shape values = shape;
   if (values.empty() || values.back() % bytes != 0) {
-    return Fail(Errc::kBadInput, "packed rows of shape ", ToString(shape), " bytes");
+    return Fail(Errc::kBadInput, "packed rows of ", ToString(shape),
+                " bytes do not hold whole values");
   }
   SW_TRY_ASSIGN(values.back(), CheckedMul(values.back() / bytes, together));
   return values;
@@ -119,7 +121,7 @@ Result<Layout> Layout::Make(std::span<const TensorSpec> tensors,
   std::sort(names.begin(), names.end());
   const auto twice = std::adjacent_find(names.begin(), names.end());
   if (twice != names.end()) {
-    return Fail(Errc::kBadInput, "tensor \"", *twice, "\": two of that name");
+    return Fail(Errc::kBadInput, "tensor \"", *twice, "\": the name appears twice");
   }
   return layout;
 }

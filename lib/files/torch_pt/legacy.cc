@@ -74,7 +74,7 @@ Status CheckHead(Stream& stream) {
   SW_TRY_ASSIGN(const pickle::Graph machine, pickle::Load(machine_pickle));
   const pickle::Node* little = machine.root->Find("little_endian");
   if (little == nullptr || little->kind != pickle::Kind::kBool) {
-    return BadInput("legacy stream does not say its byte order");
+    return BadInput("legacy stream does not state its byte order");
   }
   if (little->integer == 0) return Fail(Errc::kUnsupported, "big-endian file");
   return {};
@@ -129,7 +129,7 @@ Result<ContainerMetadata> ReadLegacy(const files::Part& file, std::uint64_t file
     SW_TRY_ASSIGN(const std::string_view name, pickle::AsString(key));
     const auto use = uses.find(name);
     // A key is removed from the table when it is used, so a duplicate is also unknown.
-    if (use == uses.end()) return BadInput("storage ", name, " is twice or in no tensor");
+    if (use == uses.end()) return BadInput("storage ", name, " appears twice or in no tensor");
     SW_TRY_ASSIGN(Storage storage, TakeStorage(file, file_bytes, *use->second, offset));
     metadata.storages.push_back(std::move(storage));
     uses.erase(use);

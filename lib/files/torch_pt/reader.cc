@@ -39,8 +39,8 @@ Result<Kind> Sniff(const files::Part& file, std::uint64_t file_bytes) {
   if (bytes > 262 && text.substr(257, 5) == "ustar") {
     return unsupported("tar file of torch before 0.1.10: load it with torch and save it again");
   }
-  if (bytes > 8 && text[8] == '{') return unsupported("a safetensors file, not one of torch.save");
-  return BadInput(file.path(), ": not a file of torch.save");
+  if (bytes > 8 && text[8] == '{') return unsupported("a safetensors file, not a torch.save file");
+  return BadInput(file.path(), ": not a torch.save file");
 }
 
 constexpr std::string_view kData = "data/";

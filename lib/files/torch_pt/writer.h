@@ -22,7 +22,7 @@ struct StorageSpec {
 /// members on 64-byte boundaries, data descriptors, zip64 as in torch (docs/formats/pt.md).
 class Layout {
  public:
-  /// Lays out a file whose object graph is `root`; kTensor nodes refer to `storages` by index.
+  /// Lays out a file with `root` as its object graph; kTensor nodes refer to `storages` by index.
   /// \error kBadInput     a value that the format cannot hold
   ///        kUnsupported  a graph that contains itself
   ///        kLimit        nesting beyond limits::kPickleDepth

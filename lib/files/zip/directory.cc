@@ -70,13 +70,13 @@ Result<Place> ReadPlace64(const files::Part& file, Bytes locator, Bytes end, std
   const std::uint64_t locator_at = end_at - kLocatorBytes;
   if (U32(locator, 4) != 0 || U32(locator, 16) > 1) return BadInput("multi-disk zip file");
   if (place.end > locator_at || locator_at - place.end < kEnd64Bytes) {
-    return BadInput("zip64 end record lies outside the file");
+    return BadInput("zip64 end record is outside the file");
   }
   std::vector<std::byte> record(kEnd64Bytes);
   SW_TRY(file.ReadAt(place.end, record));
   if (U32(record, 0) != kEnd64Signature) return BadInput("zip64 end record not found");
   if (U64(record, 4) != locator_at - place.end - 12)
-    return BadInput("size of the zip64 end record");
+    return BadInput("wrong size of the zip64 end record");
   if (U32(record, 16) != 0 || U32(record, 20) != 0) return BadInput("multi-disk zip file");
   place.entries = U64(record, 32);
   place.bytes = U64(record, 40);

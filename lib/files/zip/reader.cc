@@ -83,10 +83,10 @@ Status CheckOrder(const std::vector<Entry>& entries, std::uint64_t directory_off
                       limit - entry.header_offset - fixed >= entry.compressed_bytes;
     if (!fits) {
       return BadInput("member ", entry.name, " of ", entry.compressed_bytes, " bytes at ",
-                      entry.header_offset, " overlaps what follows at ", limit);
+                      entry.header_offset, " overlaps the data at ", limit);
     }
     if (!names.Insert(entry.name)) {
-      return BadInput("member ", entry.name, " is there twice");
+      return BadInput("member ", entry.name, " appears twice");
     }
   }
   return {};
@@ -134,7 +134,7 @@ class Window {
 
 Status CheckLocal(Bytes header, const Entry& entry) {
   if (U32(header, 0) != kLocalSignature)
-    return BadInput("no local header where the directory says");
+    return BadInput("no local header at the offset in the directory");
   if (U16(header, 6) != entry.flags || U16(header, 8) != entry.method) {
     return BadInput("local header and directory disagree on flags or method");
   }
@@ -167,7 +167,7 @@ Result<Member> Locate(Bytes header, Entry& entry, std::uint64_t limit) {
   member.crc32 = entry.crc32;
   if (member.payload_offset > limit || limit - member.payload_offset < entry.compressed_bytes) {
     return BadInput(entry.compressed_bytes, " bytes at ", member.payload_offset,
-                    " overlap what follows at ", limit);
+                    " overlap the data at ", limit);
   }
   member.name = std::move(entry.name);
   return member;

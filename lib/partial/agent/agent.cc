@@ -2,10 +2,8 @@
 #include "partial/agent/agent.h"
 
 #include <algorithm>
-#include <chrono>
 #include <utility>
 
-#include "checkpoints/registry.h"
 #include "partial/agent/quiet_sink.h"
 #include "partial/store/modules.h"
 #include "partial/store/store.h"
@@ -13,10 +11,6 @@
 
 namespace shardwright::partial {
 namespace {
-
-using Clock = std::chrono::steady_clock;
-
-constexpr const char* kRestoredMeanwhile = "the store was restored while the snapshot was taken";
 
 class ThrottledBytes final : public exec::ByteSource {
  public:
@@ -47,14 +41,6 @@ Snapshotted SnapshottedOf(const Manifest& manifest) {
   return out;
 }
 
-/// Returns true if a checkpoint has blobs of a module, all of the given version.
-bool IsAllOf(const HeldModule& module, std::uint64_t version) {
-  const bool held = std::ranges::any_of(module, [](const auto& part) { return part.has_value(); });
-  return held && std::ranges::all_of(module, [&](const std::optional<Held>& part) {
-           return !part || part->version == version;
-         });
-}
-
 /// Returns the experts that a checkpoint has completely in its own version.
 ModuleNames WholeModules(const Manifest& manifest) {
   ModuleNames names;
@@ -62,24 +48,6 @@ ModuleNames WholeModules(const Manifest& manifest) {
     if (IsAllOf(manifest.modules[i], manifest.iteration)) names.insert(manifest.names[i]);
   }
   return names;
-}
-
-exec::Digest CatalogueDigest(const convert::Input& input) {
-  const std::string catalogue = checkpoints::Serialize(input.set);
-  return exec::DigestOf(std::as_bytes(std::span(catalogue)));
-}
-
-/// Selects also the modules of an earlier snapshot of the same iteration, read or replayed,
-/// because its files had other content and a version must identify one state of all modules.
-void AddHeld(const Manifest& earlier, const Model& model, Selection* selection) {
-  for (std::size_t m = 0; m < selection->size(); ++m) {
-    std::vector<std::uint32_t>& ids = (*selection)[m];
-    for (std::uint32_t e = 0; e < model.experts[m]; ++e) {
-      const HeldModule& module = earlier.modules[model.expert_module(m, e)];
-      const bool chosen = std::find(ids.begin(), ids.end(), e) != ids.end();
-      if (!chosen && IsAllOf(module, earlier.iteration)) ids.push_back(e);
-    }
-  }
 }
 
 }  // namespace
@@ -95,174 +63,6 @@ Agent::Agent(AgentOptions options)
 Result<std::shared_ptr<TokenLog>> Agent::OpenTokens() const {
   if (options_.tokens_path.empty()) return std::shared_ptr<TokenLog>();
   return TokenLog::Open(options_.tokens_path);
-}
-
-Result<std::uint64_t> Agent::Snapshot(convert::Input& input, std::uint64_t known, Sink& sink,
-                                      const Copied& copied, const FillSource& fill) {
-  const std::lock_guard one(snapshot_mutex_);
-  const Clock::time_point start = Clock::now();
-  const auto note_copied = [&](std::uint64_t iteration) {
-    {
-      const std::lock_guard lock(mutex_);
-      status_.snapshot_seconds += std::chrono::duration<double>(Clock::now() - start).count();
-    }
-    limiter_.Begin(iteration);
-    if (copied) copied(iteration);
-  };
-  const auto take = [&]() -> Result<std::uint64_t> {
-    SW_TRY(CatchUp());
-    auto record = std::make_shared<MemoryCheckpoint>();
-    SW_TRY_ASSIGN(record->tokens, OpenTokens());
-    SaveRequest options = RequestOfSave();
-    options.existing_store = false;  // the store may be created after a snapshot
-    options.tokens = record->tokens.get();
-    record->recovery = known;
-    std::optional<SelectionState> level;
-    SW_TRY_ASSIGN(const std::uint64_t asked,
-                  options.iteration ? *options.iteration : input.checkpoint.iteration);
-    std::shared_ptr<const MemoryCheckpoint> again;  // a snapshot of this iteration
-    {
-      const std::lock_guard lock(mutex_);
-      // A restore may have rolled back the files since they were opened.
-      if (recovery_ != known) return Fail(Errc::kMismatch, kRestoredMeanwhile);
-      const std::optional<std::size_t> newest = buffers_.NewestComplete();
-      again = newest && buffers_.iteration(*newest) == asked ? records_[*newest] : nullptr;
-      level = again ? level_before_ : level_;
-      if (next_)
-        options.replay.before = again ? next_->iteration - next_->interval : next_->iteration;
-    }
-    options.replay.logged_since = logs_.logged_since();
-    // A hook may ask for the same checkpoint that `latest` has announced before.
-    if (again && again->manifest.catalogue == CatalogueDigest(input)) return asked;
-    const std::unique_ptr<comm::Comm> comm = comm::MakeSerialComm();
-    SW_TRY_ASSIGN(SnapshotChoice choice,
-                  ChooseSnapshot(*comm, input, options, level ? &*level : nullptr, sink));
-    {
-      const std::lock_guard lock(mutex_);
-      if (recovery_ != known) return Fail(Errc::kMismatch, kRestoredMeanwhile);
-      if (again) {
-        // The current content, with which the new buffer begins: a replay may have changed it.
-        const std::optional<std::size_t> newest = buffers_.NewestComplete();
-        AddHeld(records_[*newest]->manifest, choice.model, &choice.selection);
-      }
-      SW_TRY(buffers_.Begin(choice.iteration));
-      DropIdle();
-    }
-    const std::uint64_t iteration = choice.iteration;
-    Status filled = Fill(input, choice, options, std::move(record), sink, note_copied, fill);
-    if (filled) return iteration;
-    const std::lock_guard lock(mutex_);
-    buffers_.AbandonFilling();
-    next_.reset();
-    logs_.DiscardAll();
-    return tl::unexpected<Error>(std::move(filled).error());
-  };
-  Result<std::uint64_t> iteration = take();
-  const std::lock_guard lock(mutex_);
-  if (iteration) {
-    ++status_.snapshots;
-  } else {
-    ++status_.snapshots_failed;
-    status_.last_error = iteration.error().message;
-  }
-  return iteration;
-}
-
-Status Agent::Fill(convert::Input& input, const SnapshotChoice& choice, const SaveRequest& options,
-                   std::shared_ptr<MemoryCheckpoint> record, Sink& sink, const Copied& copied,
-                   const FillSource& fill) {
-  SW_TRY_ASSIGN(const auto taking, SnapshotCopy::Copy(input, choice, pool_, options, sink, fill));
-  SelectionState after = choice.state;
-  if (!choice.model.experts.empty()) {
-    SW_TRY(CompleteSave(&after.snapshot,
-                        BeginSave(after.snapshot, choice.selection, choice.iteration)));
-  }
-  // Before training resumes, because the plan is about its next gradients.
-  NotePlan(choice, after, record->recovery);
-  copied(choice.iteration);
-  SW_TRY_ASSIGN(Taken taken, taking->Seal());
-  record->catalogue = checkpoints::Serialize(input.set);
-  Manifest& manifest = record->manifest;
-  manifest.iteration = choice.iteration;
-  manifest.tag = input.checkpoint.tag;
-  manifest.policy = std::string(Name(options.policy));
-  manifest.k_snapshot = choice.k_snapshot;
-  manifest.k_persist = choice.k_persist;
-  manifest.catalogue = exec::DigestOf(std::as_bytes(std::span(record->catalogue)));
-  for (const Module& module : choice.model.modules) manifest.names.push_back(module.name);
-  manifest.modules.resize(choice.model.modules.size());
-  if (taken.passed) {
-    manifest.passed = taken.passed->ref();
-    record->blobs.emplace(taken.passed->ref().digest, taken.passed);
-  }
-  manifest.state = after;
-  const std::uint64_t bytes = taken.bytes;
-  const std::lock_guard lock(mutex_);
-  const std::optional<std::size_t> filling = buffers_.Find(BufferState::kFilling);
-  if (!filling) return Fail(Errc::kMismatch, kRestoredMeanwhile);
-  SW_TRY(Put(choice, std::move(taken)));
-  Hold(buffers_.content(*filling), choice.model, record.get());
-  SW_TRY(buffers_.End());
-  if (recovery_ == record->recovery) {
-    level_before_ = choice.state;
-    level_ = std::move(after);
-  }
-  records_[*filling] = std::move(record);
-  status_.snapshot_bytes += bytes;
-  pool_->Reserve(bytes);  // for the next snapshot
-  return {};
-}
-
-/// Makes a record describe the content of a buffer. \pre manifest.modules has all modules
-void Agent::Hold(const SnapshotBuffers::Content& content, const Model& model,
-                 MemoryCheckpoint* record) {
-  Manifest& manifest = record->manifest;
-  const std::optional<BlobRef>& passed = manifest.passed;
-  BlobMap blobs;
-  if (passed) blobs.emplace(passed->digest, record->blobs.at(passed->digest));
-  record->replayed.clear();
-  record->own_bytes = passed ? passed->bytes : 0;
-  for (const auto& [id, blob] : content) {
-    const auto* copy = static_cast<const ModuleCopy*>(blob.data.get());
-    const std::uint32_t index = model.index_of(id);
-    if (copy->replayed_from) record->replayed[model.modules[index].name] = *copy->replayed_from;
-    for (std::size_t c = 0; c < kComponents; ++c) {
-      if (!copy->parts[c]) continue;
-      const BlobRef& ref = copy->parts[c]->ref();
-      manifest.modules[index][c] = Held{blob.version, ref};
-      blobs.emplace(ref.digest, copy->parts[c]);
-      const bool read = blob.version == manifest.iteration && !copy->replayed_from;
-      if (read) record->own_bytes += ref.bytes;
-    }
-  }
-  record->blobs = std::move(blobs);
-}
-
-/// Puts the copied modules into the buffer that is being
-/// filled. Stores content that is already in memory only once.
-/// \pre the caller has locked mutex_
-Status Agent::Put(const SnapshotChoice& choice, Taken taken) {
-  const std::optional<std::size_t> newest = buffers_.NewestComplete();
-  const MemoryCheckpoint* before = newest ? records_[*newest].get() : nullptr;
-  for (std::size_t i = 0; i < choice.model.modules.size(); ++i) {
-    for (const auto& [part, mask] : PartsOf(choice.model.modules[i], choice.keep)) {
-      auto copy = std::make_shared<ModuleCopy>();
-      bool any = false;
-      for (std::size_t c = 0; c < kComponents; ++c) {
-        if (!mask[c] || !taken.modules[i][c]) continue;
-        any = true;
-        copy->parts[c] = std::move(taken.modules[i][c]);
-        if (before == nullptr) continue;
-        const auto known = before->blobs.find(copy->parts[c]->ref().digest);
-        if (known != before->blobs.end()) copy->parts[c] = known->second;
-      }
-      if (!any && choice.model.modules[i].bytes() > 0) continue;
-      ModuleId id = choice.model.modules[i].id;
-      id.part = part;
-      SW_TRY(buffers_.Put(id, std::move(copy)));
-    }
-  }
-  return {};
 }
 
 /// Drops the records of idle buffers. \pre the caller has locked mutex_
@@ -374,8 +174,8 @@ Result<std::optional<std::uint64_t>> Agent::Flush(Sink& sink) {
 Status Agent::PersistLogs(std::uint64_t iteration, const ModuleNames& saved, Sink& sink) {
   SW_TRY(ExpectStore(RequestOfSave()));
   const Result<std::string> lacks = logs_.Persist(iteration, saved);
-  if (!lacks) return Within("log of gradients", lacks.error());
-  if (!lacks->empty()) sink.Warn("log of gradients: " + *lacks);
+  if (!lacks) return Within("gradient log", lacks.error());
+  if (!lacks->empty()) sink.Warn(StrCat("gradient log: ", *lacks));
   return {};
 }
 
@@ -487,7 +287,7 @@ Result<Manifest> Agent::ReadManifest(const std::string& text, const std::string&
                                      Counted* counted) {
   const std::lock_guard one(text_mutex_);
   SW_TRY_ASSIGN(Manifest manifest, ParseManifest(text, where));
-  SW_TRY(counted->Grow(manifest.modules.size() * (sizeof(HeldModule) + sizeof(std::string))));
+  SW_TRY(counted->Grow(manifest.modules.size() * (sizeof(StoredModule) + sizeof(std::string))));
   return manifest;
 }
 
@@ -498,13 +298,14 @@ Status Agent::CheckStore(const std::string& what, const MemoryCheckpoint& checkp
   SW_TRY_ASSIGN(const bool there, Store::IsStore(path));
   if (!there) {
     if (checkpoint.recovery == 0) return {};
-    return Fail(Errc::kNotFound, path, ": no store here, but ", what, " knows of its recovery ",
-                checkpoint.recovery);
+    return Fail(Errc::kNotFound, path, ": no store found, but ", what, " was made after recovery ",
+                checkpoint.recovery, " of the store; check that the file system is mounted");
   }
   SW_TRY_ASSIGN(const Store store, Store::Open(path));
   if (store.head().fingerprint != model.fingerprint) {
-    return Fail(Errc::kMismatch, what, ": fingerprint ", exec::Hex(store.head().fingerprint),
-                " of ", path, " expected, found ", exec::Hex(model.fingerprint));
+    return Fail(Errc::kMismatch, what, ": differs from the model in ", path, ": fingerprint ",
+                exec::Hex(store.head().fingerprint), " expected, found ",
+                exec::Hex(model.fingerprint));
   }
   return store.CheckPast(checkpoint.recovery, checkpoint.manifest.iteration, what);
 }

@@ -127,27 +127,33 @@ Result<std::string> AgentClient::AskText(const std::string& request) {
 Result<std::vector<AgentClient::Listed>> ParseAgentList(std::string_view text,
                                                         const std::string& where) {
   SW_TRY_ASSIGN(const Json list, json::Parse(text, where));
-  if (!list.is_array()) return Fail(Errc::kBadInput, where, ": no list of checkpoints");
+  if (!list.is_array()) {
+    return Fail(Errc::kBadInput, where, ": list of checkpoints expected, found ",
+                json::KindOf(list));
+  }
   std::vector<AgentClient::Listed> out;
   for (const Json& one : list) {
     const auto state = one.is_object() ? one.find("state") : one.end();
     const auto manifest = one.is_object() ? one.find("manifest") : one.end();
     if (!one.is_object() || state == one.end() || manifest == one.end() || !state->is_string() ||
         !manifest->is_string()) {
-      return Fail(Errc::kBadInput, where, ": a checkpoint without \"state\" and \"manifest\"");
+      return Fail(Errc::kBadInput, where,
+                  ": each checkpoint requires the texts \"state\" and \"manifest\"");
     }
     AgentClient::Listed& listed = out.emplace_back();
     listed.state = state->get<std::string>();
     if (const auto recovery = one.find("recovery"); recovery != one.end()) {
       if (!recovery->is_number_unsigned()) {
-        return Fail(Errc::kBadInput, where, ": \"recovery\" is no number");
+        return Fail(Errc::kBadInput, where, ": \"recovery\": a whole number expected, found ",
+                    recovery->is_number() ? recovery->dump() : json::KindOf(*recovery));
       }
       listed.recovery = recovery->get<std::uint64_t>();
     }
     if (const auto replayed = one.find("replayed"); replayed != one.end()) {
       for (const auto& [name, from] : replayed->items()) {
         if (!replayed->is_object() || !from.is_number_unsigned()) {
-          return Fail(Errc::kBadInput, where, ": \"replayed\" does not have iterations by name");
+          return Fail(Errc::kBadInput, where,
+                      ": \"replayed\" must map names of modules to iterations");
         }
         listed.replayed[name] = from.get<std::uint64_t>();
       }
@@ -174,9 +180,8 @@ Status AgentClient::Read(const exec::Digest& digest, std::uint64_t offset,
     const std::vector<std::string_view> words = WordsOf(rest);
     const std::string where = connection.name() + ": blob " + exec::Hex(digest);
     if (words.size() != 2 || words[0] != std::to_string(part.size())) {
-      std::string message = where + ": " + std::to_string(part.size());
-      message += " bytes expected, answered \"" + rest + "\"";
-      return Fail(Errc::kBadInput, std::move(message));
+      return Fail(Errc::kBadInput, where, ": answer with ", part.size(),
+                  " bytes and their CRC-32 expected, found \"", rest, '"');
     }
     SW_TRY_ASSIGN(const std::uint64_t crc, ParseNumber(words[1], 0xffffffff, where));
     SW_TRY(connection.Receive(part));
@@ -211,8 +216,8 @@ Result<std::uint64_t> AgentClient::Push(const MemoryCheckpoint& checkpoint, Limi
     SW_TRY_ASSIGN(const exec::Digest digest, ParseDigest(need.substr(at, end - at)));
     const auto found = checkpoint.blobs.find(digest);
     if (found == checkpoint.blobs.end()) {
-      return Fail(Errc::kBadInput, connection.name(), ": asks for blob ", exec::Hex(digest),
-                  ", which the copy does not name");
+      return Fail(Errc::kBadInput, connection.name(), ": the agent requests blob ",
+                  exec::Hex(digest), ", which is not part of the copy");
     }
     blobs.push_back(found->second);
     bytes += found->second->ref().bytes;

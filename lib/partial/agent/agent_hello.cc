@@ -45,15 +45,16 @@ Result<Hello> ParseHello(std::string_view text, const std::string& where) {
   const std::vector<std::string_view> words = os::WordsOf(text);
   SW_TRY_ASSIGN(const std::uint64_t version,
                 os::ParseNumber(words.empty() ? std::string_view() : words[0], ~std::uint64_t{0},
-                                where + ": version of the agents' protocol"));
+                                where + ": version of the agent protocol"));
   if (version != kAgentVersion) {
     return Fail(Errc::kUnsupported, where, ": version ", kAgentVersion,
-                " of the agents' protocol expected, found version ", version,
+                " of the agent protocol expected, found version ", version,
                 "; use the same release of Shardwright on both sides");
   }
   const bool good = words.size() == 4 && (words[1] == kRoleAgent || words[1] == kRoleClient) &&
                     IsAgentName(words[2]) && IsAgentName(words[3]);
-  if (!good) return Fail(Errc::kBadInput, where, ": role, name and id of a process expected");
+  if (!good)
+    return Fail(Errc::kBadInput, where, ": version, role, name and ID of a process expected");
   return Hello{words[1] == kRoleAgent ? Hello::Role::kAgent : Hello::Role::kClient,
                std::string(words[2]), std::string(words[3])};
 }
@@ -67,8 +68,8 @@ Result<Hello> Greet(os::Connection& connection, const Hello& self) {
                        answer.error().message.find("no such request") != std::string::npos;
     if (!older) return tl::unexpected<Error>(answer.error());
     return Fail(Errc::kUnsupported, where,
-                ": an agent of an older version, which does not state its "
-                "name; use the same release of Shardwright on both sides");
+                ": an agent of an older version, which does not send a hello; "
+                "use the same release of Shardwright on both sides");
   }
   SW_TRY_ASSIGN(Hello other, ParseHello(*answer, where));
   if (other.role != Hello::Role::kAgent) {
@@ -76,11 +77,11 @@ Result<Hello> Greet(os::Connection& connection, const Hello& self) {
   }
   if (other.id == self.id) {
     return Fail(Errc::kMismatch, where,
-                ": leads back to this agent itself: its own address is given "
-                "as that of a peer, or a relay stands in between");
+                ": leads back to this agent itself: --peer names its own address, "
+                "or there is a relay in between");
   }
   if (self.role == Hello::Role::kAgent && other.name == self.name) {
-    return Fail(Errc::kMismatch, where, ": an agent with this agent's name, \"", self.name,
+    return Fail(Errc::kMismatch, where, ": both agents have the name \"", self.name,
                 "\"; give agents different names with --name");
   }
   return other;

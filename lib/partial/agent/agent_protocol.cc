@@ -25,13 +25,14 @@ Status CheckUnits(const std::vector<std::uint32_t>& units, const BlobRef& expect
   std::uint64_t sum = 0;
   for (const std::uint32_t bytes : units) {
     if (bytes == 0 || bytes > plan::kUnitBytes) {
-      return Fail(Errc::kBadInput, where, ": a unit of ", bytes, " bytes");
+      return Fail(Errc::kBadInput, where, ": unit of 1 to ", plan::kUnitBytes,
+                  " bytes expected, found ", bytes);
     }
     sum += bytes;
   }
   if (sum == expected.bytes) return {};
-  return Fail(Errc::kBadInput, where, ": units of ", expected.bytes, " bytes expected, found ",
-              sum);
+  return Fail(Errc::kBadInput, where, ": units of ", expected.bytes,
+              " bytes in total expected, found ", sum);
 }
 
 /// Receives the lengths of units. Counts memory for their checksums too: units may be tiny.
@@ -72,10 +73,15 @@ Result<std::string> ReceiveAnswer(os::Connection& connection) {
   return os::ReceiveAnswer(connection, "an agent");
 }
 
+Status SendText(os::Connection& connection, const std::string& text) {
+  SW_TRY(SendAnswer(connection, {}, std::to_string(text.size())));
+  return connection.Send(text);
+}
+
 Result<std::string> ReceiveText(os::Connection& connection, std::uint64_t bytes, Counted* counted) {
   if (bytes > kAgentTextBytes) {
-    return Fail(Errc::kLimit, connection.name(), ": a text of ", bytes, " bytes is above ",
-                kAgentTextBytes);
+    return Fail(Errc::kLimit, connection.name(), ": text of ", bytes,
+                " bytes exceeds the limit of ", kAgentTextBytes, " bytes");
   }
   std::string text;
   while (text.size() < bytes) {
@@ -114,7 +120,8 @@ Result<BlobPtr> ReceiveBlob(os::Connection& connection, const BlobRef& expected,
   const std::string where = connection.name() + ": blob " + exec::Hex(expected.digest);
   SW_TRY_ASSIGN(const std::string head, ReceiveAnswer(connection));
   const std::vector<std::string_view> words = WordsOf(head);
-  if (words.size() != 2) return Fail(Errc::kBadInput, where, ": size and units expected");
+  if (words.size() != 2)
+    return Fail(Errc::kBadInput, where, ": size and number of units expected, found \"", head, '"');
   SW_TRY_ASSIGN(const std::uint64_t bytes, ParseNumber(words[0], ~std::uint64_t{0}, where));
   if (bytes != expected.bytes) {
     return Fail(Errc::kBadInput, where, ": ", expected.bytes, " bytes expected, found ", bytes);
@@ -127,7 +134,7 @@ Result<BlobPtr> ReceiveBlob(os::Connection& connection, const BlobRef& expected,
   // Pages that are not written use no memory.
   os::Buffer buffer = os::MakeBuffer(bytes);
   if (!buffer) {
-    return Fail(Errc::kLimit, where, ": the machine has no ", FormatBytes(bytes), " left");
+    return Fail(Errc::kLimit, where, ": cannot allocate ", FormatBytes(bytes), " of memory");
   }
   std::vector<exec::UnitSum> sums;
   sums.reserve(units.size());
@@ -145,7 +152,8 @@ Result<BlobPtr> ReceiveBlob(os::Connection& connection, const BlobRef& expected,
   }
   const BlobRef found = Summarize(sums);
   if (found != expected) {
-    return Fail(Errc::kBadInput, where, ": found digest ", exec::Hex(found.digest));
+    return Fail(Errc::kBadInput, where, ": corrupt transfer: found digest ",
+                exec::Hex(found.digest));
   }
   return std::make_shared<const MemoryBlob>(std::move(counted), std::move(buffer), found,
                                             std::move(units));

@@ -31,6 +31,9 @@ Result<exec::Digest> ParseDigest(std::string_view word);
 /// Receives an answer of an agent with os::ReceiveAnswer.
 Result<std::string> ReceiveAnswer(os::Connection& connection);
 
+/// Sends "ok BYTES" and a text of that length.
+Status SendText(os::Connection& connection, const std::string& text);
+
 /// Receives a text of the given length. Allocates memory as bytes arrive, not as announced.
 /// \param counted  accounts for the memory of the text; null: not counted
 /// \error kLimit  above kAgentTextBytes, or memory limit; kIo

@@ -131,8 +131,8 @@ Status RoundWeights(const Module& module, const layout::ShardMap& map, Brought* 
       continue;
     }
     if (!CanConvert(DType::kF32, logical.dtype)) {
-      return Fail(Errc::kUnsupported, Quoted(logical.name), ": weights in ", Name(logical.dtype),
-                  " are not rounded masters");
+      return Fail(Errc::kUnsupported, Quoted(logical.name),
+                  ": float32 master weights cannot be rounded to ", Name(logical.dtype));
     }
     const Room& master = one->rooms[static_cast<std::size_t>(Component::kMaster)];
     Convert(DType::kF32, master.bytes().subspan(param->param.offset, param->elems * sizeof(float)),
@@ -150,7 +150,8 @@ Status Make(const Module& module, const layout::ShardMap& map, const ReplayLog& 
     const MemoryBlob& old = *one->old[c];
     std::ranges::copy(old.bytes(), one->rooms[c].bytes().begin());
     if (SumsOf(one->rooms[c].bytes(), old.unit_bytes()).digest != old.ref().digest) {
-      return BadInput("blob ", exec::Hex(old.ref().digest), " has changed in memory");
+      return BadInput("blob ", exec::Hex(old.ref().digest),
+                      " is corrupt: its content has changed in memory");
     }
   }
   SW_TRY(MakeParams(log, reads, stop, work, one));
@@ -172,7 +173,7 @@ Status Make(const Module& module, const layout::ShardMap& map, const ReplayLog& 
 Result<Brought> Prepare(const MemoryCheckpoint& record, const convert::Input& input,
                         const Module& module, std::uint32_t index,
                         const std::shared_ptr<MemoryPool>& pool, ReplayLog* log) {
-  const HeldModule& held = record.manifest.modules[index];
+  const StoredModule& held = record.manifest.modules[index];
   const std::uint64_t to = record.manifest.iteration;
   Brought out;
   out.module = index;
@@ -232,7 +233,8 @@ Status Agent::Replay(const std::function<bool()>& stop,
   if (!wait) {
     one.lock();
   } else if (!one.try_lock_for(*wait)) {
-    return Fail(Errc::kBusy, "another one is under way; experts stay older until it ends");
+    return Fail(Errc::kBusy,
+                "another replay is in progress; experts keep older iterations until it ends");
   }
   const Clock::time_point start = Clock::now();
   const GradientLogStatus logged = logs_.status();
@@ -270,7 +272,7 @@ Status Agent::Replay(const std::function<bool()>& stop,
 void Agent::ReplayInTime(Sink& sink) {
   const Clock::time_point end = Clock::now() + kFlushReplay;
   const Status replayed = Replay([end] { return Clock::now() >= end; }, kFlushReplay);
-  if (!replayed) sink.Warn("replay in memory: " + replayed.error().message);
+  if (!replayed) sink.Warn(StrCat("replay in memory: ", replayed.error().message));
 }
 
 /// \pre the caller has locked replay_mutex_

@@ -93,7 +93,7 @@ class Runner {
       SW_TRY_ASSIGN(const os::Address address, os::ParseAddress(text));
       SW_TRY_ASSIGN(os::Listener listener, os::Listener::Open(address));
       servers->emplace_back(agent_, commands_, std::move(listener), sink_, options_.key);
-      sink_.Note("listening on " + os::ToText(servers->back().address()), 0);
+      sink_.Note(StrCat("listening on ", os::ToText(servers->back().address())), 0);
     }
     std::vector<std::thread> threads;
     threads.emplace_back([this] { PersistLoop(); });
@@ -174,8 +174,8 @@ class Runner {
       return Fail(Errc::kMismatch, PointerPath().value_or(options_.input.source_paths.front()),
                   ": written before recovery ", restore.sequence, " of ",
                   agent_.options().save.store,
-                  ", so taken for a past that was given up; if it is not, "
-                  "ask for the snapshot");
+                  ", so the restore may have rolled it back; if not, request the snapshot with "
+                  "pec-save tell AGENT snapshot");
     }
     return Snapshot("", restore.sequence, not_before_ns, {});
   }
@@ -203,14 +203,14 @@ class Runner {
     if (restore) seen_restore_ = restore->sequence;
     if (iteration) {
       seen_ = now;
-      return sink_.Note("snapshot of iteration " + std::to_string(*iteration), 0);
+      return sink_.Note(StrCat("snapshot of iteration ", *iteration), 0);
     }
     const Errc code = iteration.error().code;
     const bool unfinished = code == Errc::kBadInput || code == Errc::kNotFound;
     next_try_ = Clock::now() + kRetry;
     if (unfinished && !last_try && next_try_ < give_up_) return;
     seen_ = now;
-    sink_.Warn("snapshot: " + iteration.error().message);
+    sink_.Warn(StrCat("snapshot: ", iteration.error().message));
   }
 
   /// \param known  the store's last recovery; a later one may
@@ -218,9 +218,9 @@ class Runner {
   Result<std::uint64_t> Snapshot(const std::string& tag, std::uint64_t known,
                                  std::int64_t not_before_ns, const Agent::Copied& copied,
                                  const FillSource& fill = {}) {
-    if (done_.load()) return Fail(Errc::kStopped, "the agent is about to end");
+    if (done_.load()) return Fail(Errc::kStopped, "the agent is shutting down");
     if (options_.copies_only) {
-      return Fail(Errc::kUsage, "this agent keeps copies only: it takes no snapshots");
+      return Fail(Errc::kUsage, "an agent with --copies-only takes no snapshots");
     }
     convert::InputOptions input = options_.input;
     if (!tag.empty()) {
@@ -234,8 +234,9 @@ class Runner {
                   convert::OpenInput(*comm, input, whole_));
     for (const checkpoints::SourceFile& file : opened->set.files) {
       if (file.identity.mtime_ns >= not_before_ns) continue;
-      return Fail(Errc::kBadInput, file.name + ": older than the checkpoint before, so not of " +
-                                       opened->checkpoint.tag + " as it was saved now");
+      return Fail(Errc::kBadInput, file.name,
+                  ": older than the previous checkpoint, so left from an earlier save of ",
+                  opened->checkpoint.tag);
     }
     return agent_.Snapshot(*opened, known, whole_, copied, fill);
   }
@@ -246,10 +247,10 @@ class Runner {
       if (agent_.wants_persist() && Clock::now() >= next) {
         const auto persisted = agent_.Persist(sink_);
         if (!persisted) {
-          sink_.Warn("persist: " + persisted.error().message);
+          sink_.Warn(StrCat("persist: ", persisted.error().message));
           next = Clock::now() + kRetry;
         } else if (*persisted) {
-          sink_.Note("persisted iteration " + std::to_string(**persisted), 0);
+          sink_.Note(StrCat("persisted iteration ", **persisted), 0);
         }
       }
       std::this_thread::sleep_for(kTick);
@@ -268,8 +269,9 @@ class Runner {
     for (const Component component : {Component::kMaster, Component::kMoments}) {
       if (!keep[static_cast<std::size_t>(component)]) continue;
       return Fail(Errc::kUnsupported, save.store, ": keeps ", Name(component),
-                  " of all experts in each checkpoint, so that older experts are of two "
-                  "iterations; steps that are made again need all of one");
+                  " of all experts in each checkpoint, so the parts of older experts "
+                  "have two iterations; --replay requires a store without --keep ",
+                  Name(component));
     }
     return {};
   }
@@ -286,7 +288,7 @@ class Runner {
       const Status done = agent_.Replay([this] { return done_.load(); });
       std::string wrong = done ? "" : done.error().message;
       if (!done) next = Clock::now() + kRetry;
-      if (wrong != told && !wrong.empty()) sink_.Warn("replay in memory: " + wrong);
+      if (wrong != told && !wrong.empty()) sink_.Warn(StrCat("replay in memory: ", wrong));
       told = std::move(wrong);
     }
   }
@@ -297,9 +299,8 @@ class Runner {
     std::erase_if(peers_, [&](const auto& one) { return one.second == os::ToText(peer); });
     const auto [known, fresh] = peers_.try_emplace(agent.id, os::ToText(peer));
     if (fresh) return {};
-    return Fail(Errc::kMismatch, os::ToText(peer) + ": the same agent, \"" + agent.name +
-                                     "\", as at " + known->second +
-                                     ", so it would not be a further copy");
+    return Fail(Errc::kMismatch, os::ToText(peer), ": the same agent as at ", known->second, ", \"",
+                agent.name, "\"; give each peer once with --peer");
   }
 
   void PushLoop(const os::Address& peer) {
@@ -323,12 +324,12 @@ class Runner {
       if (sent && !newest) continue;
       if (!sent) {
         if (done_.load()) return;
-        sink_.Warn("copy to " + os::ToText(peer) + ": " + sent.error().message);
+        sink_.Warn(StrCat("copy to ", os::ToText(peer), ": ", sent.error().message));
         next = Clock::now() + kRetry;
         continue;
       }
-      sink_.Note("copied iteration " + std::to_string(newest->manifest.iteration) + " to " +
-                     os::ToText(peer) + ": " + std::to_string(*sent) + " bytes",
+      sink_.Note(StrCat("copied iteration ", newest->manifest.iteration, " to ", os::ToText(peer),
+                        ": ", *sent, " bytes"),
                  0);
       last = std::move(newest);
     }

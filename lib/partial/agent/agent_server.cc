@@ -3,14 +3,11 @@
 
 #include <unistd.h>
 
-#include <algorithm>
 #include <utility>
 
 #include <nlohmann/json.hpp>
 
-#include "partial/agent/agent_client.h"
 #include "partial/agent/agent_protocol.h"
-#include "support/base/bytes.h"
 #include "support/base/crc32.h"
 
 namespace shardwright::partial {
@@ -21,20 +18,6 @@ using OrderedJson = nlohmann::ordered_json;
 constexpr std::chrono::milliseconds kAcceptTick(100);
 /// Interval at which a connection checks for a free session slot.
 constexpr std::chrono::milliseconds kRoomTick(10);
-
-/// Lists the byte ranges that a snapshot reads, one per line: first byte, length and file.
-Result<std::string> StretchesText(const std::vector<FileStretch>& stretches) {
-  std::string text;
-  for (const FileStretch& one : stretches) {
-    if (one.name.find('\n') != std::string::npos) {
-      return Fail(Errc::kUnsupported, "a file whose name has a line feed");
-    }
-    text += std::to_string(one.first) + " " + std::to_string(one.bytes) + " " + one.name + "\n";
-  }
-  if (text.size() <= kAgentTextBytes) return text;
-  return Fail(Errc::kLimit, "what the snapshot reads is a list of ", FormatBytes(text.size()),
-              ", at most ", FormatBytes(kAgentTextBytes), " are sent");
-}
 
 std::string StatusText(const Agent& agent, const std::string& checkpoints) {
   const AgentStatus status = agent.status();
@@ -93,11 +76,6 @@ std::string StatusText(const Agent& agent, const std::string& checkpoints) {
   out["ranks_marking"] = status.ranks_marking;
   out["last_error"] = status.last_error;
   return out.dump(-1, ' ', false, OrderedJson::error_handler_t::replace);
-}
-
-Status SendText(os::Connection& connection, const std::string& text) {
-  SW_TRY(SendAnswer(connection, {}, std::to_string(text.size())));
-  return connection.Send(text);
 }
 
 }  // namespace
@@ -232,17 +210,18 @@ bool AgentServer::Prove(Session& session, os::Connection& connection) {
     // The peer speaks the protocol without a key, and gets an error.
     // Reads its message first, because the error would be lost otherwise.
     (void)connection.HasLine(os::kLineBytes, kAcceptTick);
-    (void)SendAnswer(connection, Fail(Errc::kUsage, "the agent's key is needed here: --key FILE"));
+    (void)SendAnswer(connection,
+                     Fail(Errc::kUsage, "this port requires the agent's key; pass --key FILE"));
   }
   return false;
 }
 
 /// Reports a failed handshake to the user: a warning at most once per minute and host.
 void AgentServer::SendError(const os::Connection& connection, const Error& error) {
-  std::string what = error.message + ": a connection from " + connection.peer();
+  std::string what = StrCat(error.message, ": a connection from ", connection.peer());
   const auto failures = failed_.Report(connection.peer());
-  if (!failures) return sink_.Note("agent: " + what, 1);
-  if (*failures > 1) what += ", " + std::to_string(*failures) + " since the last warning";
+  if (!failures) return sink_.Note(StrCat("agent: ", what), 1);
+  if (*failures > 1) what += StrCat(", ", *failures, " failures since the last warning");
   sink_.Warn(what);
 }
 
@@ -266,7 +245,7 @@ void AgentServer::Serve(Session& session, os::Connection connection) {
   while (Await(session, connection)) {
     const auto line = connection.ReceiveLine(os::kLineBytes);
     if (!line) {
-      sink_.Note("agent: " + line.error().message, 1);
+      sink_.Note(StrCat("agent: ", line.error().message), 1);
       (void)SendAnswer(connection, tl::unexpected<Error>(line.error()));
       return;
     }
@@ -285,7 +264,7 @@ void AgentServer::Serve(Session& session, os::Connection connection) {
       status = Answer(connection, **line, client ? &*client : nullptr);
     }
     if (status) continue;
-    sink_.Note("agent: " + status.error().message, 1);
+    sink_.Note(StrCat("agent: ", status.error().message), 1);
     (void)SendAnswer(connection, status);
     if (first) return;
     // After an interrupted transfer the beginning of the next request is unknown.
@@ -306,8 +285,8 @@ Result<Hello> AgentServer::Welcome(os::Connection& connection, const std::string
                 ParseHello(std::string_view(line).substr(kHello.size()), connection.peer()));
   if (client.id != commands_.self.id || client.role != Hello::Role::kAgent) return client;
   return Fail(Errc::kMismatch,
-              "hello: the agent at the other end is this one itself: its own address is given as "
-              "that of a peer, or a relay stands in between");
+              "hello: the connection comes from this agent itself: --peer names its own address, "
+              "or there is a relay in between");
 }
 
 /// \param client  hello of the client of a port; null: connection to a socket file
@@ -352,7 +331,7 @@ Status AgentServer::Answer(os::Connection& connection, const std::string& line,
   if (is("snapshot", 0) || is("snapshot", 1) || is("offer", 1) || is("stop", 0) ||
       is("experts", 0) || is("roots", 1) || is("gradients", 2) || is("marks", 1)) {
     if (!connection.is_local()) {
-      return Fail(Errc::kUsage, verb, ": only over a socket file");
+      return Fail(Errc::kUsage, verb, ": this request requires a socket file (unix:PATH)");
     }
     if (verb == "stop") {
       SW_TRY(commands_.stop());
@@ -366,7 +345,7 @@ Status AgentServer::Answer(os::Connection& connection, const std::string& line,
     return Snapshot(connection, words.size() > 1 ? std::string(words[1]) : std::string());
   }
   return Fail(Errc::kUsage,
-              "no such request; at a port hello VERSION ROLE NAME ID comes first; there are "
+              "no such request; at a port hello VERSION ROLE NAME ID comes first; the requests are "
               "status, list, get DIGEST, read DIGEST OFFSET BYTES, "
               "catalogue DIGEST, push NAME BYTES BYTES RECOVERY, flush, snapshot [TAG], offer TAG, "
               "experts, roots LAST, gradients WRITER BYTES, marks RANK, sends and stop");
@@ -381,7 +360,7 @@ Status AgentServer::Snapshot(os::Connection& connection, const std::string& tag)
   const Result<std::uint64_t> iteration = commands_.snapshot(tag, answer, {});
   if (iteration && !sent) answer(*iteration);
   if (sent) {
-    if (!iteration) sink_.Warn("snapshot: " + iteration.error().message);
+    if (!iteration) sink_.Warn(StrCat("snapshot: ", iteration.error().message));
     return *std::move(sent);
   }
   return tl::unexpected<Error>(iteration.error());
@@ -390,8 +369,8 @@ Status AgentServer::Snapshot(os::Connection& connection, const std::string& tag)
 Status AgentServer::List(os::Connection& connection) const {
   SW_TRY(agent_.CatchUp());
   // The client may resume from a state that is only in memory.
-  if (const Status appended = agent_.logs().AppendHeld(); !appended) {
-    sink_.Warn("log of gradients: " + appended.error().message);
+  if (const Status appended = agent_.logs().AppendBuffered(); !appended) {
+    sink_.Warn(StrCat("gradient log: ", appended.error().message));
   }
   OrderedJson list = OrderedJson::array();
   for (const AgentEntry& entry : agent_.Entries()) {
@@ -410,7 +389,8 @@ Status AgentServer::Read(os::Connection& connection, const exec::Digest& digest,
   if (!blob) return Fail(Errc::kNotFound, "blob ", exec::Hex(digest), " is not in memory");
   const std::uint64_t size = blob->ref().bytes;
   if (offset > size || bytes > size - offset) {
-    return Fail(Errc::kUsage, "read: bytes ", offset, " and ", bytes, " more of a blob of ", size);
+    return Fail(Errc::kUsage, "read: ", bytes, " bytes at offset ", offset, " exceed the blob of ",
+                size, " bytes");
   }
   const std::span<const std::byte> part = blob->bytes().subspan(offset, bytes);
   Limiter::Job(agent_.limiter()).Spend(bytes);
@@ -421,18 +401,18 @@ Status AgentServer::Read(os::Connection& connection, const exec::Digest& digest,
 Status AgentServer::Push(os::Connection& connection, const std::vector<std::string_view>& words,
                          const Hello* client) {
   const std::string_view origin = words[1];
-  if (!IsAgentName(origin)) return Fail(Errc::kBadInput, "push: no name of an agent");
+  if (!IsAgentName(origin))
+    return Fail(Errc::kBadInput,
+                "push: invalid agent name: 1 to 128 printable characters without spaces expected");
   const bool bound =
       client == nullptr || (client->role == Hello::Role::kAgent && client->name == origin);
   if (!bound) {
-    std::string message = "push: a copy of agent \"" + std::string(origin);
-    message += "\" from a connection of \"" + client->name + "\"";
-    return Fail(Errc::kBadInput, std::move(message));
+    return Fail(Errc::kBadInput, "push: \"", client->name, "\" sends a copy of agent \"", origin,
+                "\"; only that agent itself may send it");
   }
   if (origin == commands_.self.name) {
-    return Fail(Errc::kMismatch, "push: a copy of agent \"", origin,
-                "\", which is this agent's own name; give agents different "
-                "names with --name");
+    return Fail(Errc::kMismatch, "push: both agents have the name \"", origin,
+                "\"; give agents different names with --name");
   }
   SW_TRY_ASSIGN(const std::uint64_t manifest, ParseNumber(words[2], kAgentTextBytes, "manifest"));
   SW_TRY_ASSIGN(const std::uint64_t catalogue, ParseNumber(words[3], kAgentTextBytes, "catalogue"));
@@ -441,44 +421,6 @@ Status AgentServer::Push(os::Connection& connection, const std::vector<std::stri
     SW_TRY_ASSIGN(recovery, ParseNumber(words[4], ~std::uint64_t{0}, "recovery"));
   }
   return Take(connection, std::string(words[1]), manifest, catalogue, recovery);
-}
-
-/// Takes a snapshot directly from a trainer, with headers of a checkpoint in the folder.
-/// Sends the byte ranges to fill, waits for them, and answers again when they are in memory.
-Status AgentServer::HandOver(os::Connection& connection, const std::string& tag) {
-  std::optional<Status> sent;
-  bool told = false;
-  const auto fill = [&](const std::vector<FileStretch>& stretches) -> Status {
-    SW_TRY_ASSIGN(const std::string text, StretchesText(stretches));
-    told = true;
-    SW_TRY(SendText(connection, text));
-    return AwaitFilled(connection);
-  };
-  const auto answer = [&](std::uint64_t iteration) {
-    sent = SendAnswer(connection, {}, std::to_string(iteration));
-  };
-  const Result<std::uint64_t> iteration = commands_.snapshot(tag, answer, fill);
-  if (!iteration) {
-    if (sent) sink_.Warn("snapshot: " + iteration.error().message);
-    return sent ? *std::move(sent) : Status(tl::unexpected<Error>(iteration.error()));
-  }
-  if (!told) SW_TRY(fill({}));  // all bytes are already in memory
-  if (!sent) answer(*iteration);
-  return *std::move(sent);
-}
-
-/// \error kStopped  the trainer cannot fill it; kIo  connection lost, or timeout
-Status AgentServer::AwaitFilled(os::Connection& connection) {
-  const Clock::time_point end = Clock::now() + kAgentPatience;
-  while (!stop_.load() && Clock::now() < end) {
-    SW_TRY_ASSIGN(const bool there, connection.HasLine(os::kLineBytes, kAcceptTick));
-    if (!there) continue;
-    SW_TRY_ASSIGN(const std::optional<std::string> line, connection.ReceiveLine(os::kLineBytes));
-    if (!line) return Fail(Errc::kIo, connection.name(), ": closed before all was handed over");
-    if (*line == "filled") return {};
-    return Fail(Errc::kStopped, connection.name(), ": given up by the trainer");
-  }
-  return Fail(Errc::kIo, connection.name(), ": not handed over in time");
 }
 
 /// Receives a copy of another agent's checkpoint: requests the blobs that are missing here.
@@ -501,7 +443,7 @@ Status AgentServer::Take(os::Connection& connection, const std::string& origin,
       missing.emplace(ref.digest, ref);
     }
   };
-  for (const HeldModule& module : checkpoint.manifest.modules) {
+  for (const StoredModule& module : checkpoint.manifest.modules) {
     for (const auto& held : module) {
       if (held) want(held->blob);
     }

@@ -45,14 +45,15 @@ void SnapshotBuffers::MakeIdle(std::size_t buffer) { buffers_[buffer] = Buffer()
 
 Result<std::size_t> SnapshotBuffers::Begin(std::uint64_t iteration) {
   if (const auto filling = Find(BufferState::kFilling)) {
-    return Fail(Errc::kBusy, "snapshot of iteration ", iteration, ": the one of iteration ",
-                buffers_[*filling].iteration, " has not ended");
+    return Fail(Errc::kBusy, "snapshot of iteration ", iteration, ": the snapshot of iteration ",
+                buffers_[*filling].iteration, " is still in progress");
   }
   Content content;
   if (const auto newest = NewestComplete()) {
     if (iteration < buffers_[*newest].iteration) {
-      return Fail(Errc::kUsage, "snapshot of iteration ", iteration, ": there is one of iteration ",
-                  buffers_[*newest].iteration, " already");
+      return Fail(Errc::kUsage, "snapshot of iteration ", iteration,
+                  ": the newer snapshot of iteration ", buffers_[*newest].iteration,
+                  " already exists");
     }
     content = buffers_[*newest].content;
   }
@@ -86,7 +87,7 @@ Status SnapshotBuffers::End() {
   for (const auto& [module, blob] : buffer.content) {
     if (module.is_complete() && blob.version != buffer.iteration) {
       return Fail(Errc::kMismatch, Name(module), " is of iteration ", blob.version,
-                  " in a snapshot of ", buffer.iteration);
+                  " in a snapshot of iteration ", buffer.iteration);
     }
   }
   buffer.state = BufferState::kFilled;

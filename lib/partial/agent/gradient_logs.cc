@@ -7,114 +7,16 @@
 #include <utility>
 
 #include "partial/store/store.h"
-#include "support/base/checked.h"
-#include "support/base/text.h"
-#include "support/json/json.h"
 #include "support/os/dir.h"
 
 namespace shardwright::partial {
 namespace {
 
-using json::Json;
-
 /// Time that a persist waits for processes with outstanding gradients.
 constexpr std::chrono::seconds kUnderWay(10);
-/// Limits for a trainer's description.
-constexpr std::size_t kNameBytes = 4096;
-constexpr std::size_t kPieces = std::size_t{1} << 16;  // per module
 constexpr std::size_t kRootTables = 16;
-constexpr std::uint64_t kGreatest = std::numeric_limits<std::int64_t>::max();
-
-Result<std::uint64_t> Whole(const Json& in, const char* name, std::uint64_t last,
-                            const std::string& where) {
-  const Json* const value = in.is_object() ? json::Find(in, name) : nullptr;
-  if (value == nullptr) return BadInput(where, ": ", Quoted(name), " is missing");
-  return json::WholeOf(*value, 0, last, where + ": " + Quoted(name));
-}
-
-Result<std::string> Text(const Json& in, const char* name, const std::string& where) {
-  const Json* const value = in.is_object() ? json::Find(in, name) : nullptr;
-  if (value != nullptr && value->is_string()) return value->get<std::string>();
-  return BadInput(where, ": ", Quoted(name), " is no text");
-}
-
-Result<const Json*> List(const Json& in, const char* name, const std::string& where) {
-  const Json* const value = in.is_object() ? json::Find(in, name) : nullptr;
-  if (value != nullptr && value->is_array()) return value;
-  return BadInput(where, ": ", Quoted(name), " is no list");
-}
-
-Status AddPiece(const Json& in, const Handing& handing, const std::string& where,
-                std::vector<Handing::Piece>* pieces) {
-  Handing::Piece piece;
-  SW_TRY_ASSIGN(piece.param, Text(in, "param", where));
-  const std::string who = where + ": parameter " + Quoted(piece.param);
-  SW_TRY_ASSIGN(piece.elems, Whole(in, "elems", kGreatest, who));
-  SW_TRY_ASSIGN(piece.first, Whole(in, "first", piece.elems, who));
-  SW_TRY_ASSIGN(piece.count, Whole(in, "count", piece.elems - piece.first, who));
-  SW_TRY_ASSIGN(piece.offset, Whole(in, "offset", handing.place_bytes, who));
-  SW_TRY_ASSIGN(const std::uint64_t tensor, Whole(in, "tensor", handing.tensors, who));
-  SW_TRY_ASSIGN(const std::string name, Text(in, "dtype", who));
-  const auto dtype = DTypeFromName(name);
-  if (!dtype || (*dtype != DType::kF32 && *dtype != DType::kBF16 && *dtype != DType::kF16)) {
-    return Fail(Errc::kUnsupported, who, ": gradients in ", Quoted(name));
-  }
-  piece.dtype = *dtype;
-  piece.tensor = static_cast<std::uint32_t>(tensor);
-  const std::uint64_t item = ItemSize(piece.dtype);
-  if (tensor >= handing.tensors || piece.count > (handing.place_bytes - piece.offset) / item) {
-    return BadInput(who, ": ", piece.count, " elements at byte ", piece.offset, " of ",
-                    handing.place_bytes, ", tensor ", tensor, " of ", handing.tensors);
-  }
-  // Size limit of a piece in a log.
-  const std::uint64_t most = kLogPieceBytes / item;
-  if (piece.param.size() > kNameBytes || pieces->size() + CeilDiv(piece.count, most) > kPieces) {
-    return Fail(Errc::kLimit, where, ": names of more than ", kNameBytes,
-                " bytes, or a module of more than ", kPieces, " pieces");
-  }
-  for (std::uint64_t left = piece.count; left > 0; left -= piece.count) {
-    piece.count = std::min(left, most);
-    pieces->push_back(piece);
-    piece.first += piece.count;
-    piece.offset += piece.count * item;
-  }
-  return {};
-}
 
 }  // namespace
-
-Result<Handing> ParseHanding(std::string_view text, std::uint32_t writer,
-                             const std::string& where) {
-  constexpr std::uint64_t kMany = std::uint64_t{1} << 24;
-  SW_TRY_ASSIGN(const Json root, json::Parse(text, where));
-  Handing out;
-  out.writer = writer;
-  SW_TRY_ASSIGN(out.recovery, Whole(root, "recovery", kGreatest, where));
-  SW_TRY_ASSIGN(out.begun, Whole(root, "begun", kGreatest, where));
-  // Trainers of older versions do not send it.
-  if (root.is_object() && json::Find(root, "every") != nullptr) {
-    SW_TRY_ASSIGN(out.every, Whole(root, "every", kGreatest, where));
-  }
-  SW_TRY_ASSIGN(const std::uint64_t level, Whole(root, "zstd", 19, where));
-  out.zstd_level = static_cast<int>(level);
-  SW_TRY_ASSIGN(const std::uint64_t places, Whole(root, "places", kMany, where));
-  out.places = static_cast<std::uint32_t>(places);
-  SW_TRY_ASSIGN(out.place_bytes, Whole(root, "place_bytes", std::uint64_t{1} << 44, where));
-  if (places == 0 || out.place_bytes == 0 || places > kGreatest / out.place_bytes) {
-    return BadInput(where, ": ", places, " places of ", out.place_bytes, " bytes");
-  }
-  SW_TRY_ASSIGN(const std::uint64_t tensors, Whole(root, "tensors", kMany, where));
-  out.tensors = static_cast<std::uint32_t>(tensors);
-  SW_TRY_ASSIGN(const Json* const modules, List(root, "modules", where));
-  for (const Json& each : *modules) {
-    Handing::Module module;
-    SW_TRY_ASSIGN(module.name, Text(each, "name", where));
-    SW_TRY_ASSIGN(const Json* const pieces, List(each, "pieces", where));
-    for (const Json& piece : *pieces) SW_TRY(AddPiece(piece, out, where, &module.pieces));
-    out.modules.push_back(std::move(module));
-  }
-  return out;
-}
 
 GradientLogs::Writer& GradientLogs::Find(std::uint32_t number) {
   const std::lock_guard lock(mutex_);
@@ -191,8 +93,8 @@ bool GradientLogs::Planned(std::uint64_t iteration, const std::string& module) c
 /// Reserves memory for buffered gradients and counts it; false if the limit is reached.
 bool GradientLogs::TakeRoom(std::uint64_t bytes) {
   const std::lock_guard lock(mutex_);
-  const std::uint64_t held = status_.held_bytes + held_records_ * kHeldRecordBytes;
-  if (bytes + kHeldRecordBytes > most_held_ - std::min(most_held_, held)) return false;
+  const std::uint64_t held = status_.held_bytes + held_records_ * kBufferedRecordBytes;
+  if (bytes + kBufferedRecordBytes > most_held_ - std::min(most_held_, held)) return false;
   status_.held_bytes += bytes;
   ++held_records_;
   return true;
@@ -212,7 +114,7 @@ Result<std::optional<exec::Digest>> GradientLogs::AddRoots(optimizer_steps::Root
   const std::lock_guard lock(mutex_);
   if (roots_.size() >= kRootTables && !roots_.contains(digest)) {
     return Fail(Errc::kLimit, "more than ", kRootTables,
-                " tables of square roots that no step has named");
+                " tables of square roots that no step uses yet");
   }
   roots_.emplace(digest, std::move(roots));
   return std::optional(digest);
@@ -304,9 +206,10 @@ Status GradientLogs::AppendModule(const Handing& handing, const Handing::Module&
 Result<std::uint64_t> GradientLogs::Append(const Handing& handing, std::uint64_t iteration,
                                            std::span<const std::byte> place,
                                            std::span<const LogStep> steps) {
-  const std::string where = "gradients of iteration " + std::to_string(iteration);
+  const std::string where = StrCat("gradients of iteration ", iteration);
   if (steps.size() != handing.tensors || place.size() != handing.place_bytes) {
-    return BadInput(where, ": ", handing.tensors, " steps expected, found ", steps.size());
+    return BadInput(where, ": ", handing.tensors, " steps and ", handing.place_bytes,
+                    " bytes expected, found ", steps.size(), " and ", place.size());
   }
   Writer& writer = Find(handing.writer);
   std::uint64_t bytes = 0;
@@ -349,7 +252,7 @@ bool GradientLogs::AllAtLocked(std::uint64_t iteration) const {
 
 /// Appends buffered gradients up to an iteration, except those of `saved` modules.
 /// \pre the caller has locked writer->mutex
-Status GradientLogs::AppendHeld(Writer* writer, std::uint64_t last, const ModuleNames& saved) {
+Status GradientLogs::AppendBuffered(Writer* writer, std::uint64_t last, const ModuleNames& saved) {
   const auto needed = [&](const Used& one) {
     return one.iteration <= last && !saved.contains(one.module);
   };
@@ -376,18 +279,18 @@ Status GradientLogs::AppendHeld(Writer* writer, std::uint64_t last, const Module
   return {};
 }
 
-Status GradientLogs::AppendHeld() {
+Status GradientLogs::AppendBuffered() {
   Status failed;
   for (Writer* const writer : All()) {
     const std::lock_guard one(writer->mutex);
-    Status done = AppendHeld(writer, std::numeric_limits<std::uint64_t>::max(), {});
+    Status done = AppendBuffered(writer, std::numeric_limits<std::uint64_t>::max(), {});
     if (!done) failed = std::move(done);
   }
   return failed;
 }
 
 /// \returns the number of erased bytes
-std::uint64_t GradientLogs::EraseHeld(const std::function<bool(const Used&)>& which) {
+std::uint64_t GradientLogs::EraseBuffered(const std::function<bool(const Used&)>& which) {
   std::uint64_t all = 0;
   for (Writer* const writer : All()) {
     const std::lock_guard one(writer->mutex);
@@ -406,14 +309,14 @@ std::uint64_t GradientLogs::EraseHeld(const std::function<bool(const Used&)>& wh
 }
 
 void GradientLogs::Drop(std::uint64_t iteration, const ModuleNames& saved) {
-  const std::uint64_t dropped = EraseHeld(
+  const std::uint64_t dropped = EraseBuffered(
       [&](const Used& used) { return used.iteration <= iteration && saved.contains(used.module); });
   const std::lock_guard lock(mutex_);
   status_.dropped_bytes += dropped;
 }
 
 void GradientLogs::GiveUp(std::span<const RecoveryRecord> restores) {
-  EraseHeld([&](const Used& used) {
+  EraseBuffered([&](const Used& used) {
     return std::ranges::any_of(restores, [&](const RecoveryRecord& restore) {
       return GivesUp(restore, used.recovery, used.iteration);
     });
@@ -433,21 +336,22 @@ Result<std::string> GradientLogs::Persist(std::uint64_t iteration, const ModuleN
       all.push_back(writer.get());
       // A writer that has left submits nothing more.
       if (lacks.empty() && writer->counts && writer->newest < iteration) {
-        lacks = "writer " + std::to_string(number) + (writer->entered > 0 ? " is" : " ended") +
-                " at iteration " + std::to_string(writer->newest) + ", the checkpoint of " +
-                std::to_string(iteration) + " does not wait for it";
+        lacks = StrCat("writer ", number, (writer->entered > 0 ? " is" : " ended"),
+                       " at iteration ", writer->newest, "; the checkpoint of iteration ",
+                       iteration, " is saved without its later gradients");
       }
     }
   }
   for (Writer* const writer : all) {
     const std::lock_guard one(writer->mutex);
-    if (Status appended = AppendHeld(writer, iteration, saved); !appended) {
+    if (Status appended = AppendBuffered(writer, iteration, saved); !appended) {
       failed = std::move(appended);
     }
     if (!writer->dirty) continue;
     writer->dirty = false;
     Status synced = writer->log ? writer->log->Persist()
-                                : Fail(Errc::kIo, "a log ended before all of it was synced");
+                                : Fail(Errc::kIo, "writer ", writer->number,
+                                       ": its log was closed before all records were synced");
     if (synced) continue;
     writer->log.reset();
     lacks = std::move(synced).error().message;
@@ -476,8 +380,8 @@ void GradientLogs::Keep(LoggedRecord logged) {
   if (!room) {
     kept_.clear();
     gap_ = std::max(gap_, record.iteration);
-    status_.forgotten = "what is known of gradients up to iteration " + std::to_string(gap_) +
-                        " had no room in memory: " + room.error().message;
+    status_.forgotten = StrCat("records of gradients up to iteration ", gap_,
+                               " did not fit into memory: ", room.error().message);
     return;
   }
   kept_.push_back(

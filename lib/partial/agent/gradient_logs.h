@@ -14,46 +14,15 @@
 #include <set>
 #include <span>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "partial/agent/memory.h"
 #include "partial/gradient_log/log_writer.h"
+#include "partial/gradient_log/submitted_gradients.h"
 #include "partial/store/manifest.h"
 #include "support/base/result.h"
 
 namespace shardwright::partial {
-
-/// Describes the gradients that a trainer's process submits after each optimizer step: the
-/// offsets of the experts' gradients in shared memory. The memory has slots for several steps.
-struct Handing {
-  struct Piece {
-    std::string param;
-    std::uint64_t elems = 0;  ///< of the whole parameter
-    std::uint64_t first = 0;
-    std::uint64_t count = 0;
-    DType dtype = DType::kF32;
-    std::uint64_t offset = 0;  ///< bytes from the start of a slot
-    std::uint32_t tensor = 0;  ///< optimizer tensor; indexes the steps of an iteration
-  };
-  struct Module {
-    std::string name;
-    std::vector<Piece> pieces;
-  };
-  std::uint32_t writer = 0;
-  std::uint64_t recovery = 0;  ///< the store's last recovery when the trainer was filled
-  std::uint64_t begun = 0;     ///< last iteration before the first submitted one
-  std::uint64_t every = 0;     ///< iterations between snapshots; 0: unknown
-  int zstd_level = 0;
-  std::uint32_t places = 0;
-  std::uint64_t place_bytes = 0;
-  std::uint32_t tensors = 0;
-  std::vector<Module> modules;
-};
-
-/// Parses a trainer's description. Splits pieces that exceed the size of a log record.
-/// \error kBadInput, kUnsupported  describes the invalid field
-Result<Handing> ParseHanding(std::string_view text, std::uint32_t writer, const std::string& where);
 
 /// Statistics of the logs.
 struct GradientLogStatus {
@@ -82,7 +51,7 @@ using ModuleNames = std::set<std::string, std::less<>>;
 class GradientLogs {
  public:
   /// Bytes that count for each buffered record in addition to its gradients.
-  static constexpr std::uint64_t kHeldRecordBytes = 1024;
+  static constexpr std::uint64_t kBufferedRecordBytes = 1024;
 
   /// \param most_held  limit for buffered bytes; 0: append everything at once
   /// \param kept  accounts for records in memory, for Kept. Nothing is buffered then, because
@@ -113,7 +82,7 @@ class GradientLogs {
   void DiscardAll();
   /// Appends all buffered gradients, because a restore may resume from a state in memory.
   /// \error as LogWriter; gradients that could not be appended stay buffered
-  Status AppendHeld();
+  Status AppendBuffered();
   /// Discards buffered gradients of `saved` modules up to the iteration of a durable checkpoint.
   void Drop(std::uint64_t iteration, const ModuleNames& saved);
 
@@ -121,7 +90,7 @@ class GradientLogs {
   void GiveUp(std::span<const RecoveryRecord> restores);
 
   /// Keeps a table of square roots for the steps that name it, and writes it with the first one.
-  /// \returns its name; nullopt if all roots are rounded correctly, so that no table is needed
+  /// \returns its name; nullopt if all are rounded correctly, so that no table is needed
   Result<std::optional<exec::Digest>> AddRoots(optimizer_steps::RootTable roots);
 
   /// Appends the gradients that a process used in an iteration, one record per module.
@@ -193,8 +162,8 @@ class GradientLogs {
   Status AppendModule(const Handing& handing, const Handing::Module& module,
                       std::uint64_t iteration, std::span<const std::byte> place,
                       std::span<const LogStep> steps, Writer* writer);
-  Status AppendHeld(Writer* writer, std::uint64_t last, const ModuleNames& saved);
-  std::uint64_t EraseHeld(const std::function<bool(const Used&)>& which);
+  Status AppendBuffered(Writer* writer, std::uint64_t last, const ModuleNames& saved);
+  std::uint64_t EraseBuffered(const std::function<bool(const Used&)>& which);
   bool Planned(std::uint64_t iteration, const std::string& module) const;
   bool TakeRoom(std::uint64_t bytes);
   std::vector<Writer*> All();

@@ -140,8 +140,9 @@ Status MemoryPool::Count(std::uint64_t bytes) {
 /// \pre the caller has locked mutex_
 Status MemoryPool::CountLocked(std::uint64_t bytes) {
   if (bytes > limit_bytes_ || used_bytes_ > limit_bytes_ - bytes) {
-    return Fail(Errc::kLimit, FormatBytes(used_bytes_), " in memory and ", FormatBytes(bytes),
-                " more are above the limit of ", FormatBytes(limit_bytes_));
+    return Fail(Errc::kLimit, FormatBytes(bytes), " needed in addition to ",
+                FormatBytes(used_bytes_), " in use; the limit is ", FormatBytes(limit_bytes_),
+                "; raise --memory-limit");
   }
   used_bytes_ += bytes;
   while (free_bytes_ > limit_bytes_ - used_bytes_) {
@@ -171,7 +172,7 @@ Result<os::Buffer> MemoryPool::Take(std::uint64_t bytes) {
   os::Buffer buffer = os::MakeBuffer(bytes);
   if (buffer) return buffer;
   Free(bytes);
-  return Fail(Errc::kLimit, "the machine has no ", FormatBytes(bytes), " of memory left");
+  return Fail(Errc::kLimit, "cannot allocate ", FormatBytes(bytes), " of memory");
 }
 
 void MemoryPool::Give(os::Buffer buffer, std::uint64_t bytes) {
@@ -184,8 +185,9 @@ void MemoryPool::Give(os::Buffer buffer, std::uint64_t bytes) {
 Status MemoryPool::CheckRoom(std::uint64_t bytes, const std::string& what) const {
   const std::uint64_t used = used_bytes();
   if (bytes <= limit_bytes_ && used <= limit_bytes_ - bytes) return {};
-  return Fail(Errc::kLimit, what, ": ", FormatBytes(bytes), " are needed beside ",
-              FormatBytes(used), " in use; the limit is ", FormatBytes(limit_bytes_));
+  return Fail(Errc::kLimit, what, ": ", FormatBytes(bytes), " needed in addition to ",
+              FormatBytes(used), " in use; the limit is ", FormatBytes(limit_bytes_),
+              "; raise --memory-limit");
 }
 
 void MemoryPool::Reserve(std::uint64_t bytes) {
@@ -197,9 +199,10 @@ Status MemoryPool::CheckSpare(std::uint64_t bytes) const {
   const std::lock_guard lock(mutex_);
   const std::uint64_t free = limit_bytes_ - used_bytes_;
   if (reserved_bytes_ <= free && bytes <= free - reserved_bytes_) return {};
-  return Fail(Errc::kLimit, FormatBytes(bytes), " are needed, and ", FormatBytes(reserved_bytes_),
-              " of room for another snapshot, beside ", FormatBytes(used_bytes_),
-              " in use; the limit is ", FormatBytes(limit_bytes_));
+  return Fail(Errc::kLimit, FormatBytes(bytes), " needed in addition to ",
+              FormatBytes(reserved_bytes_), " reserved for the next snapshot and ",
+              FormatBytes(used_bytes_), " in use; the limit is ", FormatBytes(limit_bytes_),
+              "; raise --memory-limit");
 }
 
 std::uint64_t MemoryPool::used_bytes() const {
@@ -226,12 +229,20 @@ Status Counted::Grow(std::uint64_t bytes) {
   return {};
 }
 
+bool IsAllOf(const StoredModule& module, std::uint64_t version) {
+  const bool held = std::ranges::any_of(module, [](const auto& part) { return part.has_value(); });
+  return held && std::ranges::all_of(module, [&](const std::optional<StoredComponent>& part) {
+           return !part || part->version == version;
+         });
+}
+
 Result<std::unique_ptr<convert::Input>> OpenMemory(const MemoryCheckpoint& checkpoint,
                                                    const std::vector<std::string>& pattern_files) {
   const Manifest& manifest = checkpoint.manifest;
-  if (exec::DigestOf(std::as_bytes(std::span(checkpoint.catalogue))) != manifest.catalogue) {
+  const exec::Digest catalogue = exec::DigestOf(std::as_bytes(std::span(checkpoint.catalogue)));
+  if (catalogue != manifest.catalogue) {
     return Fail(Errc::kBadInput, "catalogue of iteration ", manifest.iteration, ": digest ",
-                exec::Hex(manifest.catalogue), " expected");
+                exec::Hex(manifest.catalogue), " expected, found ", exec::Hex(catalogue));
   }
   auto input = std::make_unique<convert::Input>();
   SW_TRY_ASSIGN(input->set, checkpoints::DeserializeSource(checkpoint.catalogue));

@@ -138,6 +138,9 @@ struct MemoryCheckpoint {
   std::shared_ptr<TokenLog> tokens;
 };
 
+/// Returns true if a checkpoint has blobs of a module, all of the given version.
+bool IsAllOf(const StoredModule& module, std::uint64_t version);
+
 /// Opens the modules of the checkpoint that have its own
 /// iteration as a source. Older modules are left out.
 /// \error kBadInput  catalogue, manifest and blobs are inconsistent: names both sizes
@@ -153,7 +156,7 @@ struct Taken {
 };
 
 /// A byte range of a source file.
-struct FileStretch {
+struct FileByteRange {
   std::string name;         ///< as checkpoints::SourceFile
   std::uint64_t first = 0;  ///< offset in the file
   std::uint64_t bytes = 0;
@@ -161,7 +164,7 @@ struct FileStretch {
 
 /// Called with all byte ranges that will be read, before the first read; returns when the
 /// bytes are available. The ranges are sorted by file and offset, and do not touch each other.
-using FillSource = std::function<Status(const std::vector<FileStretch>& stretches)>;
+using FillSource = std::function<Status(const std::vector<FileByteRange>& stretches)>;
 
 /// Takes a snapshot in two steps, so that training waits only for the copy.
 /// Source: docs/pec-planning.md section 6.2.

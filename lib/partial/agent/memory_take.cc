@@ -68,7 +68,7 @@ class SnapshotCopier final : public SnapshotCopy, private exec::UnitSink {
   }
 
   /// Returns the byte ranges that CopyAll reads, by file and offset.
-  std::vector<FileStretch> Stretches(const checkpoints::SourceSet& set) const {
+  std::vector<FileByteRange> Stretches(const checkpoints::SourceSet& set) const {
     struct Place {
       std::uint32_t file;
       std::uint64_t first;
@@ -86,7 +86,7 @@ class SnapshotCopier final : public SnapshotCopy, private exec::UnitSink {
       }
     }
     std::sort(places.begin(), places.end());
-    std::vector<FileStretch> out;
+    std::vector<FileByteRange> out;
     std::uint32_t file = 0;
     for (const Place& place : places) {
       if (out.empty() || file != place.file || place.first > out.back().first + out.back().bytes) {
@@ -188,7 +188,7 @@ Result<std::unique_ptr<SnapshotCopy>> SnapshotCopy::Copy(convert::Input& input,
                                                          const SaveRequest& options, Sink& sink,
                                                          const FillSource& fill) {
   SW_TRY(pool->CheckRoom(BytesToTake(input, choice),
-                         "snapshot of iteration " + std::to_string(choice.iteration)));
+                         StrCat("snapshot of iteration ", choice.iteration)));
   plan::TargetBuilder builder;
   std::vector<Wanted> wanted = ListWanted(choice);
   std::vector<std::uint32_t> tensors;

@@ -10,13 +10,13 @@ namespace shardwright::partial {
 namespace {
 
 std::string Range(std::uint64_t first, std::uint64_t last) {
-  return "elements " + std::to_string(first) + " to " + std::to_string(last - 1);
+  return StrCat("elements ", first, " to ", last - 1);
 }
 
 /// Checks that sorted pieces of one iteration contain every element of a parameter once.
 Status CheckCover(const LoggedParam& param, std::span<const LogLink::Piece> pieces,
                   const std::string& where) {
-  const std::string who = where + ": parameter " + Quoted(param.name);
+  const std::string who = StrCat(where, ": parameter ", Quoted(param.name));
   std::uint64_t at = 0;
   for (const LogLink::Piece& each : pieces) {
     const LogPiece& piece = *each.piece;
@@ -32,7 +32,8 @@ Status CheckCover(const LoggedParam& param, std::span<const LogLink::Piece> piec
                       *each.path);
     }
     if (*each.step != *pieces.front().step) {
-      return BadInput(who, ": two steps that differ, the second one in ", *each.path);
+      return BadInput(who, ": its pieces have different optimizer steps, the second one in ",
+                      *each.path);
     }
     at = piece.first + piece.count;
   }
@@ -85,8 +86,8 @@ Result<std::vector<LogLink>> GradientLog::ChainOf(
       const auto param = by_name.find(piece.param);
       if (param == by_name.end()) {
         return BadInput("gradients of ", Quoted(module), ", iteration ", record.iteration,
-                        ": it has no parameter ", Quoted(piece.param), ", which ",
-                        paths_[entry.path], " has");
+                        ": the module has no parameter ", Quoted(piece.param), ", but ",
+                        paths_[entry.path], " has its gradient");
       }
       found[record.iteration].push_back(
           {param->second, &record.steps[piece.step], &piece, &entry.logged->payload,
@@ -97,8 +98,7 @@ Result<std::vector<LogLink>> GradientLog::ChainOf(
   std::vector<LogLink> chain;
   std::vector<const optimizer_steps::Step*> before(params.size(), nullptr);
   for (std::uint64_t iteration = from + 1; iteration <= to; ++iteration) {
-    const std::string where =
-        "gradients of " + Quoted(module) + ", iteration " + std::to_string(iteration);
+    const std::string where = StrCat("gradients of ", Quoted(module), ", iteration ", iteration);
     const auto at = found.find(iteration);
     if (at == found.end()) {
       return Fail(Errc::kNotFound, where, ": no record has them");

@@ -22,20 +22,20 @@ Result<std::optional<std::uint64_t>> OldBytes(const os::File& file, log::Segment
   SW_TRY_ASSIGN(const os::Identity identity, file.Stat());
   const std::uint64_t bytes = identity.bytes;
   SW_TRY_ASSIGN(const auto head, log::ReadHead(file, bytes, id, fingerprint));
-  if (!head) return BadInput(file.path(), ": its head is cut short, and segments follow it");
+  if (!head) return BadInput(file.path(), ": its header is truncated, but later segments exist");
   std::uint64_t index = head->first_index;
   for (std::uint64_t at = log::kFrameBytes; at < bytes; ++index) {
-    const std::string where = file.path() + ", byte " + std::to_string(at);
+    const std::string where = StrCat(file.path(), ", byte ", at);
     SW_TRY_ASSIGN(const log::RecordFront front, log::ReadFront(file, at, bytes));
     if (!front.wrong.empty() || front.head.index != index) {
       return BadInput(
           where, ": record ", index, " is damaged: ",
-          (front.wrong.empty() ? "it is record " + std::to_string(front.head.index) : front.wrong));
+          (front.wrong.empty() ? StrCat("found record ", front.head.index) : front.wrong));
     }
     at += log::RecordBytes(front.head);
     if (front.head.kind == log::Kind::kMark) continue;
     if (front.head.kind != log::Kind::kGradients) {
-      return Fail(Errc::kUnsupported, where, ": a record of kind ",
+      return Fail(Errc::kUnsupported, where, ": unknown record kind ",
                   static_cast<std::uint32_t>(front.head.kind));
     }
     SW_TRY_ASSIGN(const LogRecord record, ParseLogRecord(front.meta, where));

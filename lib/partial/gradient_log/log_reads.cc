@@ -17,7 +17,7 @@ struct FreeContext {
 };
 
 std::string WhereOf(const LogLink::Piece& piece) {
-  return *piece.path + ": gradient of " + Quoted(piece.piece->param);
+  return StrCat(*piece.path, ": gradient of ", Quoted(piece.piece->param));
 }
 
 /// Calls take(bytes) for the stored bytes [first, last) of a payload in verified parts.
@@ -34,7 +34,7 @@ Status ForStored(const os::File& file, const LogLink::Piece& piece, std::uint64_
     if (exec::DigestOf(part) != payload.sums[block]) {
       return BadInput(WhereOf(piece), ": bytes ", payload.offset + begin, " to ",
                       payload.offset + begin + part.size() - 1,
-                      " have changed since the log was proved");
+                      " have changed since the log was verified");
     }
     const std::uint64_t from = std::max(first, begin) - begin;
     const std::uint64_t to = std::min<std::uint64_t>(last - begin, part.size());
@@ -52,31 +52,30 @@ Status ReadFrame(const os::File& file, const LogLink::Piece& piece, std::uint64_
   // A piece has at most 64 MiB, so a window of 2^27 bytes always suffices.
   ZSTD_DCtx_setParameter(context.get(), ZSTD_d_windowLogMax, 27);
   std::vector<std::byte> room(std::min<std::uint64_t>(ZSTD_DStreamOutSize(), skip));
-  SW_TRY(ForStored(file, piece, begin, begin + piece.piece->bytes,
-                   [&](std::span<const std::byte> stored) -> Result<bool> {
-                     ZSTD_inBuffer in{stored.data(), stored.size(), 0};
-                     for (bool again = true; again && !(skip == 0 && out.empty());) {
-                       const auto to =
-                           skip > 0
-                               ? std::span(room).first(std::min<std::uint64_t>(room.size(), skip))
-                               : out;
-                       ZSTD_outBuffer plain{to.data(), to.size(), 0};
-                       const std::size_t rest = ZSTD_decompressStream(context.get(), &plain, &in);
-                       if (ZstdFailed(rest)) {
-                         return BadInput(WhereOf(piece), ": ", ZSTD_getErrorName(rest));
-                       }
-                       if (skip > 0) {
-                         skip -= plain.pos;
-                       } else {
-                         out = out.subspan(plain.pos);
-                       }
-                       again = in.pos < in.size || plain.pos == plain.size;
-                       if (rest == 0) break;
-                     }
-                     return skip > 0 || !out.empty();
-                   }));
+  SW_TRY(ForStored(
+      file, piece, begin, begin + piece.piece->bytes,
+      [&](std::span<const std::byte> stored) -> Result<bool> {
+        ZSTD_inBuffer in{stored.data(), stored.size(), 0};
+        for (bool again = true; again && !(skip == 0 && out.empty());) {
+          const auto to =
+              skip > 0 ? std::span(room).first(std::min<std::uint64_t>(room.size(), skip)) : out;
+          ZSTD_outBuffer plain{to.data(), to.size(), 0};
+          const std::size_t rest = ZSTD_decompressStream(context.get(), &plain, &in);
+          if (ZstdFailed(rest)) {
+            return BadInput(WhereOf(piece), ": invalid zstd frame: ", ZSTD_getErrorName(rest));
+          }
+          if (skip > 0) {
+            skip -= plain.pos;
+          } else {
+            out = out.subspan(plain.pos);
+          }
+          again = in.pos < in.size || plain.pos == plain.size;
+          if (rest == 0) break;
+        }
+        return skip > 0 || !out.empty();
+      }));
   if (skip == 0 && out.empty()) return {};
-  return BadInput(WhereOf(piece), ": a zstd frame that ends ", skip + out.size(), " bytes early");
+  return BadInput(WhereOf(piece), ": the zstd frame ends ", skip + out.size(), " bytes early");
 }
 
 }  // namespace

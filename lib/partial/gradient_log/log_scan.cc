@@ -63,7 +63,7 @@ Result<Found> ReadRecord(const os::File& file, std::uint64_t at, std::uint64_t f
   const bool zeros = std::all_of(back.begin() + log::kTrailerBytes, back.end(),
                                  [](std::byte byte) { return byte == std::byte{0}; });
   if (!zeros || !std::ranges::equal(trailer, std::span(back).first(log::kTrailerBytes))) {
-    found.wrong = "it does not have its checksum";
+    found.wrong = "its checksum does not match";
   }
   return found;
 }
@@ -142,7 +142,7 @@ Status GradientLog::Scan::CheckOrder(const Found& found, const std::string& wher
   }
   if (!first && found.head.previous != end.previous) {
     return BadInput(where, ": record ", index,
-                    " does not follow the one before it: they are of different logs");
+                    " does not continue the record before it: they belong to different logs");
   }
   return {};
 }
@@ -150,7 +150,7 @@ Status GradientLog::Scan::CheckOrder(const Found& found, const std::string& wher
 Status GradientLog::Scan::Take(Found* found, const std::string& where) {
   if (found->head.kind == log::Kind::kMark) return {};
   if (found->head.kind != log::Kind::kGradients) {
-    return Fail(Errc::kUnsupported, where, ": a record of kind ",
+    return Fail(Errc::kUnsupported, where, ": unknown record kind ",
                 static_cast<std::uint32_t>(found->head.kind));
   }
   SW_TRY_ASSIGN(LogRecord record, ParseLogRecord(found->meta, where));
@@ -165,7 +165,7 @@ Status GradientLog::Scan::Take(Found* found, const std::string& where) {
   }
   if (!fits || offset != payload_end) {
     return BadInput(where, ": ", found->payload.bytes,
-                    " bytes of gradients, its pieces have others");
+                    " bytes of gradients, but its pieces have another total");
   }
   log->by_module_[record.module].push_back(log->entries_.size());
   log->entries_.push_back({std::make_shared<const LoggedRecord>(LoggedRecord{
@@ -180,7 +180,7 @@ Status GradientLog::Scan::Segment(log::SegmentId id, bool last, Scanned scanned)
   end.number = id.number;
   end.end = 0;
   if (!scanned.head) {
-    if (!last) return BadInput(path, ": its head is cut short, and segments follow it");
+    if (!last) return BadInput(path, ": its header is truncated, but later segments exist");
     end.torn_bytes = scanned.bytes;
     log->torn_.push_back({path, scanned.bytes});
     return {};
@@ -188,11 +188,11 @@ Status GradientLog::Scan::Segment(log::SegmentId id, bool last, Scanned scanned)
   const std::uint64_t first_index = scanned.head->first_index;
   if (first) end.next_index = first_index;
   if (first_index != end.next_index) {
-    return BadInput(path, ": begins with record ", first_index,
-                    ", the segment before it ends before record ", end.next_index);
+    return BadInput(path, ": record ", end.next_index,
+                    " expected at the start of the segment, found ", first_index);
   }
   std::uint64_t at = log::kFrameBytes;
-  const auto where = [&] { return path + ", byte " + std::to_string(at); };
+  const auto where = [&] { return StrCat(path, ", byte ", at); };
   for (Found& found : scanned.records) {
     SW_TRY(CheckOrder(found, where()));
     SW_TRY(Take(&found, where()));

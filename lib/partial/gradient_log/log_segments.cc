@@ -23,7 +23,7 @@ Result<std::vector<SegmentId>> ListSegments(const std::string& folder,
     if (id && entry.type == os::EntryType::kFile && id->number > 0) {
       segments[id->writer].insert(id->number);
     } else if (!IsRootsName(entry.name) && !entry.name.ends_with(".tmp")) {
-      return BadInput(folder, "/", entry.name, ": not of a log of gradients");
+      return BadInput(folder, "/", entry.name, ": not a file of a gradient log");
     }
   }
   std::vector<SegmentId> ids;
@@ -55,18 +55,18 @@ Result<std::optional<SegmentHead>> ReadHead(const os::File& file, std::uint64_t 
   std::optional<SegmentHead> head = SegmentHeadOf(frame);
   const std::string& path = file.path();
   if (!head) {
-    return BadInput(path, ": no segment of a log of gradients, or its head is damaged");
+    return BadInput(path, ": not a segment of a gradient log, or its header is damaged");
   }
   if (head->version != kLogVersion) {
-    return Fail(Errc::kUnsupported, path, ": version ", kLogVersion, " of the log expected, found ",
-                head->version);
+    return Fail(Errc::kUnsupported, path, ": version ", kLogVersion,
+                " of the gradient log expected, found ", head->version);
   }
   if (head->writer != id.writer || head->number != id.number) {
-    return BadInput(path, ": it is segment ", SegmentName(head->writer, head->number),
+    return BadInput(path, ": segment ", SegmentName(head->writer, head->number),
                     " under another name");
   }
   if (head->fingerprint != fingerprint) {
-    return Fail(Errc::kMismatch, path, ": the gradients of another model: fingerprint ",
+    return Fail(Errc::kMismatch, path, ": gradients of another model: fingerprint ",
                 exec::Hex(fingerprint), " expected, found ", exec::Hex(head->fingerprint));
   }
   return head;
@@ -76,22 +76,22 @@ Result<RecordFront> ReadFront(const os::File& file, std::uint64_t at, std::uint6
   RecordFront front;
   const std::uint64_t rest = file_bytes - at;
   if (rest < kFrameBytes) {
-    front.wrong = "its head is cut short";
+    front.wrong = "its header is truncated";
     return front;
   }
   SW_TRY(file.ReadAt(at, front.frame));
   const auto head = RecordHeadOf(front.frame);
   if (!head) {
-    front.wrong = "its head does not have its checksum";
+    front.wrong = "the checksum of its header does not match";
     return front;
   }
   front.head = *head;
   if (head->meta_bytes > kLogMetaBytes) {
-    front.wrong = "its text is larger than " + std::to_string(kLogMetaBytes) + " bytes";
+    front.wrong = StrCat("its description has more than ", kLogMetaBytes, " bytes");
     return front;
   }
   if (head->payload_bytes > rest || RecordBytes(*head) > rest) {
-    front.wrong = "it is cut short";
+    front.wrong = "it is truncated";
     return front;
   }
   front.meta.resize(head->meta_bytes);

@@ -32,8 +32,8 @@ class Members {
     const Json* const value = object_.is_object() ? json::Find(object_, name) : nullptr;
     const bool real = kind == Json::value_t::number_float && value != nullptr && value->is_number();
     if (value == nullptr || (value->type() != kind && !real)) {
-      return BadInput(where_, ": ", Quoted(name), " of another kind expected, found ",
-                      (value == nullptr ? "nothing" : json::KindOf(*value)));
+      return BadInput(where_, ": ", Quoted(name), ": ", json::KindOf(Json(kind)),
+                      " expected, found ", (value == nullptr ? "nothing" : json::KindOf(*value)));
     }
     return value;
   }
@@ -60,7 +60,8 @@ class Members {
     const auto digit = [](char c) { return c <= '9' ? c - '0' : c - 'a' + 10; };
     const bool good = text.size() == 2 * digest.size() &&
                       text.find_first_not_of("0123456789abcdef") == std::string::npos;
-    if (!good) return BadInput(where_, ": ", Quoted(name), " is no digest: ", Quoted(text));
+    if (!good)
+      return BadInput(where_, ": ", Quoted(name), ": digest expected, found ", Quoted(text));
     for (std::size_t i = 0; i < digest.size(); ++i) {
       digest[i] = static_cast<std::uint8_t>(digit(text[2 * i]) * 16 + digit(text[2 * i + 1]));
     }
@@ -119,7 +120,8 @@ Result<LogStep> StepFrom(const Members& in) {
   SW_TRY_ASSIGN(const double count, in.Real("count"));
   logged.step.count = static_cast<float>(count);
   if (!(count >= 0) || static_cast<double>(logged.step.count) != count) {
-    return BadInput(in.where(), ": \"count\" is no count of float32: ", count);
+    return BadInput(in.where(), ": \"count\": float32 number that is not negative expected, found ",
+                    count);
   }
   SW_TRY_ASSIGN(logged.step.gradient_factor, in.Real("gradient_factor"));
   SW_TRY_ASSIGN(logged.step.skipped, in.Flag("skipped"));
@@ -144,21 +146,24 @@ Result<LogPiece> PieceFrom(const Members& in, const std::vector<LogStep>& steps)
   const std::string where = in.where() + ": parameter " + Quoted(piece.param);
   const auto dtype = DTypeFromName(name);
   if (!dtype || (*dtype != DType::kF32 && *dtype != DType::kBF16 && *dtype != DType::kF16)) {
-    return Fail(Errc::kUnsupported, where, ": gradients in ", Quoted(name));
+    return Fail(Errc::kUnsupported, where,
+                ": gradients in float32, bfloat16 or float16 expected, found ", Quoted(name));
   }
   piece.dtype = *dtype;
   if (step >= steps.size()) {
-    return BadInput(where, ": step ", step, " of ", steps.size());
+    return BadInput(where, ": step ", step, " is out of range: the record has ", steps.size(),
+                    " steps");
   }
   piece.step = static_cast<std::uint32_t>(step);
   if (piece.first > piece.elems || piece.count > piece.elems - piece.first) {
-    return BadInput(where, ": elements ", piece.first, " to ", piece.first, " + ", piece.count,
-                    " of ", piece.elems);
+    return BadInput(where, ": out of range: ", piece.count, " elements from element ", piece.first,
+                    " on, but the parameter has ", piece.elems);
   }
   const std::uint64_t most = kLogPieceBytes / ItemSize(piece.dtype);
   const bool skipped = steps[step].step.skipped;
   if (!skipped && piece.count > most) {
-    return Fail(Errc::kLimit, where, ": a piece of ", piece.count, " elements, ", most, " at most");
+    return Fail(Errc::kLimit, where, ": piece of ", piece.count, " elements exceeds the limit of ",
+                most);
   }
   const std::uint64_t plain = skipped ? 0 : piece.count * ItemSize(piece.dtype);
   if (piece.zstd ? piece.bytes > kLogPieceBytes : piece.bytes != plain) {

@@ -59,7 +59,7 @@ LogPayload PayloadOf(std::uint64_t begin, std::span<const std::span<const std::b
 }
 
 std::string WhereOf(std::uint64_t iteration, std::string_view module) {
-  return "gradients of " + Quoted(module) + ", iteration " + std::to_string(iteration);
+  return StrCat("gradients of ", Quoted(module), ", iteration ", iteration);
 }
 
 /// Makes the record of uncompressed gradients, without recovery and digests.
@@ -95,12 +95,13 @@ Result<LogRecord> Describe(std::uint64_t iteration, std::string_view module,
 Result<std::string> MetaOf(const LogRecord& record, const std::string& where) {
   std::string meta = ToText(record);
   if (meta.size() > kLogMetaBytes) {
-    return Fail(Errc::kLimit, where, ": a text of ", meta.size(), " bytes, ", kLogMetaBytes,
-                " at most");
+    return Fail(Errc::kLimit, where, ": description of ", meta.size(),
+                " bytes exceeds the limit of ", kLogMetaBytes);
   }
   // Do not write a record that readers would reject.
   SW_TRY_ASSIGN(const LogRecord read, ParseLogRecord(meta, where));
-  if (read != record) return BadInput(where, ": a name that is not UTF-8");
+  if (read != record)
+    return BadInput(where, ": the name of the module or of a parameter is not UTF-8");
   return meta;
 }
 
@@ -162,7 +163,7 @@ Status LogWriter::Begin() {
 Result<std::uint64_t> LogWriter::WriteRecord(std::uint32_t kind, std::string_view meta,
                                              std::span<const std::span<const std::byte>> payload) {
   if (broken_) {
-    return Fail(Errc::kIo, file_.path(), ": an earlier write to the log of gradients failed");
+    return Fail(Errc::kIo, file_.path(), ": an earlier write to the gradient log failed");
   }
   // Readers treat a record after a torn one as damage, so a failure is final.
   broken_ = true;

@@ -36,7 +36,7 @@ std::string_view BaseOf(const std::map<std::string, StateTensor>& states) {
 
 /// Returns the tensors of a module by parameter, and the common version of all to replay.
 /// \error kUnsupported  the reason why it cannot be replayed
-Result<Aim> AimOf(const Module& module, const HeldModule& held_module,
+Result<Aim> AimOf(const Module& module, const StoredModule& held_module,
                   const layout::ShardMap& map) {
   Aim aim;
   for (const Component component : kAllComponents) {
@@ -45,7 +45,7 @@ Result<Aim> AimOf(const Module& module, const HeldModule& held_module,
       if (tensor.state == layout::kFrozen) continue;
       if (tensor.state == layout::kBuffer || layout::IsPadding(tensor.state)) {
         return Fail(Errc::kUnsupported, Quoted(tensor.name), " ", tensor.state,
-                    ": gradients do not tell how it has changed");
+                    ": cannot be replayed, because it is not computed from gradients");
       }
       aim.params[tensor.name][tensor.state] = {
           {component, one.offset}, tensor.dtype, Elems(tensor.shape)};
@@ -60,17 +60,18 @@ Result<Aim> AimOf(const Module& module, const HeldModule& held_module,
         return Fail(Errc::kUnsupported, Quoted(name), " ", state, ": float32 expected, found ",
                     Name(tensor.dtype));
       }
-      const std::optional<Held>& held = held_module[static_cast<std::size_t>(tensor.at.component)];
+      const std::optional<StoredComponent>& held =
+          held_module[static_cast<std::size_t>(tensor.at.component)];
       if (tensor.elems == 0 || !held) continue;
       if (version && *version != held->version) {
-        return Fail(Errc::kUnsupported, Quoted(name), ": parts of iterations ",
+        return Fail(Errc::kUnsupported, Quoted(name), ": its parts have iterations ",
                     std::min(*version, held->version), " and ", std::max(*version, held->version),
-                    ", steps need all of one");
+                    "; a replay requires one iteration");
       }
       version = held->version;
     }
   }
-  if (!version) return Fail(Errc::kUnsupported, "nothing of it is trained");
+  if (!version) return Fail(Errc::kUnsupported, "the module has no trained parameters");
   aim.version = *version;
   return aim;
 }
@@ -110,8 +111,9 @@ Status CheckSteps(const std::string& name, const std::map<std::string, StateTens
     if (first == nullptr) first = pieces.front().step;
     if (optimizer_steps::StatesOf(step) != optimizer_steps::StatesOf(first->step) ||
         step.optimizer != first->step.optimizer) {
-      return BadInput(Quoted(name), ", iteration ", link.iteration,
-                      ": another optimizer than before: ", optimizer_steps::Name(step.optimizer));
+      return BadInput(
+          Quoted(name), ", iteration ", link.iteration,
+          ": another optimizer than in the steps before: ", optimizer_steps::Name(step.optimizer));
     }
   }
   std::set<std::string> unused;
@@ -125,17 +127,19 @@ Status CheckSteps(const std::string& name, const std::map<std::string, StateTens
     return {};
   }
   const std::string who =
-      Quoted(name) + ": steps of " + std::string(optimizer_steps::Name(first->step.optimizer));
+      StrCat(Quoted(name), ": steps of ", optimizer_steps::Name(first->step.optimizer));
   for (const std::string_view state : optimizer_steps::StatesOf(first->step)) {
     const auto found = states.find(std::string(state));
     if (found == states.end()) {
-      return Fail(Errc::kUnsupported, who, " need ", Quoted(state), ", which is not there");
+      return Fail(Errc::kUnsupported, who, " require ", Quoted(state),
+                  ", which the checkpoint does not have");
     }
     unused.erase(found->first);
     out->states.push_back(found->second.at);
   }
   if (!unused.empty()) {
-    return Fail(Errc::kUnsupported, who, " do not make ", Quoted(*unused.begin()));
+    return Fail(Errc::kUnsupported, who, " do not update ", Quoted(*unused.begin()),
+                ", which the checkpoint has");
   }
   return {};
 }
@@ -160,8 +164,8 @@ Status CheckLast(const checkpoints::Checkpoint& checkpoint, const std::string& n
   if (!in_group && !in_param) return {};
   SW_TRY_ASSIGN(const float expected, checkpoints::TorchStep(checkpoint, *found));
   if (last->step->step.count == expected) return {};
-  return BadInput(Quoted(name), ": the checkpoint has made ", expected, " steps, the log ",
-                  last->step->step.count);
+  return BadInput(Quoted(name), ": step ", expected, " of the checkpoint expected, found step ",
+                  last->step->step.count, " at the end of the log");
 }
 
 Status LoadRoots(const std::vector<LogLink>& chain, ReplayLog* log) {
@@ -180,15 +184,15 @@ Status LoadRoots(const std::vector<LogLink>& chain, ReplayLog* log) {
 
 Status CheckGoesOnWith(const RecoveryRecord& restore, const std::string& module,
                        std::uint64_t version) {
-  const std::string who = "recovery " + std::to_string(restore.sequence) + ", from iteration " +
-                          std::to_string(restore.resume);
+  const std::string who =
+      StrCat("recovery ", restore.sequence, ", from iteration ", restore.resume);
   if (!restore.older) {
-    return Fail(Errc::kNotFound, who, ", does not say with which state of ", Quoted(module),
-                " training has gone on");
+    return Fail(Errc::kNotFound, who, ": it is not recorded with which state of ", Quoted(module),
+                " training resumed");
   }
   const auto older = restore.older->find(module);
   if (older == restore.older->end() || older->second == version) return {};
-  return Fail(Errc::kNotFound, who, ", has gone on with ", Quoted(module), " of iteration ",
+  return Fail(Errc::kNotFound, who, ": training resumed with ", Quoted(module), " of iteration ",
               older->second, ", not of ", version);
 }
 
@@ -201,7 +205,7 @@ bool ReplayedModule::makes(Component component) const {
 }
 
 Result<ReplayedModule> FindChain(const checkpoints::Checkpoint& checkpoint, const Module& module,
-                                 const HeldModule& held, std::uint64_t to, ReplayLog* log) {
+                                 const StoredModule& held, std::uint64_t to, ReplayLog* log) {
   SW_TRY_ASSIGN(const Aim aim, AimOf(module, held, checkpoint.map));
   SW_TRY_ASSIGN(const std::uint64_t begin,
                 ChainBegin(module.name, aim.version, to, log->recoveries));

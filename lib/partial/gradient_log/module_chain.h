@@ -64,7 +64,7 @@ struct ReplayedModule {
 ///        each other or the checkpoint; kUnsupported  the module cannot be replayed
 /// Local. The chain is valid during the lifetime of the log.
 Result<ReplayedModule> FindChain(const checkpoints::Checkpoint& checkpoint, const Module& module,
-                                 const HeldModule& held, std::uint64_t to, ReplayLog* log);
+                                 const StoredModule& held, std::uint64_t to, ReplayLog* log);
 
 /// Checks that training resumed from a restore with this version of a module.
 /// \error kNotFound  it resumed with another version, or the record does not state any

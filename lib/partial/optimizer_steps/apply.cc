@@ -19,7 +19,7 @@ Status CheckSizes(const std::vector<std::string_view>& names, const Elements& el
   const std::size_t count = elements.param.size();
   const auto expect = [&](std::string_view what, std::size_t found) -> Status {
     if (found == count) return {};
-    return BadInput(what, ": ", count, " elements expected as the parameter has, found ", found);
+    return BadInput(what, ": expected ", count, " elements like the parameter, found ", found);
   };
   for (std::size_t i = 0; i < names.size(); ++i)
     SW_TRY(expect(names[i], elements.states[i].size()));
@@ -37,7 +37,7 @@ Status Apply(const Step& step, const Elements& elements, const RootTable* roots)
   const DType dtype = elements.gradient_dtype;
   if (dtype != DType::kF32 && dtype != DType::kBF16 && dtype != DType::kF16) {
     return Fail(Errc::kUnsupported, "gradients in ", Name(dtype),
-                ": float32, bfloat16 and float16 can be replayed");
+                ": only float32, bfloat16 and float16 can be replayed");
   }
   const std::vector<std::string_view> names = StatesOf(step);
   SW_TRY(CheckSizes(names, elements));

@@ -152,7 +152,7 @@ struct Lion {
   }
 };
 
-/// Looks up roots in blocks, because the lookup does not vectorise but the rest does.
+/// Looks up square roots in blocks, because the lookup does not vectorise but the rest does.
 template <class Kernel>
 SW_INLINE void LoopByTable(const Numbers& n, const Arrays& a) {
   constexpr std::size_t kBlock = 256;

@@ -41,13 +41,13 @@ struct Numbers {
   float momentum = 0;
   float one_minus_dampening = 0;
   float minus_lr = 0;                         ///< factor of the update
-  const std::uint32_t* root_words = nullptr;  ///< of a RootTable; null: roots are rounded correctly
+  const std::uint32_t* root_words = nullptr;  ///< of a RootTable; null: correct rounding
   std::uint32_t root_first = 0;               ///< bits of the table's smallest and largest number
   std::uint32_t root_last = 0;
 };
 
 /// \pre !step.skipped
-/// \param roots  null: roots are rounded correctly
+/// \param roots  null: square roots are rounded correctly
 Numbers NumbersOf(const Step& step, const RootTable* roots);
 
 /// \pre HasIsa(isa); all states of StatesOf are set; arrays do not overlap

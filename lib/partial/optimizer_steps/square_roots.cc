@@ -28,15 +28,15 @@ std::string HexOf(std::uint32_t bits) {
 Status CheckLast(std::uint32_t last) {
   last &= ~RootTable::kSubnormals;
   if (last <= kLargest && last >= kOne + kKeyMask) return {};
-  return BadInput("table of square roots: it ends at ", HexOf(last), ", between ",
-                  HexOf(kOne + kKeyMask), " and ", HexOf(kLargest), " expected");
+  return BadInput("table of square roots: expected an end from ", HexOf(kOne + kKeyMask), " to ",
+                  HexOf(kLargest), ", found ", HexOf(last));
 }
 
 }  // namespace
 
 Result<RootTable> RootTable::FromRoots(std::span<const float> roots, std::uint32_t last) {
   if (roots.size() != kRoots) {
-    return BadInput("table of square roots: ", kRoots, " roots expected, found ", roots.size());
+    return BadInput("table of square roots: ", kRoots, " entries expected, found ", roots.size());
   }
   SW_TRY(CheckLast(last));
   std::vector<std::uint32_t> words(kRoots / 16, 0);
@@ -46,8 +46,8 @@ Result<RootTable> RootTable::FromRoots(std::span<const float> roots, std::uint32
     const std::uint32_t code = std::bit_cast<std::uint32_t>(roots[i]) - correct + 1;
     if (code > 2) {
       return BadInput("square root of ", HexOf(bits), ": ",
-                      HexOf(std::bit_cast<std::uint32_t>(roots[i])), " is further from ",
-                      HexOf(correct), " than one unit in the last place");
+                      HexOf(std::bit_cast<std::uint32_t>(roots[i])), " differs from ",
+                      HexOf(correct), " by more than one unit in the last place");
     }
     const std::uint32_t key = bits & kKeyMask;
     words[key / 16] |= code << (2 * (key % 16));
@@ -66,8 +66,7 @@ Result<RootTable> RootTable::FromBytes(std::span<const std::byte> bytes, std::ui
     return (word & (word >> 1) & kCorrect) != 0;  // code 3 is invalid
   });
   if (bad != words.end()) {
-    return BadInput("table of square roots: a code that does not exist near root ",
-                    16 * (bad - words.begin()));
+    return BadInput("table of square roots: invalid code near root ", 16 * (bad - words.begin()));
   }
   return RootTable(std::move(words), last);
 }

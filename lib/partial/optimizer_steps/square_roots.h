@@ -36,7 +36,7 @@ class RootTable {
   /// \error kBadInput  wrong size, an unknown code, or an invalid `last`
   static Result<RootTable> FromBytes(std::span<const std::byte> bytes, std::uint32_t last);
 
-  /// Returns kBytes bytes with four roots each, the first in the lowest bits, indexed
+  /// Returns kBytes bytes with four square roots each, the first in the lowest bits, indexed
   /// by bits & 0xFFFFFF. Codes are 0, 1, 2 for one unit less, correct, one unit more.
   std::span<const std::byte> bytes() const { return std::as_bytes(std::span(words_)); }
   std::uint32_t last() const { return last_; }
@@ -44,7 +44,7 @@ class RootTable {
   /// Returns true if every root is rounded correctly, so that the table is not needed.
   bool IsCorrect() const;
 
-  /// Returns the bytes as the kernels read them, with 16 roots per word.
+  /// Returns the bytes as the kernels read them, with 16 square roots per word.
   std::span<const std::uint32_t> words() const { return words_; }
 
  private:

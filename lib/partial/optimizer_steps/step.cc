@@ -52,11 +52,11 @@ Status Take(const Option& option, Optimizer optimizer, std::string_view decay, S
   const std::string who = std::string(Name(optimizer)) + ": option " + Quoted(option.name);
   const auto is_flag = [&] { return option.value == 0 || option.value == 1; };
   if (std::find(taken->begin(), taken->end(), option.name) != taken->end()) {
-    return BadInput(who, " comes twice");
+    return BadInput(who, " is given twice");
   }
   if (std::find(kOtherKernels.begin(), kOtherKernels.end(), option.name) != kOtherKernels.end()) {
     if (option.value != 0) {
-      return Fail(Errc::kUnsupported, who, ": its kernels round otherwise; 0 expected, found ",
+      return Fail(Errc::kUnsupported, who, ": these kernels round differently; expected 0, found ",
                   option.value);
     }
     return {};
@@ -89,7 +89,7 @@ Result<Step> StepOf(std::string_view optimizer, std::span<const Option> options)
   const auto* const found = std::find(kNames.begin(), kNames.end(), optimizer);
   if (found == kNames.end()) {
     return Fail(Errc::kUnsupported, "optimizer ", Quoted(optimizer),
-                ": steps of AdamW, Adam, SGD, Adagrad and Lion can be replayed");
+                ": only steps of AdamW, Adam, SGD, Adagrad and Lion can be replayed");
   }
   Step step;
   step.optimizer = static_cast<Optimizer>(found - kNames.begin());
@@ -105,7 +105,7 @@ Result<Step> StepOf(std::string_view optimizer, std::span<const Option> options)
     }
   }
   if (step.nesterov && (step.momentum == 0 || step.dampening != 0)) {
-    return BadInput("SGD: nesterov needs a momentum and no dampening, found momentum ",
+    return BadInput("SGD: nesterov requires a momentum and no dampening, found momentum ",
                     step.momentum, " and dampening ", step.dampening);
   }
   return step;

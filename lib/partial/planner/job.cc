@@ -14,7 +14,7 @@
 namespace shardwright::partial {
 namespace {
 
-ComponentBytes BytesOf(const HeldModule& module) {
+ComponentBytes BytesOf(const StoredModule& module) {
   const auto bytes = [&](Component component) -> std::uint64_t {
     const auto& held = module[static_cast<std::size_t>(component)];
     return held ? held->blob.bytes : 0;
@@ -41,8 +41,8 @@ Keep KeepOf(const KeptComponents& keep) { return {keep[0], keep[1], keep[2]}; }
 /// Returns why a job cannot run losslessly (docs/lossless.md); empty: it can.
 std::string NoReplay(bool single_precision, const Keep& keep) {
   if (keep.master || keep.moments) {
-    return "gradients are replayed on master weights and moments of one iteration, and --keep "
-           "saves some of all experts each time";
+    return "gradients are replayed on master weights and moments of one iteration, but with --keep "
+           "these have different iterations";
   }
   if (!single_precision)
     return "gradients are replayed on float32 states with float32 weights or master weights";
@@ -77,7 +77,7 @@ Status ReadSizesOfStore(const JobRequest& request, Job* job) {
   const auto usable =
       std::find_if(list.rbegin(), list.rend(), [](const auto& one) { return !one.abandoned; });
   if (usable == list.rend()) {
-    return Fail(Errc::kNotFound, store, ": holds no checkpoint to take sizes from");
+    return Fail(Errc::kNotFound, store, ": the store has no checkpoint that provides sizes");
   }
   SW_TRY_ASSIGN(Manifest manifest, from.ReadManifest(*usable));
   const StoreHead& head = from.head();
@@ -87,8 +87,8 @@ Status ReadSizesOfStore(const JobRequest& request, Job* job) {
   std::uint64_t of_experts = 0;
   for (const std::uint32_t count : head.experts) of_experts += count;
   if (head.experts.empty() || of_experts > manifest.modules.size()) {
-    return Fail(Errc::kUsage, store, ": a model of ", of_experts, " experts among ",
-                manifest.modules.size(), " modules: there is nothing to select");
+    return Fail(Errc::kUsage, store, ": expected a model with experts, found ", of_experts,
+                " experts in ", manifest.modules.size(), " modules");
   }
   std::size_t next = manifest.modules.size() - of_experts;
   for (std::size_t i = 0; i < next; ++i) {
@@ -115,12 +115,12 @@ Status ReadSizesOfStore(const JobRequest& request, Job* job) {
 /// Takes the sizes from the request. \param experts, layers  from the request or the trace
 Status ReadSizes(const JobRequest& request, std::uint64_t experts, std::uint64_t layers, Job* job) {
   if (layers * experts > limits::kMoeCounts) {
-    return Fail(Errc::kLimit, layers, " layers of ", experts, " experts, at most ",
-                limits::kMoeCounts, " experts");
+    return Fail(Errc::kLimit, layers, " MoE layers of ", experts, " experts: expected at most ",
+                limits::kMoeCounts, " experts in total");
   }
   for (const std::uint64_t params : request.nonexpert_params) {
     SW_TRY_ASSIGN(const ComponentBytes module, BytesOfParams(params, request.param_bytes));
-    job->names.push_back("module " + std::to_string(job->names.size()));
+    job->names.push_back(StrCat("module ", job->names.size()));
     job->model.nonexpert.push_back(module);
   }
   SW_TRY_ASSIGN(const ComponentBytes expert,
@@ -162,7 +162,8 @@ Result<Job> ReadJob(const JobRequest& request, const std::optional<TraceShape>& 
     const LayerExperts played(trace->layer_id.size(), trace->experts);
     if (played != shape) {
       return Fail(Errc::kMismatch, "the trace has ", played.size(), " layers of ", trace->experts,
-                  " experts, ", request.store, " ", shape.size(), " layers of ", shape.front());
+                  " experts, but ", request.store, " has ", shape.size(), " layers of ",
+                  shape.front(), " experts");
     }
     job.layer_id = trace->layer_id;
   }

@@ -10,7 +10,7 @@
 #include "partial/planner/forecast/replay_costs.h"
 #include "partial/planner/forecast/simulate.h"
 #include "partial/select/lost_tokens.h"
-#include "partial/store/save_tokens.h"
+#include "partial/store/token_log.h"
 #include "support/base/checked.h"
 #include "support/base/stop.h"
 #include "token_counts/trace.h"
@@ -40,7 +40,7 @@ Status StartFromStore(const Job& job, const std::string& tokens_path,
     const std::uint64_t last = trace->records.back().iteration;
     const std::uint64_t first = state.counted_to.value_or(job.newest->iteration);
     if (last < first) {
-      return Fail(Errc::kUsage, tokens_path, ": ends at iteration ", last, ", the store is at ",
+      return Fail(Errc::kUsage, tokens_path, ": ends at iteration ", last, ", but the store is at ",
                   first);
     }
     SW_TRY(CountUpTo(*trace, tokens_path, last, job.experts(), &state));
@@ -78,8 +78,8 @@ Result<SelectionOptions> OptionsOf(const PlanRequest& request, const Job& job, S
   options.policy = request.policy;
   options.k_snapshot = static_cast<std::uint32_t>(std::min<std::uint64_t>(request.k, most));
   if (request.k > most) {
-    sink.Warn("--k " + std::to_string(request.k) + " is above the " + std::to_string(most) +
-              " experts of a layer: all are saved");
+    sink.Warn(StrCat("--k ", request.k, " is above the ", most,
+                     " experts of a layer; all experts are saved"));
   }
   options.k_persist = static_cast<std::uint32_t>(
       std::min<std::uint64_t>(request.k_persist.value_or(request.k), options.k_snapshot));
@@ -128,8 +128,8 @@ Result<CopiesAnswer> PlanCopies(const PlanAnswer& answer, const StopCheck& stop)
   const std::uint64_t stages = request.pipeline_stages;
   // PlaceReplicas compares every pair of workers if it cannot use rotation.
   if (job.ranks.dp > kMostWorkers / stages) {
-    return Fail(Errc::kLimit, "--copies: ", job.ranks.dp, " x ", stages, " workers, at most ",
-                kMostWorkers, " are handled");
+    return Fail(Errc::kLimit, "--copies: ", job.ranks.dp, " x ", stages,
+                " workers: expected at most ", kMostWorkers);
   }
   CopiesAnswer copies;
   SW_TRY_ASSIGN(copies.grid, StageMajorGrid(job.ranks.dp, static_cast<std::uint32_t>(stages),
@@ -238,13 +238,12 @@ void NameModules(const Job& job, const SavedModel& saved, const SavePlan& plan,
     if (owner.rank != bubbles->rank) continue;
     const auto m = static_cast<std::size_t>(owner.module.layer);
     const auto e = static_cast<std::size_t>(owner.module.expert);
-    add("expert " + std::to_string(e) + " of layer " + std::to_string(job.layer_id[m]),
-        saved.expert_bytes[m][e].cut);
+    add(StrCat("expert ", e, " of layer ", job.layer_id[m]), saved.expert_bytes[m][e].cut);
   }
   for (const ShardPiece& piece : plan.nonexpert.pieces) {
     if (piece.rank == bubbles->rank) add(job.names[piece.module], piece.last - piece.first);
   }
-  add("state that ranks share", rest);
+  add("state shared by ranks", rest);
 }
 
 Result<BubblesAnswer> PlanBubbles(const PlanAnswer& answer, const SavedModel& saved) {
@@ -276,7 +275,7 @@ Result<ExtraCapacityAnswer> PlanBoost(const PlanRequest& request) {
   const std::uint64_t capacity = *request.capacity;
   ExtraCapacityAnswer boost;
   SW_TRY_ASSIGN(boost.least, IterationsToMakeUp(request.lost_tokens, capacity));
-  // One expert has tokens for twice its capacity, another has none: the device has enough room.
+  // One expert has tokens for twice its capacity, another has none: the device has enough capacity.
   SW_TRY_ASSIGN(const std::vector<std::uint64_t> step,
                 TokensToMakeUp({{capacity, 2 * capacity, request.lost_tokens}, {capacity, 0, 0}}));
   boost.extra = step.front();
@@ -385,8 +384,8 @@ Result<PlanAnswer> PlanCheckpoints(const PlanRequest& request, Sink& sink) {
                     : StartFromNothing(job, answer.options, trace, &input));
   if (NeedsTokens(request.policy) && !input.counted) {
     return Fail(Errc::kUsage, "--policy ", Name(request.policy),
-                " needs the tokens per expert: give --tokens, or a store that "
-                "counts them");
+                " needs the tokens per expert: pass --tokens, or a store with "
+                "token counts");
   }
   SW_TRY_ASSIGN(answer.full, SizeOfCheckpoint(job.model, SelectAll(job.experts()), job.keep));
   SW_TRY_ASSIGN(answer.checkpoints, PlanCheckpoints(input, stop));

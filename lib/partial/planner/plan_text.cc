@@ -44,8 +44,7 @@ std::vector<std::size_t> LargestRows(const std::vector<std::uint64_t>& keys) {
 /// Returns the note below a table that omits rows; empty if it shows all.
 std::string RowsText(std::size_t count, const std::string& what) {
   if (count <= kRows) return "";
-  return "the " + std::to_string(kRows) + " largest of " + std::to_string(count) + " " + what +
-         "; --json has all\n";
+  return StrCat("the ", kRows, " largest of ", count, " ", what, "; --json has all\n");
 }
 
 std::string SizeText(const PlanAnswer& answer) {
@@ -72,13 +71,13 @@ std::string SizeText(const PlanAnswer& answer) {
 }
 
 std::string BudgetText(const BudgetAnswer& budget) {
-  std::string text =
-      "\nbudget    " + std::to_string(budget.layers.total) +
-      " experts; tokens at risk after it: " + std::to_string(budget.layers.at_risk_tokens) +
-      " by layers, " + std::to_string(budget.global.at_risk_tokens) + " over all layers\n";
+  std::string text = StrCat("\nbudget    ", budget.layers.total,
+                            " experts; tokens at risk afterwards: ", budget.layers.at_risk_tokens,
+                            " with a budget per layer, ", budget.global.at_risk_tokens,
+                            " with one for all layers\n");
   if (budget.stall_bytes > 0) {
-    text += "stall     " + FormatBytes(budget.stall_bytes) +
-            " of the non-expert part are above the budget\n";
+    text += StrCat("stall     the non-expert part exceeds the budget by ",
+                   FormatBytes(budget.stall_bytes), "\n");
   }
   return text;
 }
@@ -143,7 +142,7 @@ std::string CopiesText(const CopiesAnswer& copies, std::uint64_t asked) {
   const ReplicaPlan& plan = copies.plan;
   std::string text = "\ncopies    " + std::to_string(plan.replicas) + " of each worker";
   if (plan.clamped) {
-    text += " (" + std::to_string(asked) + " asked for, there are no more workers)";
+    text += StrCat(" (requested: ", asked, "; there are no more workers)");
   }
   text += ": " + std::to_string(plan.cheap) + " within a stage, " + std::to_string(plan.costly) +
           " outside\nto send   " + FormatBytes(copies.all_bytes) + " in all";
@@ -151,7 +150,7 @@ std::string CopiesText(const CopiesAnswer& copies, std::uint64_t asked) {
   text += "\n";
   if (!plan.incomplete.empty()) {
     text += "not placed: workers " + text::Ranges(plan.incomplete) +
-            " have fewer copies, for there are too few nodes\n";
+            " have fewer copies, because there are too few nodes\n";
   }
   text::Table table({Column{"WORKER", kRight}, Column{"STAGE", kRight}, Column{"NODE", kRight},
                      Column{"COPIES ON"}, Column{"HOLDS", kRight}, Column{"SENDS", kRight},
@@ -182,10 +181,10 @@ std::string GradientsText(const std::vector<GradientAnswer>& list) {
                     : Fixed(static_cast<double>(one.state_bytes) / static_cast<double>(bytes), 2),
          std::to_string(one.window)});
   }
-  std::string text = "\ngradients in place of state\n" + table.Render(0) +
+  std::string text = "\ngradients instead of state\n" + table.Render(0) +
                      "WINDOW  iterations in which every expert was sent in full\n";
   if (const std::uint64_t over = list.back().plan.over_bytes; over > 0) {
-    text += "the last of them is " + FormatBytes(over) + " above the budget\n";
+    text += "the last iteration exceeds the budget by " + FormatBytes(over) + "\n";
   }
   return text;
 }
@@ -193,20 +192,20 @@ std::string GradientsText(const std::vector<GradientAnswer>& list) {
 std::string LogText(const PlanAnswer& answer) {
   const LogAnswer& log = *answer.log;
   const std::uint64_t interval = answer.request.interval;
-  return "\ngradients " + FormatBytes(log.bytes) + " in an iteration, " +
-         FormatBytes(log.rank_bytes) + " of a rank; with the checkpoint of " +
-         (interval == 1 ? "an iteration " : std::to_string(interval) + " iterations ") +
-         FormatBytes(log.interval_bytes) + "\nwindow    " + std::to_string(log.window) +
-         " iterations in which every expert is saved once\nfull      checkpoints of all write " +
-         FormatBytes(answer.full.bytes) +
-         (log.pays_up_to == 0
-              ? ": always less\n"
-              : ": less with more than " + Plural(log.pays_up_to, "iteration") + " between\n");
+  return StrCat(
+      "\ngradients ", FormatBytes(log.bytes), " per iteration, ", FormatBytes(log.rank_bytes),
+      " per rank; with the checkpoint, ", FormatBytes(log.interval_bytes), " in ",
+      Plural(interval, "iteration"), "\nwindow    ", log.window,
+      " iterations in which every expert is saved once\nfull      a full checkpoint writes ",
+      FormatBytes(answer.full.bytes),
+      log.pays_up_to == 0 ? "; this is always less\n"
+                          : StrCat("; this is less at intervals above ",
+                                   Plural(log.pays_up_to, "iteration"), "\n"));
 }
 
 std::string FillText(const std::string& name, const BubblePlan& plan) {
   return name + Seconds(plan.snapshot_s) + ": " + FormatBytes(plan.in_bubble) + " in the bubble, " +
-         FormatBytes(plan.beside) + " beside computation\n";
+         FormatBytes(plan.beside) + " during computation\n";
 }
 
 std::string BubblesText(const BubblesAnswer& bubbles) {
@@ -223,7 +222,7 @@ std::string BubblesText(const BubblesAnswer& bubbles) {
                    Seconds(times.after_s)});
   }
   text::Table modules(
-      {Column{"MODULE"}, Column{"IN THE BUBBLE", kRight}, Column{"BESIDE", kRight}});
+      {Column{"MODULE"}, Column{"IN THE BUBBLE", kRight}, Column{"OUTSIDE", kRight}});
   for (const std::size_t i : LargestRows(bubbles.bytes)) {
     modules.AddRow({text::Printable(bubbles.names[i]),
                     FormatBytes(bubbles.snapshot.module[i].in_bubble),
@@ -236,7 +235,7 @@ std::string BubblesText(const BubblesAnswer& bubbles) {
 std::string DynamicKText(const DynamicKAnswer& dynamic) {
   const std::string text = "\ndynamic K, PLT up to " + Fixed(100 * dynamic.state.limit, 2) +
                            " %, " + Fixed(100 * dynamic.state.share(), 4) + " % for each K\n";
-  if (!dynamic.levels) return text + "K stays: faults cost nothing\n";
+  if (!dynamic.levels) return text + "K stays the same: faults cost nothing\n";
   text::Table table(
       {Column{"K", kRight}, Column{"A FAULT COSTS %", kRight}, Column{"FAULTS", kRight}});
   std::uint64_t faults = 0;
@@ -245,8 +244,8 @@ std::string DynamicKText(const DynamicKAnswer& dynamic) {
         {std::to_string(level.k), Fixed(100 * level.plt, 5), std::to_string(level.faults)});
     faults += level.faults;
   }
-  return text + table.Render(0) + "then all experts are saved: " + std::to_string(faults) +
-         " faults are covered\n";
+  return text + table.Render(0) + "then all experts are saved; the limit covers " +
+         std::to_string(faults) + " faults\n";
 }
 
 }  // namespace
@@ -265,10 +264,10 @@ std::string PlanText(const PlanAnswer& answer) {
   if (!answer.gradients.empty()) text += GradientsText(answer.gradients);
   if (answer.bubbles) text += BubblesText(*answer.bubbles);
   if (answer.extra_capacity) {
-    text += "\nrecovery  " + std::to_string(request.lost_tokens) + " lost tokens, " +
-            std::to_string(answer.extra_capacity->extra) +
-            " more than the capacity in an iteration: " +
-            std::to_string(answer.extra_capacity->iterations) + " iterations\n";
+    text += StrCat("\nrecovery  ", request.lost_tokens, " lost tokens, made up with ",
+                   Plural(answer.extra_capacity->extra, "token"),
+                   " above capacity per iteration: ", answer.extra_capacity->iterations,
+                   " iterations\n");
   }
   if (answer.wasted) {
     text += "\nfailure   wastes " + Seconds(answer.wasted->wasted_s) + ": checkpoint " +

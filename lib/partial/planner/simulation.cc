@@ -68,7 +68,7 @@ Status AddReplay(const SimulateRequest& request, std::uint32_t experts,
                  const std::string& no_replay, std::vector<SimulatedPolicy>* policies) {
   const bool asked = request.policy == Policy::kReplay;
   std::string refused = no_replay;
-  if (request.partial_start) refused = "its first checkpoint has all experts";
+  if (request.partial_start) refused = "the first checkpoint must have all experts";
   if (asked && !refused.empty()) return Fail(Errc::kUsage, "--policy gradient-log: ", refused);
   if (refused.empty() && (asked || !request.policy)) {
     for (std::uint64_t k = 1; k < experts; k *= 2) {
@@ -112,7 +112,7 @@ Result<std::vector<SimulatedPolicy>> PoliciesOf(const SimulateRequest& request,
   }
   SW_TRY(AddReplay(request, experts, no_replay, &policies));
   if (policies.empty()) {
-    return Fail(Errc::kUsage, "a layer of one expert leaves no choice: only --policy full");
+    return Fail(Errc::kUsage, "layers have one expert, so only --policy full is possible");
   }
   if (request.dynamic_limit) {
     policies.push_back({Policy::kSequential, k, k, std::nullopt, request.dynamic_limit});

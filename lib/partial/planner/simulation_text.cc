@@ -55,13 +55,13 @@ std::string ReplayTable(const Simulation& simulation) {
   }
   std::string text =
       "\n" + table.Render(0) +
-      "\nSTATE, LOG  bytes of an iteration for checkpoints and for gradients, which "
-      "stall it by STALL\n"
-      "MEMORY  most of all nodes; WINDOW  iterations in which every expert was saved; "
-      "RECOVERY  longest\n";
+      "\nSTATE, LOG  bytes per iteration for checkpoints and for gradients\n"
+      "STALL  time per iteration to copy gradients\n"
+      "MEMORY  peak of all nodes together; WINDOW  iterations in which every expert was saved\n"
+      "RECOVERY  longest restart, with its replay\n";
   if (computed) {
     text +=
-        "* computed only, gradients as large as weights: no command does it "
+        "* computed only, for gradients as large as weights; no command runs this "
         "(docs/pec-planning.md, 9.4)\n";
   }
   return text;
@@ -96,12 +96,12 @@ std::string SimulationText(const Simulation& simulation) {
                      Plural(job.nodes(), "node") + "\nrepeated  " +
                      std::to_string(rows.front().replayed_iterations) +
                      " iterations after faults\n\n" + RowsTable(rows) +
-                     "\nWRITTEN  bytes of all checkpoints; LARGEST  of a rank in one, BOUND  the "
-                     "least possible\n"
-                     "PLT, MLT  lost tokens, mean and sum of the layers; RISK  unsaved after a "
-                     "checkpoint, mean\n"
-                     "STALL  of the longest snapshot; COST  stalls, restarts and repeated work of "
-                     "the run\n" +
+                     "\nWRITTEN  bytes of all checkpoints\n"
+                     "LARGEST  largest share of a rank in a checkpoint; BOUND  its lower bound\n"
+                     "PLT, MLT  share of lost tokens, mean and sum over layers\n"
+                     "RISK  mean share of unsaved tokens after a checkpoint\n"
+                     "STALL  stall of the longest snapshot\n"
+                     "COST  time of all stalls, restarts and repeated work\n" +
                      ReplayTable(simulation) + "\n";
   if (!job.no_replay.empty()) text += "no row gradient-log: " + job.no_replay + "\n";
   for (const SimulationRow& row : rows) {

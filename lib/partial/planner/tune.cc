@@ -52,8 +52,8 @@ Status TuneReplay(const Job& job, const StopCheck& stop, Tuning* tuning) {
                                                   input.ranks / input.iteration_s);
     tuning->no_replay =
         input.persist.bytes.size() < 2
-            ? "a layer of one expert leaves no choice"
-            : "the gradients of a rank take " + FormatBytes(share) + "/s, storage " +
+            ? "layers have one expert, so there is nothing to select"
+            : "the gradients of a rank take " + FormatBytes(share) + "/s, storage allows " +
                   FormatBytes(static_cast<std::uint64_t>(input.persist_bytes_per_s)) + "/s";
     return {};
   }

@@ -49,7 +49,7 @@ std::string NumbersTable(const Tuning& tuning) {
   add("iterations between", "",
       [](const TunedNumbers& n) { return std::to_string(n.config.interval); });
   add("checkpoint", "5, 6", [](const TunedNumbers& n) { return FormatBytes(n.persist.bytes); });
-  add("of the full one", "6", [&](const TunedNumbers& n) { return percent(n.persist.ratio()); });
+  add("share of full", "6", [&](const TunedNumbers& n) { return percent(n.persist.ratio()); });
   add_replay("gradients copied", FormatBytes(tuning.input.log_bytes) + "/it");
   add("snapshot of a rank", "8, 9",
       [](const TunedNumbers& n) { return FormatBytes(n.snapshot_rank_bytes); });
@@ -88,7 +88,7 @@ std::string FlagsOf(const AutoConfig& config) {
 /// Returns why there is no column CHOSEN.
 std::string NoneChosenText(const Tuning& tuning) {
   const AutoConfig& closest = tuning.chosen.config;
-  return "no column CHOSEN: none within the limit of " + Fixed(100 * tuning.input.plt_limit, 3) +
+  return "no column CHOSEN: no K is within the limit of " + Fixed(100 * tuning.input.plt_limit, 3) +
          " % lost tokens; the closest, " + FlagsOf(closest) + ", loses " +
          Fixed(100 * closest.expected_plt, 3) + " %\n";
 }

@@ -22,8 +22,8 @@ constexpr std::size_t kSlices = 300;
 constexpr std::size_t kSnapshotsShown = 2;
 constexpr double kInASecond = 1e9;
 constexpr std::array<const char*, kSentKinds> kSentNames = {
-    "while ranks idled", "beside computation", "due before the next snapshot",
-    "at any time: no idle times known, or waited for"};
+    "while ranks were idle", "at other times", "due before the next snapshot",
+    "at any time: without known idle intervals, or while a client waits"};
 
 /// Reads a list of exactly `count` non-negative integers.
 Result<std::vector<std::int64_t>> WholeNumbers(const json::Json& in, std::size_t count,
@@ -36,13 +36,13 @@ Result<std::vector<std::int64_t>> WholeNumbers(const json::Json& in, std::size_t
     out.push_back(static_cast<std::int64_t>(number));
   }
   if (good) return out;
-  return BadInput(where, ": lists of ", Plural(count, "number"), " expected");
+  return BadInput(where, ": expected a list of ", Plural(count, "number"));
 }
 
 Result<const json::Json*> ListOf(const json::Json& in, const char* name, const std::string& where) {
   const json::Json* const list = in.is_object() ? json::Find(in, name) : nullptr;
   if (list != nullptr && list->is_array()) return list;
-  return BadInput(where, ": ", Quoted(name), " is no list");
+  return BadInput(where, ": ", Quoted(name), " is not a list");
 }
 
 struct Sends {
@@ -64,7 +64,8 @@ Status AddSends(const json::Json& root, Sends* out, const std::string& where) {
   for (const json::Json& one : *sends) {
     SW_TRY_ASSIGN(auto sent, WholeNumbers(one, 3, where + ": \"sends\""));
     if (sent[2] >= static_cast<std::int64_t>(kSentKinds)) {
-      return BadInput(where, ": a send of kind ", sent[2]);
+      return BadInput(where, ": expected a send kind from 0 to ", kSentKinds - 1, ", found ",
+                      sent[2]);
     }
     out->sends.push_back(std::move(sent));
   }
@@ -79,7 +80,7 @@ Result<Sends> ParseSends(std::string_view text, const std::string& where) {
   for (const json::Json& one : *ranks) {
     Sends::Rank& rank = out.ranks.emplace_back();
     const json::Json* const number = one.is_object() ? json::Find(one, "rank") : nullptr;
-    if (number == nullptr) return BadInput(where, ": a rank without \"rank\"");
+    if (number == nullptr) return BadInput(where, ": an entry of \"ranks\" lacks \"rank\"");
     SW_TRY_ASSIGN(const std::uint64_t whole,
                   json::WholeOf(*number, 0, ~std::uint32_t{0}, where + ": \"rank\""));
     rank.number = static_cast<std::int64_t>(whole);
@@ -118,10 +119,10 @@ Window WindowOf(const Sends& sends) {
 
 html::Timeline TimelineOf(const Sends& sends, const Window& window) {
   html::Timeline timeline;
-  timeline.label = "bytes sent in each slice of time, and when ranks idled";
+  timeline.label = "bytes sent per time slice, and idle intervals of ranks";
   timeline.seconds = window.seconds();
   timeline.unit = html::Unit::kBytes;
-  timeline.stretch_name = "a rank idles";
+  timeline.stretch_name = "idle interval";
   for (std::size_t kind = 0; kind < kSentKinds; ++kind) {
     timeline.bars.push_back({kSentNames[kind], kind, std::vector<double>(kSlices, 0)});
   }
@@ -185,13 +186,14 @@ Result<std::string> SendsPage(std::string_view sends, const std::string& address
   document.body =
       "<main>\n<h1>Partial checkpoints: sends of an agent</h1>\n<p>" + html::Escape(address) +
       "</p>\n" + SendsTiles(found, window) +
-      "<section class=\"chart\">\n<h2>Sends and idle ranks</h2>\n<p>Bars: bytes into the store and "
-      "to peers in each slice of " +
+      "<section class=\"chart\">\n<h2>Sends and idle ranks</h2>\n<p>Bars: bytes sent to the store "
+      "and to peers per time slice of " +
       Fixed(1000 * window.seconds() / kSlices, 1) +
-      " ms. Rows: when a rank idled. Dotted lines: a snapshot was complete in memory.</p>\n" +
+      " ms. Rows: idle intervals of a rank. Dotted lines: a snapshot was complete in "
+      "memory.</p>\n" +
       html::TimelineMarkup(TimelineOf(found, window)) +
-      "</section>\n<footer>A send counts when it begins: pieces of at most 1 "
-      "MiB.</footer>\n</main>\n";
+      "</section>\n<footer>A send has at most 1 MiB, and is counted when it "
+      "begins.</footer>\n</main>\n";
   return html::Render(document);
 }
 

@@ -14,7 +14,7 @@ namespace shardwright::partial {
 namespace {
 
 /// A module with its needs and copies.
-struct ModuleFacts {
+struct ModuleInput {
   ModuleId id;
   std::span<const Need> needs;         // ascending node
   std::span<const MemoryCopy> memory;  // of surviving nodes, ascending by version, then node
@@ -22,12 +22,12 @@ struct ModuleFacts {
 };
 
 /// Sorted input, with surviving memory only.
-struct Facts {
+struct SortedInput {
   std::vector<Need> needs;           // by module, then node
   std::vector<MemoryCopy> memory;    // by module, version, node
   std::vector<StoredCopy> storage;   // by module, version
   std::vector<bool> failed;          // by node
-  std::vector<ModuleFacts> modules;  // ascending id; views of the above
+  std::vector<ModuleInput> modules;  // ascending id; views of the above
 };
 
 Status CheckNode(std::uint32_t node, std::uint32_t nodes, const std::string& what) {
@@ -35,7 +35,7 @@ Status CheckNode(std::uint32_t node, std::uint32_t nodes, const std::string& wha
   return Fail(Errc::kUsage, what, ": node ", node, " does not exist, there are ", nodes);
 }
 
-Status SortFacts(const RecoveryInput& input, Facts* facts) {
+Status SortFacts(const RecoveryInput& input, SortedInput* facts) {
   facts->failed.assign(input.nodes, false);
   for (std::uint32_t node : input.failed) {
     SW_TRY(CheckNode(node, input.nodes, "failed node"));
@@ -60,7 +60,8 @@ Status SortFacts(const RecoveryInput& input, Facts* facts) {
     SW_TRY(CheckNode(need.node, input.nodes, "need of " + Name(need.module)));
     if (i > 0 && need.module == facts->needs[i - 1].module &&
         need.node == facts->needs[i - 1].node) {
-      return Fail(Errc::kUsage, Name(need.module), " is needed twice by node ", need.node);
+      return Fail(Errc::kUsage, Name(need.module), " is listed twice as a need of node ",
+                  need.node);
     }
   }
   return {};
@@ -77,7 +78,7 @@ std::span<const T> RunOf(const std::vector<T>& sorted, const ModuleId& id) {
 }
 
 /// Checks that experts are whole or in two parts, and in parts only if the store has kept parts.
-Status CheckParts(const std::vector<ModuleFacts>& modules, bool kept_parts) {
+Status CheckParts(const std::vector<ModuleInput>& modules, bool kept_parts) {
   for (std::size_t i = 0; i < modules.size(); ++i) {
     const ModuleId& id = modules[i].id;
     if (!id.is_expert()) continue;
@@ -101,8 +102,8 @@ Status CheckParts(const std::vector<ModuleFacts>& modules, bool kept_parts) {
   return {};
 }
 
-Result<Facts> Prepare(const RecoveryInput& input, const RecoveryOptions& options) {
-  Facts facts;
+Result<SortedInput> Prepare(const RecoveryInput& input, const RecoveryOptions& options) {
+  SortedInput facts;
   SW_TRY(SortFacts(input, &facts));
   bool complete = false;
   for (std::size_t i = 0; i < facts.needs.size(); ++i) {
@@ -114,20 +115,20 @@ Result<Facts> Prepare(const RecoveryInput& input, const RecoveryOptions& options
   }
   if (!complete) {
     return Fail(Errc::kUsage,
-                "no module is needed that every checkpoint has: nothing tells the resume point");
+                "cannot choose the resume point: no needed module is saved in every checkpoint");
   }
   SW_TRY(CheckParts(facts.modules, options.kept_parts));
   return facts;
 }
 
-bool InMemoryOf(const ModuleFacts& module, std::uint32_t node, std::uint64_t version) {
+bool InMemoryOf(const ModuleInput& module, std::uint32_t node, std::uint64_t version) {
   return std::any_of(module.memory.begin(), module.memory.end(), [&](const MemoryCopy& copy) {
     return copy.node == node && copy.version == version;
   });
 }
 
 /// Returns the versions that every node that needs the module can read, ascending.
-std::vector<std::uint64_t> UsableVersions(const ModuleFacts& module, bool remote_memory) {
+std::vector<std::uint64_t> UsableVersions(const ModuleInput& module, bool remote_memory) {
   std::vector<std::uint64_t> versions;
   for (const StoredCopy& copy : module.stored) versions.push_back(copy.version);
   for (const MemoryCopy& copy : module.memory) {
@@ -143,14 +144,14 @@ std::vector<std::uint64_t> UsableVersions(const ModuleFacts& module, bool remote
 }
 
 /// Returns X. \error kInfeasible
-Result<std::uint64_t> ResumePoint(const Facts& facts, const RecoveryOptions& options) {
+Result<std::uint64_t> ResumePoint(const SortedInput& facts, const RecoveryOptions& options) {
   std::vector<std::uint64_t> common;
   bool first = true;
-  for (const ModuleFacts& module : facts.modules) {
+  for (const ModuleInput& module : facts.modules) {
     if (!module.id.is_complete()) continue;
     std::vector<std::uint64_t> versions = UsableVersions(module, options.remote_memory);
     const std::string newest =
-        versions.empty() ? "it has none" : "its newest is " + std::to_string(versions.back());
+        versions.empty() ? "it has no version" : StrCat("its newest version is ", versions.back());
     if (options.at) {
       versions.erase(std::upper_bound(versions.begin(), versions.end(), *options.at),
                      versions.end());
@@ -166,15 +167,15 @@ Result<std::uint64_t> ResumePoint(const Facts& facts, const RecoveryOptions& opt
     }
     if (common.empty()) {
       return Fail(Errc::kInfeasible, Name(module.id), ": no version",
-                  (options.at ? " up to " + std::to_string(*options.at) : std::string()),
-                  " that every module of a checkpoint has, ", newest);
+                  (options.at ? StrCat(" up to iteration ", *options.at) : std::string()),
+                  " is available for all required modules; ", newest);
     }
   }
   return common.back();
 }
 
 /// Chooses the source of a version for a node: own memory, memory of others, storage.
-Restore RestoreOf(const ModuleFacts& module, const Need& need, std::uint64_t version,
+Restore RestoreOf(const ModuleInput& module, const Need& need, std::uint64_t version,
                   bool remote_memory) {
   Restore restore{need.node, module.id, version, Source::kStorage, 0, need.bytes};
   const auto holder = [&](const MemoryCopy& copy) { return copy.version == version; };
@@ -196,13 +197,14 @@ std::string NamesOf(const std::vector<ModuleId>& modules) {
   for (std::size_t i = 0; i < modules.size() && i < kShown; ++i) {
     names += (i == 0 ? "" : ", ") + Name(modules[i]);
   }
-  if (modules.size() > kShown) names += " and " + std::to_string(modules.size() - kShown) + " more";
+  if (modules.size() > kShown) names += StrCat(" and ", modules.size() - kShown, " more");
   return names;
 }
 
 /// Chooses a version of every module, and the source for each node.
-Status ChooseVersions(const Facts& facts, const RecoveryOptions& options, RecoveryPlan* plan) {
-  for (const ModuleFacts& module : facts.modules) {
+Status ChooseVersions(const SortedInput& facts, const RecoveryOptions& options,
+                      RecoveryPlan* plan) {
+  for (const ModuleInput& module : facts.modules) {
     const std::vector<std::uint64_t> versions = UsableVersions(module, options.remote_memory);
     const auto above = std::upper_bound(versions.begin(), versions.end(), plan->resume);
     if (above == versions.begin()) {
@@ -223,8 +225,8 @@ Status ChooseVersions(const Facts& facts, const RecoveryOptions& options, Recove
   }
   if (plan->restarted.empty()) return {};
   if (!options.restart_missing) {
-    return Fail(Errc::kInfeasible, "no copy up to the resume point ", plan->resume, " is left of ",
-                NamesOf(plan->restarted));
+    return Fail(Errc::kInfeasible, NamesOf(plan->restarted), ": no copy up to the resume point ",
+                plan->resume, " is left");
   }
   if (*options.restart_missing > plan->resume) {
     return Fail(Errc::kUsage, "missing experts cannot restart from iteration ",
@@ -250,7 +252,7 @@ const char* Name(Source source) {
 }
 
 Result<RecoveryPlan> PlanRecovery(const RecoveryInput& input, const RecoveryOptions& options) {
-  SW_TRY_ASSIGN(const Facts facts, Prepare(input, options));
+  SW_TRY_ASSIGN(const SortedInput facts, Prepare(input, options));
   RecoveryPlan plan;
   SW_TRY_ASSIGN(plan.resume, ResumePoint(facts, options));
   SW_TRY(ChooseVersions(facts, options, &plan));
@@ -281,7 +283,8 @@ Result<Counts> ExpertVersions(const RecoveryPlan& plan, const LayerExperts& expe
     if (id.is_complete()) continue;
     if (id.layer < 0 || static_cast<std::size_t>(id.layer) >= experts.size() || id.expert < 0 ||
         static_cast<std::uint32_t>(id.expert) >= experts[static_cast<std::size_t>(id.layer)]) {
-      return Fail(Errc::kMismatch, Name(id), " is recovered, the model does not have it");
+      return Fail(Errc::kMismatch, Name(id),
+                  " is in the recovery plan, but the model does not have it");
     }
     versions[static_cast<std::size_t>(id.layer)][static_cast<std::size_t>(id.expert)] =
         entry.version;
@@ -291,7 +294,7 @@ Result<Counts> ExpertVersions(const RecoveryPlan& plan, const LayerExperts& expe
     for (std::size_t e = 0; e < experts[m]; ++e) {
       if (seen[m][e]) continue;
       const ModuleId id{static_cast<std::int32_t>(m), static_cast<std::int32_t>(e)};
-      return Fail(Errc::kMismatch, Name(id), " is not part of the recovery");
+      return Fail(Errc::kMismatch, Name(id), " is missing in the recovery plan");
     }
   }
   return versions;

@@ -59,23 +59,23 @@ void ReplayBytes::AddModule(const ReplayedModule& module, std::size_t number,
     lanes_.push_back(std::move(lane));
   }
   for (const auto& [component, member] : members) {
-    std::ranges::sort(stretches_[member], {}, &Stretch::offset);
+    std::ranges::sort(stretches_[member], {}, &LanePosition::offset);
   }
 }
 
-const ReplayBytes::Stretch* ReplayBytes::StretchAt(std::uint32_t member,
-                                                   std::uint64_t offset) const {
+const ReplayBytes::LanePosition* ReplayBytes::ByteRangeAt(std::uint32_t member,
+                                                          std::uint64_t offset) const {
   const auto found = stretches_.find(member);
   if (found == stretches_.end()) return nullptr;
-  const auto after = std::ranges::upper_bound(found->second, offset, {}, &Stretch::offset);
+  const auto after = std::ranges::upper_bound(found->second, offset, {}, &LanePosition::offset);
   if (after == found->second.begin()) return nullptr;
-  const Stretch& stretch = *std::prev(after);
+  const LanePosition& stretch = *std::prev(after);
   const std::uint64_t bytes = lanes_[stretch.lane].elems * sizeof(float);
   return offset < stretch.offset + bytes ? &stretch : nullptr;
 }
 
 std::optional<std::uint64_t> ReplayBytes::PlaceOf(std::uint32_t member, std::uint64_t offset) {
-  const Stretch* const stretch = StretchAt(member, offset);
+  const LanePosition* const stretch = ByteRangeAt(member, offset);
   if (stretch == nullptr) return std::nullopt;
   return lanes_[stretch->lane].place + (offset - stretch->offset) / sizeof(float);
 }
@@ -83,12 +83,12 @@ std::optional<std::uint64_t> ReplayBytes::PlaceOf(std::uint32_t member, std::uin
 Status ReplayBytes::Read(std::uint32_t member, std::uint64_t offset, std::span<std::byte> out) {
   if (!members_.contains(member)) return blobs_->Read(member, offset, out);
   while (!out.empty()) {
-    const Stretch* const stretch = StretchAt(member, offset);
+    const LanePosition* const stretch = ByteRangeAt(member, offset);
     if (stretch == nullptr) {
       // These bytes are in no replayed tensor: verify the blob, then read it.
       SW_TRY(Prove(*proofs_[module_of_.at(member)]));
       const auto& all = stretches_.at(member);
-      const auto next = std::ranges::upper_bound(all, offset, {}, &Stretch::offset);
+      const auto next = std::ranges::upper_bound(all, offset, {}, &LanePosition::offset);
       const std::uint64_t count = next == all.end()
                                       ? out.size()
                                       : std::min<std::uint64_t>(out.size(), next->offset - offset);

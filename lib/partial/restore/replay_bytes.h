@@ -35,7 +35,7 @@ struct ReplayedMember {
 
 /// Reads members: those of replayed modules as of X, others unchanged.
 /// Computes a range of a parameter and all its states at once, and caches it
-/// while there is room, because callers usually read the other states next.
+/// while there is space, because callers usually read the other states next.
 /// Verifies the digest of each source blob before its first use. Thread-safe.
 class ReplayBytes final : public exec::ByteSource {
  public:
@@ -74,7 +74,7 @@ class ReplayBytes final : public exec::ByteSource {
     Status status;
   };
   /// Position of a parameter or state in a member.
-  struct Stretch {
+  struct LanePosition {
     std::uint64_t offset = 0;
     std::size_t lane = 0;
     std::size_t array = 0;
@@ -96,7 +96,7 @@ class ReplayBytes final : public exec::ByteSource {
 
   void AddModule(const ReplayedModule& module, std::size_t number,
                  const std::map<Component, std::uint32_t>& members);
-  const Stretch* StretchAt(std::uint32_t member, std::uint64_t offset) const;
+  const LanePosition* ByteRangeAt(std::uint32_t member, std::uint64_t offset) const;
   Status Prove(Proof& proof);
   std::shared_ptr<Range> Find(const Key& key);
   Result<std::shared_ptr<const Range>> Get(const Key& key);
@@ -110,9 +110,9 @@ class ReplayBytes final : public exec::ByteSource {
   const std::uint64_t room_;
   LogReads reads_;
   std::vector<Lane> lanes_;
-  std::vector<std::unique_ptr<Proof>> proofs_;               // by module
-  std::map<std::uint32_t, std::size_t> module_of_;           // by member, into proofs_
-  std::map<std::uint32_t, std::vector<Stretch>> stretches_;  // by member, ascending offset
+  std::vector<std::unique_ptr<Proof>> proofs_;                    // by module
+  std::map<std::uint32_t, std::size_t> module_of_;                // by member, into proofs_
+  std::map<std::uint32_t, std::vector<LanePosition>> stretches_;  // by member, ascending offset
   tbb::enumerable_thread_specific<std::vector<std::byte>> gradients_;
   std::mutex mutex_;
   std::map<Key, Kept> kept_;

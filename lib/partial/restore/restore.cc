@@ -50,8 +50,8 @@ Result<bool> IsEmptyStore(const Job& job, const Agents& agents) {
     SW_TRY(lock.Release());
     if (!empty) return "";
     if (agents.copies.empty()) return "empty";
-    return Fail(Errc::kNotFound, path, ": has no checkpoint, but an agent has iteration ",
-                agents.copies.front().manifest.iteration);
+    return Fail(Errc::kNotFound, path, ": the store has no checkpoint, but an agent has iteration ",
+                agents.copies.front().manifest.iteration, "; check the path of the store");
   };
   SW_TRY_ASSIGN(const std::string text, job.comm.OnRootText(look));
   return !text.empty();
@@ -100,7 +100,7 @@ RestoredModule RestoredOf(const Module& module, const ChosenModule& chosen,
   out.version = chosen.restarted ? restart_iteration : resume;
   out.source = chosen.source;
   for (const Component component : kAllComponents) {
-    const std::optional<Held>& held = chosen.of(component);
+    const std::optional<StoredComponent>& held = chosen.of(component);
     if (!held) continue;
     RestoredPart part{held->version, held->blob.bytes, false};
     const bool replays = replayed != nullptr && replayed->makes(component);
@@ -157,7 +157,7 @@ Status RefuseStale(const std::string& store, const RestoreReport& report) {
   std::vector<std::string> names;
   for (const RestoredModule& module : report.modules) {
     if (module.version < report.iteration) {
-      names.push_back(module.name + " (" + std::to_string(module.version) + ")");
+      names.push_back(StrCat(module.name, " (", module.version, ")"));
     }
   }
   if (names.empty()) return {};
@@ -219,12 +219,12 @@ void Warn(const Job& job, const RestoreReport& report) {
   for (const std::string& damage : report.damaged) job.sink.Warn(damage);
   for (const std::string& torn : report.replay.torn) job.sink.Warn(torn);
   if (!report.replay.refused.empty()) {
-    job.sink.Warn(job.options.store + ": not replayed: " + FirstFew(report.replay.refused));
+    job.sink.Warn(StrCat(job.options.store, ": not replayed: ", FirstFew(report.replay.refused)));
   }
   if (report.unknown_spent) {
     job.sink.Warn(job.options.store +
-                  ": the tokens were not counted: what this recovery loses is not entered into the "
-                  "budget of dynamic K");
+                  ": the tokens lost by this restore are unknown, because the saves had no token "
+                  "counts; the budget of dynamic K does not include them");
   }
 }
 
@@ -274,17 +274,18 @@ std::string Iterations(const std::vector<std::uint64_t>& iterations) {
 /// Explains the effect of a restart at the report's iteration on newer checkpoints.
 void ExplainRestart(const Job& job, const RestoreReport& report) {
   const std::string& store = job.options.store;
-  const std::string at = "iteration " + std::to_string(report.iteration);
+  const std::string at = StrCat("iteration ", report.iteration);
   const bool newer = !report.abandoned.empty();
   if (job.recorded()) {
     if (!newer) return;
-    job.sink.Warn(store + ": training restarts from " + at + "; the newer checkpoints " +
-                  Iterations(report.abandoned) + " are abandoned (pec-save undo takes it back)");
+    job.sink.Warn(StrCat(store, ": training restarts from ", at, "; the newer checkpoints ",
+                         Iterations(report.abandoned),
+                         " are abandoned; pec-save undo reverts this"));
     return;
   }
   job.sink.Note(
       store +
-          ": no restart is recorded until a save confirms it; --restart records it "
+          ": the restart is recorded when the next save confirms it; --restart records it "
           "at once, --read-only never" +
           (newer ? "; it would abandon the newer checkpoints " + Iterations(report.abandoned) : ""),
       newer ? 0 : 1);
@@ -342,8 +343,8 @@ Result<RestoreReport> RestoreStore(comm::Comm& comm, const RestoreOptions& optio
                   comm.OnRootText([&]() -> Result<std::string> { return seen; }));
     SW_TRY(comm.Agree(seen == of_root ? Status()
                                       : Fail(Errc::kMismatch, options.store,
-                                             ": ranks see other versions or gradients "
-                                             "than rank 0, try again")));
+                                             ": ranks read different versions or gradients, "
+                                             "because the store changed; run the command again")));
     report = std::move(prepared.report);
     report.recorded = job.notes() && job.recorded();
     restore::Warn(job, report);

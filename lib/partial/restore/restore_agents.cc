@@ -55,14 +55,14 @@ class Met {
   Status Meet(std::size_t node, const Hello& agent) {
     const std::string& address = options_.agents[node];
     if (!ids_[node].empty() && ids_[node] != agent.id) {
-      return Fail(Errc::kMismatch, address, ": another agent than before, \"", agent.name,
-                  "\"; try again when it has started");
+      return Fail(Errc::kMismatch, address, ": the agent was replaced by agent \"", agent.name,
+                  "\" during the restore; run the command again");
     }
     ids_[node] = agent.id;
     for (std::size_t other = 0; other < ids_.size(); ++other) {
       if (other == node || ids_[other] != agent.id) continue;
-      return Fail(Errc::kMismatch, address, ": the same agent, \"", agent.name, "\", as at ",
-                  options_.agents[other], "; each node's agent is expected once");
+      return Fail(Errc::kMismatch, address, ": leads to the same agent \"", agent.name, "\" as ",
+                  options_.agents[other], "; list each node's agent once");
     }
     return {};
   }
@@ -88,7 +88,7 @@ Result<std::vector<bool>> FindAgents(const Job& job, Met* met) {
     if (!gone) return tl::unexpected<Error>(answer.error());
     if (options.lost_unreachable) continue;
     return Fail(Errc::kNotFound, "agent of node ", node, ": ", answer.error().message,
-                "; if the node is lost with its memory, say --lost-nodes ", node);
+                "; if the node is lost with its memory, pass --lost-nodes ", node);
   }
   return lives;
 }
@@ -152,7 +152,8 @@ Status ExpectNoCopies(const Job& job) {
     SW_TRY_ASSIGN(const std::vector<AgentClient::Listed> list, client.List());
     if (list.empty()) continue;
     return Fail(Errc::kNotFound, job.options.store, ": there is no store, but ",
-                job.options.agents[node], " has iteration ", list.front().manifest.iteration);
+                job.options.agents[node], " has iteration ", list.front().manifest.iteration,
+                "; check the path of the store");
   }
   return {};
 }
@@ -163,8 +164,8 @@ Result<Agents> AskAgents(const Job& job) {
   SW_TRY_ASSIGN(const std::string text, job.comm.OnRootText([&] { return FlushAndList(job); }));
   SW_TRY_ASSIGN(Agents agents, job.comm.Agree(ReadLists(job, text)));
   for (std::size_t i = 0; i < agents.lost_nodes.size(); ++i) {
-    job.sink.Warn("node " + std::to_string(agents.lost_nodes[i]) + " (" + agents.lost_agents[i] +
-                  "): lost with what it held in memory");
+    job.sink.Warn(StrCat("node ", agents.lost_nodes[i], " (", agents.lost_agents[i],
+                         "): lost with its snapshots in memory"));
   }
   return agents;
 }
@@ -173,7 +174,8 @@ Result<std::vector<AgentCopy>> NotGivenUp(const Job& job, const Store& store,
                                           std::vector<AgentCopy> copies) {
   std::vector<AgentCopy> kept;
   for (AgentCopy& copy : copies) {
-    const std::string what = "what " + os::ToText(copy.agent->address()) + " holds";
+    const std::string what =
+        StrCat("the checkpoint in the memory of ", os::ToText(copy.agent->address()));
     Status past = store.CheckPast(copy.recovery, copy.manifest.iteration, what);
     if (!past && past.error().code != Errc::kMismatch) {
       return tl::unexpected<Error>(std::move(past).error());
@@ -181,7 +183,7 @@ Result<std::vector<AgentCopy>> NotGivenUp(const Job& job, const Store& store,
     if (past) {
       kept.push_back(std::move(copy));
     } else {
-      job.sink.Warn(past.error().message + "; it is not used");
+      job.sink.Warn(past.error().message + "; the restore does not use it");
     }
   }
   return kept;
@@ -193,12 +195,13 @@ Result<checkpoints::SourceSet> AskCatalogue(const std::vector<AgentCopy>& copies
     if (copy.manifest.catalogue != catalogue) continue;
     SW_TRY_ASSIGN(const std::string text, copy.agent->AskText("catalogue " + exec::Hex(catalogue)));
     if (exec::DigestOf(std::as_bytes(std::span(text))) != catalogue) {
-      return Fail(Errc::kBadInput, os::ToText(copy.agent->address()), ": catalogue: digest ",
-                  exec::Hex(catalogue), " expected");
+      return Fail(Errc::kBadInput, os::ToText(copy.agent->address()),
+                  ": catalogue: expected digest ", exec::Hex(catalogue),
+                  ", found different content");
     }
     return checkpoints::DeserializeSource(text);
   }
-  return Fail(Errc::kInternal, "a checkpoint in memory without its agent");
+  return Fail(Errc::kInternal, "internal error: a checkpoint in memory has no agent");
 }
 
 }  // namespace shardwright::partial::restore

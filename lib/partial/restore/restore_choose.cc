@@ -15,8 +15,8 @@ bool Contradict(const Manifest& a, const Manifest& b) {
   if (a.names != b.names) return false;  // of another model, which fails later
   for (std::size_t i = 0; i < a.modules.size(); ++i) {
     for (std::size_t c = 0; c < kComponents; ++c) {
-      const std::optional<Held>& one = a.modules[i][c];
-      const std::optional<Held>& other = b.modules[i][c];
+      const std::optional<StoredComponent>& one = a.modules[i][c];
+      const std::optional<StoredComponent>& other = b.modules[i][c];
       if (one && other && one->version == other->version &&
           one->blob.digest != other->blob.digest) {
         return true;
@@ -38,15 +38,14 @@ Result<std::vector<Manifest>> ReadManifests(const Job& job, const Base& base, Ch
   }
   if (usable.empty()) {
     return Fail(Errc::kNotFound, options.store, ": ",
-                (first == ~std::uint64_t{0}
-                     ? "no checkpoint to restore"
-                     : "no checkpoint up to iteration " + std::to_string(*options.at) +
-                           ", the first is of iteration " + std::to_string(first)));
+                (first == ~std::uint64_t{0} ? "the store has no checkpoint to restore"
+                                            : StrCat("no checkpoint up to iteration ", *options.at,
+                                                     "; the first one has iteration ", first)));
   }
   if (options.at && usable.back().iteration != *options.at) {
-    job.sink.Warn(options.store + ": --at " + std::to_string(*options.at) +
-                  ": the store has no such iteration; the newest one below it is " +
-                  std::to_string(usable.back().iteration));
+    job.sink.Warn(StrCat(options.store, ": --at ", *options.at,
+                         ": the store has no such iteration; the newest one below it is ",
+                         usable.back().iteration));
   }
   if (!options.allow_older) usable.erase(usable.begin(), usable.end() - 1);
   std::vector<Manifest> manifests;
@@ -60,8 +59,8 @@ Result<std::vector<Manifest>> ReadManifests(const Job& job, const Base& base, Ch
     manifests.push_back(*std::move(manifest));
   }
   if (manifests.empty()) {
-    return Fail(Errc::kBadInput,
-                options.store + ": no manifest can be read: " + checked->messages.front());
+    return Fail(Errc::kBadInput, options.store,
+                ": no manifest can be read: ", checked->messages.front());
   }
   return manifests;
 }
@@ -74,10 +73,9 @@ void DropStrangers(const Job& job, Candidates* candidates) {
         std::any_of(candidates->stored.begin(), candidates->stored.end(),
                     [&](const Manifest& stored) { return Contradict(copy.manifest, stored); });
     if (stranger) {
-      job.sink.Warn(os::ToText(copy.agent->address()) + ": iteration " +
-                    std::to_string(copy.manifest.iteration) +
-                    " in memory has other content than in " + job.options.store +
-                    "; it is not used");
+      job.sink.Warn(StrCat(os::ToText(copy.agent->address()), ": iteration ",
+                           copy.manifest.iteration, " in memory has other content than in ",
+                           job.options.store, "; the restore does not use it"));
     }
     return stranger;
   });
@@ -96,21 +94,20 @@ Result<Described> Describe(const Job& job, const Store& store, const std::vector
   const Model& model = out.model;
   if (model.fingerprint != store.head().fingerprint ||
       model.modules.size() != manifest.modules.size()) {
-    return Fail(Errc::kBadInput, store.CataloguePath(manifest.sequence), ": fingerprint ",
-                exec::Hex(store.head().fingerprint), " expected, found ",
-                exec::Hex(model.fingerprint));
+    return Fail(Errc::kBadInput, store.CataloguePath(manifest.sequence), ": expected fingerprint ",
+                exec::Hex(store.head().fingerprint), ", found ", exec::Hex(model.fingerprint));
   }
   for (std::size_t i = 0; i < model.modules.size(); ++i) {
     if (model.modules[i].name == manifest.names[i]) continue;
     return Fail(Errc::kBadInput, store.CataloguePath(manifest.sequence), ": module ", i, " is ",
-                model.modules[i].name, ", in the manifest ", manifest.names[i]);
+                model.modules[i].name, ", but the manifest has ", manifest.names[i]);
   }
   return out;
 }
 
 /// Returns true if a checkpoint has these components of a module intact and of one version.
-bool IsUsable(const HeldModule& held, const Module& module, const Mask& mask, std::uint64_t version,
-              const Checked& checked) {
+bool IsUsable(const StoredModule& held, const Module& module, const Mask& mask,
+              std::uint64_t version, const Checked& checked) {
   for (std::size_t c = 0; c < kComponents; ++c) {
     if (!mask[c]) continue;
     if (!held[c] || held[c]->version != version || checked.damaged.contains(held[c]->blob.digest) ||
@@ -130,7 +127,8 @@ std::vector<StoredCopy> VersionsIn(const Manifest& manifest, const Model& model,
     for (const auto& [part, mask] : PartsOf(module, keep)) {
       const auto first = std::find(mask.begin(), mask.end(), true) - mask.begin();
       if (first == static_cast<std::ptrdiff_t>(kComponents)) continue;
-      const std::optional<Held>& held = manifest.modules[i][static_cast<std::size_t>(first)];
+      const std::optional<StoredComponent>& held =
+          manifest.modules[i][static_cast<std::size_t>(first)];
       if (!held || !IsUsable(manifest.modules[i], module, mask, held->version, checked)) continue;
       ModuleId id = module.id;
       id.part = part;
@@ -168,8 +166,9 @@ Result<RecoveryPlan> MakePlan(const Job& job, const Base& base,
   }
   for (const AgentCopy& copy : candidates.copies) {
     if (copy.manifest.names != candidates.stored.back().names) {
-      return Fail(Errc::kMismatch, os::ToText(copy.agent->address()), ": holds iteration ",
-                  copy.manifest.iteration, " of another model than ", job.options.store);
+      return Fail(Errc::kMismatch, os::ToText(copy.agent->address()), ": iteration ",
+                  copy.manifest.iteration, " in memory is from another model than the store ",
+                  job.options.store);
     }
     for (const StoredCopy& one : VersionsIn(copy.manifest, model, keep, candidates.checked)) {
       input.memory.push_back({copy.node, one.module, one.version});
@@ -194,7 +193,7 @@ Result<RecoveryPlan> MakePlan(const Job& job, const Base& base,
 
 /// Source of a module or a part of it: `held` of the store, or of an agent.
 struct Origin {
-  const HeldModule* held = nullptr;            ///< null: no source has it
+  const StoredModule* held = nullptr;          ///< null: no source has it
   std::shared_ptr<AgentClient> agent;          ///< null: the store
   std::optional<std::uint64_t> replayed_from;  ///< as ChosenModule
 };
@@ -238,8 +237,8 @@ Result<std::vector<ChosenModule>> TakeModules(const RecoveryPlan& plan, const Ma
       if (part != restore.module.part) continue;
       const Origin from = FindVersion(candidates, model.modules[index], index, mask, restore);
       if (from.held == nullptr) {
-        return Fail(Errc::kInternal, Name(restore.module), ": version ", restore.version,
-                    " was planned and is not there");
+        return Fail(Errc::kInternal, Name(restore.module), ": internal error: version ",
+                    restore.version, " was planned and is missing");
       }
       chosen.source = std::max(chosen.source, restore.source);
       if (from.replayed_from) chosen.replayed_from = from.replayed_from;
@@ -278,7 +277,7 @@ Result<bool> CheckModules(const Job& job, const Store& store, const Model& model
   bool good = true;
   for (std::size_t i = 0; i < modules.size(); ++i) {
     for (const Component component : kAllComponents) {
-      const std::optional<Held>& held = modules[i].of(component);
+      const std::optional<StoredComponent>& held = modules[i].of(component);
       if (!held || modules[i].agent[static_cast<std::size_t>(component)] != nullptr) continue;
       if (checked->good.contains(held->blob.digest)) continue;
       std::vector<std::uint64_t> payloads;
@@ -293,7 +292,7 @@ Result<bool> CheckModules(const Job& job, const Store& store, const Model& model
       status = Within(model.modules[i].name + " " + std::string(Name(component)),
                       std::move(status).error());
       if (!job.options.allow_older) {
-        status.error().message += "; --allow-older goes back to the version before";
+        status.error().message += "; --allow-older uses the previous version instead";
         return tl::unexpected<Error>(std::move(status).error());
       }
       checked->Note(status.error());
@@ -377,8 +376,8 @@ Result<Chosen> Choose(const Job& job, const Base& base, const std::optional<Rest
     if (!good) continue;
     Manifest* at = ManifestOf(chosen.plan.resume, &candidates);
     if (at == nullptr) {
-      return Fail(Errc::kBadInput, job.options.store, ": no manifest of iteration ",
-                  chosen.plan.resume, " although modules have it");
+      return Fail(Errc::kBadInput, job.options.store, ": the manifest of iteration ",
+                  chosen.plan.resume, " is missing, but modules have this version");
     }
     if (at->sequence != newest) described = Describe(job, store, copies, *at);
     Status status = described ? CheckRest(job, store, *at, described->input.checkpoint)
@@ -393,7 +392,7 @@ Result<Chosen> Choose(const Job& job, const Base& base, const std::optional<Rest
     return chosen;
   }
   return Fail(Errc::kBadInput, job.options.store,
-              ": no checkpoint is whole: ", checked.messages.front());
+              ": no intact checkpoint found: ", checked.messages.front());
 }
 
 bool IsNewer(const StoredCheckpoint& checkpoint, const Chosen& chosen) {

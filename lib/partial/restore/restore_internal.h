@@ -92,20 +92,20 @@ struct Described {
 
 /// Restored versions of a module, and their sources.
 struct ChosenModule {
-  HeldModule held;  ///< also absent if the expert restarts
+  StoredModule held;  ///< also absent if the expert restarts
   /// By component: the agent that provides it; null: the store.
   std::array<std::shared_ptr<AgentClient>, kComponents> agent;
   Source source = Source::kLocalMemory;        ///< the most distant source of its parts
   bool restarted = false;                      ///< the expert restarts
   std::optional<std::uint64_t> replayed_from;  ///< version before an agent replayed it
 
-  const std::optional<Held>& of(Component component) const {
+  const std::optional<StoredComponent>& of(Component component) const {
     return held[static_cast<std::size_t>(component)];
   }
   /// Returns true if a kept master is newer than the weights, which are then rounded from it.
   bool rounds_master() const {
-    const std::optional<Held>& weights = of(Component::kWeights);
-    const std::optional<Held>& master = of(Component::kMaster);
+    const std::optional<StoredComponent>& weights = of(Component::kWeights);
+    const std::optional<StoredComponent>& master = of(Component::kMaster);
     return weights && master && master->version > weights->version;
   }
 };

@@ -6,7 +6,7 @@
 
 #include "partial/restore/restore_internal.h"
 #include "partial/store/dynamic_run.h"
-#include "partial/store/save_tokens.h"
+#include "partial/store/token_log.h"
 
 namespace shardwright::partial::restore {
 namespace {

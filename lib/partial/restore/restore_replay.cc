@@ -12,8 +12,9 @@ namespace shardwright::partial::restore {
 namespace {
 
 bool IsOlder(const ChosenModule& chosen, std::uint64_t resume) {
-  return std::ranges::any_of(
-      chosen.held, [&](const std::optional<Held>& held) { return held && held->version < resume; });
+  return std::ranges::any_of(chosen.held, [&](const std::optional<StoredComponent>& held) {
+    return held && held->version < resume;
+  });
 }
 
 /// Opens the log of the store.
@@ -25,8 +26,9 @@ Result<std::shared_ptr<ReplayLog>> OpenTheLog(const Job& job, const Base& base,
   SW_TRY_ASSIGN(const bool there, os::Exists(folder));
   if (!there) {
     if (!required) return std::shared_ptr<ReplayLog>();
-    return Fail(Errc::kMismatch, folder, ": modules are older than what is restored, and ",
-                "there is no log of gradients to replay");
+    return Fail(Errc::kMismatch, folder,
+                ": modules are older than the restored iteration, and "
+                "the store has no gradient log to replay");
   }
   report->log = true;
   Result<GradientLog> log =
@@ -40,8 +42,8 @@ Result<std::shared_ptr<ReplayLog>> OpenTheLog(const Job& job, const Base& base,
     return std::shared_ptr<ReplayLog>();
   }
   for (const TornTail& tail : log->torn()) {
-    report->torn.push_back(tail.path + ": the last " + std::to_string(tail.bytes) +
-                           " bytes are of a record that was cut short; they are not used");
+    report->torn.push_back(StrCat(tail.path, ": ignored the last ", tail.bytes,
+                                  " bytes, which are a truncated record"));
   }
   SW_TRY_ASSIGN(std::vector<RecoveryRecord> recoveries, base.store.RecoveriesAfter(0));
   return std::make_shared<ReplayLog>(ReplayLog{*std::move(log), folder, std::move(recoveries), {}});
@@ -51,7 +53,7 @@ Result<std::shared_ptr<ReplayLog>> OpenTheLog(const Job& job, const Base& base,
 
 bool RoundsMaster(const ChosenModule& chosen, const std::shared_ptr<const ReplayedModule>& replayed,
                   std::uint64_t resume) {
-  const std::optional<Held>& weights = chosen.of(Component::kWeights);
+  const std::optional<StoredComponent>& weights = chosen.of(Component::kWeights);
   if (replayed == nullptr || !replayed->makes(Component::kMaster)) return chosen.rounds_master();
   return weights && weights->version < resume;
 }

@@ -50,13 +50,13 @@ Result<BlobSource> OpenBlob(const Store& store, const std::shared_ptr<AgentClien
 /// \returns the number of the member
 Result<std::uint32_t> AddBlob(const Store& store, const ChosenModule& chosen, const Module& module,
                               Component component, BlobMap* out) {
-  const Held& held = *chosen.of(component);
+  const StoredComponent& held = *chosen.of(component);
   SW_TRY_ASSIGN(BlobSource file,
                 OpenBlob(store, chosen.agent[static_cast<std::size_t>(component)], held.blob));
   const auto member = static_cast<std::uint32_t>(out->map.members.size());
-  out->map.members.push_back(
-      {static_cast<std::uint32_t>(out->files.size()), 0, held.blob.bytes, held.blob.crc32,
-       NameOf(module, component) + " of iteration " + std::to_string(held.version)});
+  out->map.members.push_back({static_cast<std::uint32_t>(out->files.size()), 0, held.blob.bytes,
+                              held.blob.crc32,
+                              StrCat(NameOf(module, component), " of iteration ", held.version)});
   out->map.files.push_back(file.path);
   out->files.push_back(std::move(file));
   return member;
@@ -67,7 +67,7 @@ void Replay(const std::shared_ptr<const ReplayedModule>& replayed, const ChosenM
             const ModulePart& part, Component component, std::uint64_t resume, std::uint32_t member,
             BlobMap* out) {
   out->map.members[member].crc32.reset();
-  out->map.members[member].name += ", replayed to iteration " + std::to_string(resume);
+  out->map.members[member].name += StrCat(", replayed to iteration ", resume);
   ReplayedMember one{replayed, component, chosen.of(component)->blob, {}};
   for (const ModuleTensor& tensor : part.tensors) one.payloads.push_back(tensor.bytes);
   out->replayed.emplace(member, std::move(one));
@@ -98,7 +98,8 @@ Status AddBlobs(const Store& store, const Chosen& chosen, const Replays& replays
         if (rounded && tensor.state == layout::kWeight) continue;
         const std::uint64_t elems = Elems(tensor.shape);
         if (!stored && elems > 0) {
-          return Fail(Errc::kInternal, NameOf(module, component), ": chosen without a blob");
+          return Fail(Errc::kInternal, NameOf(module, component),
+                      ": internal error: chosen without a blob");
         }
         const auto array = static_cast<std::uint32_t>(out->map.arrays.size());
         out->map.arrays.push_back({tensor.dtype, {{member, one.offset, elems}}});
@@ -118,8 +119,8 @@ Status AddPassed(const Store& store, const Chosen& chosen, BlobMap* out) {
   for (const std::uint32_t member : members) bytes += checkpoint.map.members[member].bytes;
   const std::uint64_t stored = at.passed ? at.passed->bytes : 0;
   if (bytes != stored) {
-    return Fail(Errc::kBadInput, store.ManifestPath({at.sequence, at.iteration, false}), ": ",
-                bytes, " bytes of client state expected, found ", stored);
+    return Fail(Errc::kBadInput, store.ManifestPath({at.sequence, at.iteration, false}),
+                ": expected ", bytes, " bytes of client state, found ", stored);
   }
   // Reserve every number: members without a blob are never read.
   out->map.members.assign(checkpoint.map.members.size(), layout::Member{});
@@ -183,7 +184,7 @@ os::Fingerprint FingerprintOf(const Chosen& chosen, const std::optional<Restart>
                               const Replays& replays) {
   exec::DigestStream digest;
   for (const ChosenModule& module : chosen.modules) {
-    for (const std::optional<Held>& held : module.held) {
+    for (const std::optional<StoredComponent>& held : module.held) {
       if (held) digest.Add(std::as_bytes(std::span(held->blob.digest)));
     }
   }

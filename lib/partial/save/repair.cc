@@ -106,12 +106,11 @@ std::string ReasonFor(const DamagedBlob& blob, const convert::Input& input) {
   const std::string& path = input.source_paths.front();
   const Result<std::uint64_t>& iteration = input.checkpoint.iteration;
   if (iteration && *iteration == blob.iteration) {
-    return path + " is of iteration " + std::to_string(blob.iteration) +
-           " too, but has other content: it was written again after the save";
+    return StrCat(path, " has the same iteration ", blob.iteration,
+                  ", but other content: it was written again after the save");
   }
-  return path + (iteration ? " (iteration " + std::to_string(*iteration) + ")" : "") +
-         " has other content: --repair needs the checkpoint of iteration " +
-         std::to_string(blob.iteration);
+  return StrCat(path, iteration ? StrCat(" (iteration ", *iteration, ")") : std::string(),
+                " has other content: --repair needs the checkpoint of iteration ", blob.iteration);
 }
 
 /// Serializes blobs for other ranks, with a NUL after each field.

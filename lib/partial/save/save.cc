@@ -60,7 +60,7 @@ Result<Subject> Describe(const Job& job) {
     const Result<std::uint64_t>& told = job.input.checkpoint.iteration;
     if (!told) {
       return Fail(told.error().code, job.input.set.tag, ": ", told.error().message,
-                  "; --iteration N does");
+                  "; pass --iteration N");
     }
     subject.iteration = *told;
   }
@@ -72,13 +72,14 @@ Result<Subject> Describe(const Job& job) {
 Result<Subject> Understand(const Job& job) {
   if (!job.input.mapped.empty()) {
     return Fail(Errc::kUnsupported, job.input.checkpoint.tag,
-                ": a catalogue that was made with --map: a store holds what "
-                "training saved; give the checkpoint itself");
+                ": this catalogue was made with --map, but a store keeps checkpoints as "
+                "training saved them; pass the checkpoint itself");
   }
   if (!job.input.set.weights_of.empty()) {
     return Fail(Errc::kUnsupported, job.input.checkpoint.tag,
-                ": a catalogue that was made with --weights-of ", job.input.set.weights_of,
-                ": a store holds what training saved; give the checkpoint itself");
+                ": this catalogue was made with --weights-of ", job.input.set.weights_of,
+                ", but a store keeps checkpoints as training saved them; pass the checkpoint "
+                "itself");
   }
   const SaveRequest& options = job.options;
   if (options.memory_bytes < options.threads * exec::kWorkspaceBytes) {
@@ -88,7 +89,7 @@ Result<Subject> Understand(const Job& job) {
   }
   if (!job.input.file_owner.empty()) {
     return Fail(Errc::kUnsupported, job.input.checkpoint.tag,
-                ": --node-local: a save needs every rank to see every file");
+                ": a save does not support --node-local, because every rank must see every file");
   }
   job.sink.Pass("select");
   return job.comm.Agree(Describe(job));
@@ -128,16 +129,17 @@ Status ExpectStore(const SaveRequest& request) {
   if (!there) {
     SW_TRY_ASSIGN(const bool begun, os::Exists(path + "/" + Store::kBegunName));
     if (begun) return {};
-    return Fail(Errc::kNotFound, path,
-                (request.store_id.empty() ? ": there is no store, and --existing-store makes none"
-                                          : ": the store that was here before is gone"),
-                "; is its file system mounted?");
+    return Fail(
+        Errc::kNotFound, path,
+        (request.store_id.empty() ? ": there is no store, and --existing-store does not create one"
+                                  : ": the store of this run is missing"),
+        "; check that its file system is mounted");
   }
   if (request.store_id.empty()) return {};
   SW_TRY_ASSIGN(const Store store, Store::Open(path));
   if (store.head().id == request.store_id) return {};
-  return Fail(Errc::kMismatch, path, ": store ", store.head().id, ", before it was store ",
-              request.store_id, "; is another file system mounted?");
+  return Fail(Errc::kMismatch, path, ": expected store ", request.store_id, ", found store ",
+              store.head().id, "; check that the right file system is mounted");
 }
 
 std::string KeepText(const KeptComponents& keep) {

@@ -79,7 +79,7 @@ struct SaveRequest {
   ReplayRun replay;             ///< for kReplay; its `budget_bytes` are per iteration
   bool dry_run = false;
   bool take_over = false;  ///< as os::Lock::Take, of the store's lock
-  exec::Verify verify = exec::Verify::kSums;
+  exec::Verify verify = exec::Verify::kChecksums;
   unsigned threads = 1;
   std::uint64_t memory_bytes = std::uint64_t{1} << 30;
 };

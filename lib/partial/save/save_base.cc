@@ -51,8 +51,8 @@ Status CheckModel(const Job& job, const Model& model, const Base& base) {
   const StoreHead& head = base.store->head();
   SW_TRY(ExpectModel(*base.store, job.input, model));
   if (job.options.keep && *job.options.keep != head.keep) {
-    return Fail(Errc::kMismatch, job.options.store, ": made with --keep ", KeepText(head.keep),
-                ", now --keep ", KeepText(*job.options.keep));
+    return Fail(Errc::kMismatch, job.options.store, ": the store was created with --keep ",
+                KeepText(head.keep), ", found --keep ", KeepText(*job.options.keep));
   }
   return {};
 }
@@ -79,10 +79,9 @@ Result<bool> ContinuesPending(const Job& job, const Subject& subject, const Stor
   return Fail(Errc::kBusy, options.store, ": iteration ", subject.iteration,
               " may continue iteration ", pending.resume,
               ", which pec-restore wrote last, or iteration ", newest,
-              ", the newest checkpoint; if training restarted from the former, run pec-save "
-              "undo --confirm ",
-              options.store, ", otherwise pec-save undo ", options.store,
-              "; pec-restore --restart or --read-only decides this in advance");
+              ", the newest checkpoint; if training restarted from iteration ", pending.resume,
+              ", run pec-save undo --confirm ", options.store, ", otherwise pec-save undo ",
+              options.store, "; pec-restore --restart or --read-only decides this in advance");
 }
 
 /// Confirms or discards an unconfirmed restore.
@@ -138,8 +137,8 @@ Result<std::vector<std::uint32_t>> FindLost(const Subject& subject, Base* base) 
   SW_TRY_ASSIGN(const std::vector<BlobFile> blobs, base->store->ListBlobs(&others));
   const std::set<BlobFile> there(blobs.begin(), blobs.end());
   for (std::uint32_t i = 0; i < subject.model.modules.size(); ++i) {
-    SW_TRY_ASSIGN(const HeldModule module, NewestOf(base, subject.model, i));
-    const bool whole = std::ranges::all_of(module, [&](const std::optional<Held>& part) {
+    SW_TRY_ASSIGN(const StoredModule module, NewestOf(base, subject.model, i));
+    const bool whole = std::ranges::all_of(module, [&](const std::optional<StoredComponent>& part) {
       return !part || there.contains({part->blob.digest, part->blob.zstd}) ||
              there.contains({part->blob.digest, !part->blob.zstd});
     });
@@ -222,10 +221,10 @@ Status ReadBase(const Job& job, const Subject& subject, const Numbers& numbers, 
   SW_TRY(CheckModel(job, subject.model, *base));
   SW_TRY(FindParent(subject, base));
   if (base->newest && base->newest->head.iteration > subject.iteration) {
-    return Fail(Errc::kMismatch, path, ": holds iteration ", base->newest->head.iteration,
-                ", this checkpoint is of iteration ", subject.iteration,
-                ": restore the store with pec-restore, or say with --resumed-from where "
-                "training went on");
+    return Fail(Errc::kMismatch, path, ": the store is at iteration ", base->newest->head.iteration,
+                ", this checkpoint has iteration ", subject.iteration,
+                "; restore the store with pec-restore, or pass --resumed-from with the iteration "
+                "that training resumed from");
   }
   return {};
 }
@@ -258,15 +257,15 @@ Status ExpectModel(const Store& store, const convert::Input& input, const Model&
   const exec::Digest& expected = store.head().fingerprint;
   if (expected == model.fingerprint) return {};
   return Fail(Errc::kMismatch, store.path(), " and ", input.checkpoint.tag,
-              ": another model: fingerprint ", exec::Hex(expected), " expected, found ",
+              ": another model: expected fingerprint ", exec::Hex(expected), ", found ",
               exec::Hex(model.fingerprint), DifferenceOf(store, input));
 }
 
-Result<HeldModule> NewestOf(Base* base, const Model& model, std::uint32_t module) {
-  if (!base->newest) return HeldModule();
+Result<StoredModule> NewestOf(Base* base, const Model& model, std::uint32_t module) {
+  if (!base->newest) return StoredModule();
   const ManifestLines& newest = *base->newest;
   base->modules.resize(model.modules.size());
-  std::optional<HeldModule>& held = base->modules[module];
+  std::optional<StoredModule>& held = base->modules[module];
   if (!held) {
     SW_TRY_ASSIGN(held, ParseModule(newest.lines[module], model.modules[module].name,
                                     base->store->ManifestPath(

@@ -43,8 +43,8 @@ struct Base {
   std::optional<ManifestLines> newest;   ///< checkpoint to compare for unchanged blobs
   std::optional<ManifestLines> earlier;  ///< its parent, read if `newest` has this iteration
   bool continues_newest = false;
-  std::vector<std::optional<HeldModule>> modules;  ///< of `newest`: those parsed so far
-  std::vector<std::uint32_t> lost;                 ///< modules of `newest` with a missing blob
+  std::vector<std::optional<StoredModule>> modules;  ///< of `newest`: those parsed so far
+  std::vector<std::uint32_t> lost;                   ///< modules of `newest` with a missing blob
   KeptComponents keep{};
 
   /// Returns the checkpoint that the new one takes its selection
@@ -111,7 +111,7 @@ Status ExpectModel(const Store& store, const convert::Input& input, const Model&
 /// Returns a module of the newest checkpoint. Parses its line once; empty without a checkpoint.
 /// \error kBadInput  malformed line
 /// Local.
-Result<HeldModule> NewestOf(Base* base, const Model& model, std::uint32_t module);
+Result<StoredModule> NewestOf(Base* base, const Model& model, std::uint32_t module);
 
 /// Checks that a snapshot belongs to the history that training continues. The result stays
 /// valid until the manifest exists, because recoveries are written under the lock of this save.

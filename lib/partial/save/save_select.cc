@@ -7,7 +7,7 @@
 
 #include "partial/save/save_internal.h"
 #include "partial/select/budget.h"
-#include "partial/store/save_tokens.h"
+#include "partial/store/token_log.h"
 #include "support/base/bytes.h"
 
 namespace shardwright::partial::save {
@@ -37,9 +37,8 @@ Result<std::optional<DynamicK>> DynamicKNow(const Job& job, const Subject& subje
   const DynamicKOptions& asked = *job.options.dynamic_k;
   const LayerExperts& experts = subject.model.experts;
   if (job.options.tokens == nullptr) {
-    return Fail(
-        Errc::kUsage,
-        "--dynamic-k: lost tokens are known from the tokens per expert only: give --tokens");
+    return Fail(Errc::kUsage,
+                "--dynamic-k requires --tokens, because only token counts show lost tokens");
   }
   if (!stored) {
     const std::uint32_t most = *std::max_element(experts.begin(), experts.end());
@@ -51,8 +50,8 @@ Result<std::optional<DynamicK>> DynamicKNow(const Job& job, const Subject& subje
     const auto text = [](double limit, bool predict) {
       return std::to_string(limit) + " in mode " + (predict ? "predict" : "react");
     };
-    return Fail(Errc::kMismatch, job.options.store, ": dynamic K with a limit of ",
-                text(now.limit, now.predict), ", now ", text(asked.limit, asked.predict));
+    return Fail(Errc::kMismatch, job.options.store, ": expected dynamic K with a limit of ",
+                text(now.limit, now.predict), ", found ", text(asked.limit, asked.predict));
   }
   if (asked.iterations > 0) now.iterations = asked.iterations;
   const std::uint64_t interval = Interval(subject, base);
@@ -84,7 +83,7 @@ Result<Chosen> TakeState(const Job& job, const Subject& subject, const Base& bas
   if (experts.empty()) {
     if (!options.dynamic_k) return chosen;
     return Fail(Errc::kUsage, "--dynamic-k: ", job.input.checkpoint.tag,
-                " is of a model without experts");
+                " is a checkpoint of a model without experts");
   }
   SW_TRY_ASSIGN(
       chosen.map,
@@ -145,8 +144,9 @@ Result<std::uint64_t> BudgetExperts(const Job& job, const ModelBytes& bytes, con
                   base.keeps(Component::kMoments)};
   SW_TRY_ASSIGN(const ExpertBudget budget, BudgetOf(*options.budget_bytes, bytes, keep));
   if (budget.stall_bytes > 0) {
-    job.sink.Warn("--budget " + FormatBytes(*options.budget_bytes) + ": the non-expert part is " +
-                  FormatBytes(budget.stall_bytes) + " larger; it is saved, and no expert");
+    job.sink.Warn(StrCat("--budget ", FormatBytes(*options.budget_bytes),
+                         ": the non-expert part exceeds the budget by ",
+                         FormatBytes(budget.stall_bytes), "; it is saved without any expert"));
   }
   return budget.experts;
 }
@@ -169,14 +169,13 @@ Result<ReplayPoint> ReplayPointOf(const Job& job, const Subject& subject, const 
 void TellReplay(const Job& job, const TransferPlan& plan) {
   if (!job.options.replay.logged_since) {
     return job.sink.Warn(
-        "--policy gradient-log: no gradients came from the trainer since the checkpoint before, or "
-        "not "
-        "all: every expert is saved (lossless=True, docs/lossless.md)");
+        "--policy gradient-log: the trainer did not submit all gradients since the previous "
+        "checkpoint; every expert is saved (set lossless=True, docs/lossless.md)");
   }
   if (plan.over_bytes == 0) return;
-  job.sink.Warn("--budget " + FormatBytes(*job.options.budget_bytes) + ": " +
-                FormatBytes(plan.over_bytes) + " above it in the " + std::to_string(plan.interval) +
-                " iterations since the checkpoint before");
+  job.sink.Warn(StrCat("--budget ", FormatBytes(*job.options.budget_bytes), ": exceeded by ",
+                       FormatBytes(plan.over_bytes), " in the ", plan.interval,
+                       " iterations since the previous checkpoint"));
 }
 
 /// Selects experts for both levels by the policy.
@@ -193,15 +192,15 @@ Result<TwoLevelSelection> Select(const Job& job, const Subject& subject, const B
   const bool all = base.parent() == nullptr && !options.partial_start;
   if (counts && !all && options.tokens == nullptr) {
     return Fail(Errc::kUsage, "--policy ", Name(options.policy),
-                " needs the tokens per expert: give --tokens");
+                " needs the tokens per expert: pass --tokens");
   }
   const ModelBytes bytes = BytesOf(subject.model);
   if (all) select.policy = Policy::kFull;
   if (select.policy == Policy::kReplay) {
     if (std::ranges::any_of(base.keep, [](bool kept) { return kept; })) {
-      return Fail(Errc::kMismatch, options.store, ": keeps ", KeepText(base.keep),
-                  " of all experts; --policy gradient-log needs one version of all "
-                  "that an expert has");
+      return Fail(Errc::kMismatch, options.store, ": the store keeps ", KeepText(base.keep),
+                  " of all experts in every checkpoint; --policy gradient-log requires that all "
+                  "components of an expert have one version");
     }
     if (options.snapshotted == nullptr) {
       SW_TRY_ASSIGN(const ReplayPoint point, ReplayPointOf(job, subject, base, bytes));
@@ -232,7 +231,7 @@ Result<TwoLevelSelection> Select(const Job& job, const Subject& subject, const B
 /// Returns true if the newest checkpoint has an expert completely in
 /// the version that is being saved, not only its kept components.
 Result<bool> IsSavedAlready(const Subject& subject, std::uint32_t module, Base* base) {
-  SW_TRY_ASSIGN(const HeldModule held, NewestOf(base, subject.model, module));
+  SW_TRY_ASSIGN(const StoredModule held, NewestOf(base, subject.model, module));
   for (const Component component : kAllComponents) {
     const auto& one = held[static_cast<std::size_t>(component)];
     if (one && one->version == subject.iteration && !base->keeps(component)) return true;
@@ -258,7 +257,7 @@ Result<TwoLevelSelection> WithSavedAlready(const Job& job, const Subject& subjec
       if (job.options.snapshotted != nullptr && !Has(snapshot, e)) {
         return Fail(Errc::kMismatch, job.options.store, ": iteration ", subject.iteration,
                     " was saved with ", model.modules[module].name,
-                    ", which the snapshot of it does not have");
+                    ", which the agent's snapshot of this iteration lacks");
       }
       persist.push_back(e);
       if (!Has(snapshot, e)) snapshot.push_back(e);
@@ -266,8 +265,8 @@ Result<TwoLevelSelection> WithSavedAlready(const Job& job, const Subject& subjec
     }
   }
   if (added > 0 && job.comm.rank() == 0) {
-    job.sink.Note("iteration " + std::to_string(subject.iteration) + " was saved before with " +
-                      std::to_string(added) + " experts more: they are saved again",
+    job.sink.Note(StrCat("iteration ", subject.iteration, " was saved before with ", added,
+                         " more experts; they are saved again"),
                   0);
   }
   return selection;
@@ -297,13 +296,14 @@ TwoLevelSelection WithLost(const Job& job, const Subject& subject, TwoLevelSelec
     }
   }
   if (added + absent == 0 || job.comm.rank() != 0) return selection;
-  std::string text = job.options.store + ": blobs of " + std::to_string(added + absent) +
-                     " experts that this save does not select are missing; something other than "
-                     "pec-save removes files from the store (a purge of old files?)";
-  if (added > 0) text += "; " + std::to_string(added) + " of them are saved as well";
+  std::string text = StrCat(job.options.store, ": blobs of ", added + absent,
+                            " experts that this save does not select are missing; check whether "
+                            "another program, such as a purge of old files, deletes files here");
+  if (added > 0) text += StrCat("; ", added, " of these experts are saved as well");
   if (absent > 0) {
-    text += "; " + std::to_string(absent) +
-            " are not in this snapshot: checkpoints cannot be restored until the next one has them";
+    text += StrCat("; ", absent,
+                   " of these experts are not in this snapshot, so checkpoints cannot be restored "
+                   "until the next save has them");
   }
   job.sink.Warn(text);
   return selection;

@@ -28,7 +28,7 @@ Result<std::vector<BlobJob>> MyJobs(const Job& job, const Subject& subject, cons
                                     Base* base) {
   std::vector<BlobJob> jobs;
   std::uint32_t module = ~std::uint32_t{0};
-  HeldModule held;
+  StoredModule held;
   for (const Wanted& one : blobs.wanted) {
     if (one.rank != job.comm.rank()) continue;
     if (one.module != module) {
@@ -69,13 +69,13 @@ Result<ManifestText> TextOf(const Manifest& manifest, const Model& model, const 
   std::deque<std::string> saved;
   for (std::size_t i = 0; i < blobs.wanted.size();) {
     const std::uint32_t module = blobs.wanted[i].module;
-    SW_TRY_ASSIGN(HeldModule held, NewestOf(base, model, module));
+    SW_TRY_ASSIGN(StoredModule held, NewestOf(base, model, module));
     for (; i < blobs.wanted.size() && blobs.wanted[i].module == module; ++i) {
       auto& before = held[static_cast<std::size_t>(blobs.wanted[i].component)];
       const BlobRef& now = results[blobs.wanted[i].file].ref;
       out.differs = out.differs || (before && before->version == manifest.iteration &&
                                     before->blob.digest != now.digest);
-      before = Held{manifest.iteration, now};
+      before = StoredComponent{manifest.iteration, now};
     }
     saved.push_back(ModuleLine(model.modules[module].name, held));
     lines[module] = saved.back();
@@ -129,16 +129,17 @@ Result<Written> Commit(const Job& job, const Subject& subject, const Chosen& cho
                              chosen.tokens));
   job.sink.AddWritten(written.bytes + written.text_bytes, written.blobs + 2);
   if (written.blobs_restored > 0) {
-    job.sink.Warn(job.options.store + ": " + std::to_string(written.blobs_restored) +
-                  " blobs that earlier checkpoints name were missing or had another size, and "
-                  "were written again; something other than pec-save removes files from the "
-                  "store (a purge of old files?): pec-save check lists what else is missing");
+    job.sink.Warn(StrCat(job.options.store, ": ", written.blobs_restored,
+                         " blobs that earlier checkpoints name were missing or had another size, "
+                         "and were written again; check whether another program, such as a purge "
+                         "of old files, deletes files here; pec-save check lists other missing "
+                         "blobs"));
   }
   if (made.differs) {
-    job.sink.Warn(
-        job.options.store + ": iteration " + std::to_string(subject.iteration) +
-        " was saved before with other content, whose place this checkpoint takes; if training "
-        "went back without pec-restore, say with --resumed-from where it went on");
+    job.sink.Warn(StrCat(job.options.store, ": iteration ", subject.iteration,
+                         " was saved before with other content, which this checkpoint replaces; if "
+                         "training went back without pec-restore, pass --resumed-from with the "
+                         "iteration that it resumed from"));
   }
   return written;
 }

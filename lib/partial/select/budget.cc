@@ -22,7 +22,7 @@ Result<std::vector<std::uint64_t>> LayerSums(const Counts& popularity) {
     for (std::uint64_t tokens : popularity[m]) {
       if (__builtin_add_overflow(total, tokens, &total)) {
         return Fail(Errc::kBadInput, "MoE layer ", m,
-                    ": the tokens of the layers up to it overflow 64 bits");
+                    ": the tokens of the layers up to this one overflow 64 bits");
       }
       sums[m] += tokens;
     }

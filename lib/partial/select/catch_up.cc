@@ -16,11 +16,12 @@ namespace {
 Status Check(const ReplayPoint& point, std::uint32_t k) {
   if (point.model == nullptr) {
     return Fail(Errc::kUsage,
-                "policy gradient-log: sizes and gradients of a running trainer are needed");
+                "policy gradient-log requires model sizes and gradients from a running trainer");
   }
   if (point.interval == 0 || point.interval > point.iteration || k == 0) {
     return Fail(Errc::kUsage, "policy gradient-log: iteration ", point.iteration, ", ",
-                point.interval, " after the checkpoint before, K = ", k);
+                point.interval, " iterations after the previous checkpoint, K = ", k,
+                ": expected 1 or more for K, and an interval from 1 to the iteration");
   }
   return {};
 }

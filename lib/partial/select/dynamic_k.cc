@@ -48,8 +48,10 @@ Status Validate(const DynamicK& state) {
   const bool sane = std::isfinite(state.limit) && state.limit > 0 && state.spent >= 0 &&
                     std::isfinite(state.total) && state.spent <= state.total;
   if (!sane) {
-    return Fail(Errc::kBadInput, "dynamic K: a limit of ", state.limit,
-                ", of which this level spent ", state.spent, " and all levels ", state.total);
+    return Fail(Errc::kBadInput,
+                "dynamic K: expected a positive limit and losses from 0, found a limit of ",
+                state.limit, ", losses of ", state.spent, " at this K and of ", state.total,
+                " in total");
   }
   return {};
 }
@@ -58,8 +60,8 @@ Status CheckExperts(const DynamicK& state, const LayerExperts& experts) {
   const std::uint32_t most =
       experts.empty() ? 0 : *std::max_element(experts.begin(), experts.end());
   if (state.experts == most) return {};
-  return Fail(Errc::kBadInput, "dynamic K of ", state.experts, " experts, the largest layer has ",
-              most);
+  return Fail(Errc::kBadInput, "dynamic K: expected ", state.experts,
+              " experts in the largest layer, found ", most);
 }
 
 FaultCost EvenFaultCost(LayerExperts experts, std::uint64_t interval, std::uint64_t iterations) {
@@ -81,7 +83,7 @@ void RaiseAhead(DynamicK* state, const FaultCost& cost) {
 
 Status EnterRecovery(DynamicK* state, double plt) {
   if (!std::isfinite(plt) || plt < 0) {
-    return Fail(Errc::kUsage, "a recovery that cost a PLT of ", plt);
+    return Fail(Errc::kUsage, "the PLT of a recovery is ", plt, ", expected a number from 0");
   }
   state->spent += plt;
   state->total += plt;

@@ -42,11 +42,11 @@ std::set<std::pair<std::size_t, std::uint32_t>> SpendRest(std::vector<Logged> lo
 
 Status CheckOptions(std::uint64_t iteration, const GradientOptions& options) {
   if (iteration == 0 || options.interval == 0) {
-    return Fail(Errc::kUsage, "transfers of iteration ", iteration, ", every ", options.interval,
-                ": both count from 1");
+    return Fail(Errc::kUsage, "transfers of iteration ", iteration, " at an interval of ",
+                options.interval, ": both must be at least 1");
   }
   if (options.budget_bytes == 0 || options.rule != GradientRule::kAlgorithm3) return {};
-  return Fail(Errc::kUsage, "algorithm 3 has no budget of bytes");
+  return Fail(Errc::kUsage, "algorithm 3 does not support a byte budget");
 }
 
 /// Returns true if a rule prefers gradients where gradients and state are both possible.
@@ -151,8 +151,8 @@ Status EnterTransfers(GradientChains* chains, const TransferPlan& plan) {
       for (std::uint32_t e : (*selection)[m]) {
         if (chains->last[m][e] < plan.iteration) continue;
         const ModuleId id{static_cast<std::int32_t>(m), static_cast<std::int32_t>(e)};
-        return Fail(Errc::kBadInput, Name(id), ": a message of iteration ", plan.iteration,
-                    " after that of ", chains->last[m][e]);
+        return Fail(Errc::kBadInput, Name(id), ": a transfer of iteration ", plan.iteration,
+                    " follows one of iteration ", chains->last[m][e]);
       }
     }
   }

@@ -21,7 +21,7 @@ Status ValidateSave(const LevelState& state, const PendingSave& save) {
       }
       if (save.covered[m][i] > state.tokens[m][e]) {
         return Fail(Errc::kBadInput, ExpertName(m, e), ": the save covers ", save.covered[m][i],
-                    " tokens, ", state.tokens[m][e], " were counted");
+                    " tokens, but only ", state.tokens[m][e], " were counted");
       }
     }
   }
@@ -55,12 +55,13 @@ Status Validate(const LevelState& state, const LayerExperts& experts) {
     for (std::size_t e = 0; e < experts[m]; ++e) {
       if (state.covered[m][e] > state.tokens[m][e]) {
         return Fail(Errc::kBadInput, ExpertName(m, e), ": ", state.covered[m][e],
-                    " tokens are covered by its version, only ", state.tokens[m][e],
+                    " tokens are covered by its version, but only ", state.tokens[m][e],
                     " were counted");
       }
       if (state.saved_at[m][e] > state.checkpoints) {
         return Fail(Errc::kBadInput, ExpertName(m, e), ": last saved by checkpoint ",
-                    state.saved_at[m][e], ", there were ", state.checkpoints);
+                    state.saved_at[m][e], ", but there were only ", state.checkpoints,
+                    " checkpoints");
       }
     }
   }

@@ -63,8 +63,9 @@ Result<FaultLoss> LossLedger::Charge(const TokenHistory& history, const Counts& 
   const LayerExperts& experts = history.experts();
   SW_TRY(ValidateShape(version, experts, "restored versions"));
   if (ShapeOf(charged) != experts || layer_lost.size() != experts.size()) {
-    return Fail(Errc::kMismatch, "the ledger of lost tokens is of a model with ", charged.size(),
-                " MoE layers or other experts, the token history has ", experts.size(), " layers");
+    return Fail(Errc::kMismatch, "the ledger of lost tokens has ", charged.size(),
+                " MoE layers, the token history has ", experts.size(),
+                ": expected the same layers and experts in both");
   }
   SW_TRY(ValidateVersions(version, resume));
   FaultLoss loss{resume, MakeCounts(experts), std::vector<std::uint64_t>(experts.size(), 0)};
@@ -102,8 +103,8 @@ Result<LayerTokens> TokensOfRun(const TokenHistory& history, std::uint64_t last,
   for (std::uint64_t& tokens : processed.tokens) {
     const Wide scaled = Wide{tokens} * run / counted;
     if (scaled > std::numeric_limits<std::uint64_t>::max()) {
-      return Fail(Errc::kBadInput, tokens, " tokens in ", counted, " iterations: those of ", run,
-                  " overflow 64 bits");
+      return Fail(Errc::kBadInput, tokens, " tokens in ", counted, " iterations: the tokens of ",
+                  run, " iterations overflow 64 bits");
     }
     tokens = static_cast<std::uint64_t>(scaled);
   }
@@ -113,8 +114,9 @@ Result<LayerTokens> TokensOfRun(const TokenHistory& history, std::uint64_t last,
 Result<LossSummary> SummarizeLoss(const std::vector<std::uint64_t>& lost,
                                   const LayerTokens& processed) {
   if (lost.size() != processed.tokens.size()) {
-    return Fail(Errc::kMismatch, "lost tokens of ", lost.size(), " MoE layers, tokens of ",
-                processed.tokens.size());
+    return Fail(Errc::kMismatch, "lost tokens of ", lost.size(),
+                " MoE layers, processed tokens of ", processed.tokens.size(),
+                ": expected the same layers in both");
   }
   LossSummary summary;
   summary.observed = processed.observed;
@@ -169,8 +171,9 @@ Result<double> SteadyLossTwoLevels(std::uint32_t n, std::uint32_t k_snapshot,
 
 Result<double> ExpectedPlt(double faults, double loss, double iterations) {
   if (!(faults >= 0) || !(loss >= 0) || !(iterations > 0)) {
-    return Fail(Errc::kUsage, "no PLT of ", faults, " faults that lose ", loss, " iterations of ",
-                iterations);
+    return Fail(Errc::kUsage, "the expected PLT of ", faults, " faults that lose ", loss,
+                " iterations each, in a run of ", iterations,
+                " iterations, is undefined: expected numbers from 0 and a positive length");
   }
   return faults * loss / iterations;
 }

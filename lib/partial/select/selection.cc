@@ -55,7 +55,7 @@ Status ValidateOptions(const SelectionOptions& options) {
     return {};
   }
   if (options.k_persist == 0) {
-    return Fail(Errc::kUsage, "K of the persist level is 0, at least one expert is expected");
+    return Fail(Errc::kUsage, "K of the persist level is 0, expected at least 1");
   }
   if (options.k_persist > options.k_snapshot) {
     return Fail(Errc::kUsage, "K of the persist level is ", options.k_persist,

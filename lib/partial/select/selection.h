@@ -86,7 +86,7 @@ LevelState MakeLevelState(const LayerExperts& experts, std::uint32_t k);
 /// Pure.
 Status Validate(const LevelState& state, const LayerExperts& experts);
 
-/// Adds the tokens of an iteration (summed over all ranks). Changes nothing on an error.
+/// Adds the tokens of an iteration (the total of all ranks). Changes nothing on an error.
 /// \error kMismatch  counters of another shape: names layer and both numbers; kBadInput  overflow
 /// Pure.
 Status CountTokens(LevelState* state, const Counts& tokens);

@@ -72,11 +72,11 @@ Result<CheckpointSize> SizeForK(const ModelBytes& model, std::uint32_t k, const 
     });
     if (other != layer.end()) {
       return Fail(Errc::kUsage, "MoE layer ", m, ": expert ", other - layer.begin(),
-                  " has another size than expert 0: K alone tells no size");
+                  " and expert 0 differ in size, so K does not determine the size of a checkpoint");
     }
     if (k > layer.size()) {
-      warnings.push_back("MoE layer " + std::to_string(m) + ": K = " + std::to_string(k) +
-                         " is above its " + std::to_string(layer.size()) + " experts");
+      warnings.push_back(
+          StrCat("MoE layer ", m, ": K = ", k, " is above its ", layer.size(), " experts"));
     }
     for (std::uint32_t e = 0; e < std::min<std::size_t>(k, layer.size()); ++e) {
       selection[m].push_back(e);

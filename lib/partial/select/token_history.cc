@@ -9,7 +9,7 @@
 
 namespace shardwright::partial {
 
-// A row of sums has, for each layer, the cells of its experts and then one for the layer.
+// A row of totals has, for each layer, the cells of its experts and then one for the layer.
 TokenHistory::TokenHistory(LayerExperts experts) : experts_(std::move(experts)) {
   layer_first_.push_back(0);
   for (std::uint32_t n : experts_) layer_first_.push_back(layer_first_.back() + n + 1);
@@ -22,17 +22,17 @@ Result<TokenHistory> TokenHistory::Make(LayerExperts experts) {
 }
 
 Status TokenHistory::Add(std::uint64_t iteration, const Counts& tokens) {
-  SW_TRY(ValidateShape(tokens, experts_, "tokens of iteration " + std::to_string(iteration)));
+  SW_TRY(ValidateShape(tokens, experts_, StrCat("tokens of iteration ", iteration)));
   const std::uint64_t newest = iterations_.empty() ? 0 : iterations_.back();
   if (iteration <= newest) {
     return Fail(Errc::kBadInput, "tokens of iteration ", iteration,
                 (iterations_.empty() ? ": iterations count from 1"
-                                     : " after those of " + std::to_string(newest)));
+                                     : StrCat(" follow those of iteration ", newest)));
   }
   const std::size_t cells = layer_first_.back();
   if (sums_.size() + cells > limits::kMoeCounts + limits::kMoeExperts) {
-    return Fail(Errc::kLimit, "tokens of iteration ", iteration,
-                ": the counts up to it are more than ", limits::kMoeCounts);
+    return Fail(Errc::kLimit, "tokens of iteration ", iteration, ": the log has more than ",
+                limits::kMoeCounts, " token counts up to it");
   }
   std::vector<std::uint64_t> row(sums_.end() - static_cast<std::ptrdiff_t>(cells), sums_.end());
   for (std::size_t m = 0; m < tokens.size(); ++m) {

@@ -36,16 +36,16 @@ Counts MakeCounts(const LayerExperts& experts, std::uint64_t value) {
 Status ValidateExperts(const LayerExperts& experts) {
   if (experts.empty()) return Fail(Errc::kBadInput, "the model has no MoE layer");
   if (experts.size() > limits::kMoeLayers) {
-    return Fail(Errc::kLimit, experts.size(), " MoE layers, at most ", limits::kMoeLayers,
-                " are handled");
+    return Fail(Errc::kLimit, "expected at most ", limits::kMoeLayers, " MoE layers, found ",
+                experts.size());
   }
   for (std::size_t m = 0; m < experts.size(); ++m) {
     if (experts[m] == 0) {
       return Fail(Errc::kBadInput, "MoE layer ", m, " has no experts");
     }
     if (experts[m] > limits::kMoeExperts) {
-      return Fail(Errc::kLimit, "MoE layer ", m, ": ", experts[m], " experts, at most ",
-                  limits::kMoeExperts, " are handled");
+      return Fail(Errc::kLimit, "MoE layer ", m, ": expected at most ", limits::kMoeExperts,
+                  " experts, found ", experts[m]);
     }
   }
   return {};

@@ -168,9 +168,9 @@ class Checking {
                                    [&](const auto& one) { return one.sequence == sequence; });
       const std::uint64_t last = record->sums.back().iteration;
       if (of == checkpoints_.end() || of->iteration == last) continue;
-      tokens_.emplace_back(sequence, store_->TokensPath(sequence) + ": of iteration " +
-                                         std::to_string(of->iteration) + ", found tokens up to " +
-                                         std::to_string(last));
+      tokens_.emplace_back(
+          sequence, StrCat(store_->TokensPath(sequence), ": expected tokens up to iteration ",
+                           of->iteration, ", found tokens up to iteration ", last));
     }
   }
 
@@ -201,9 +201,8 @@ class Checking {
     blob->path = store_->BlobPath(blob->ref);
     // A file that cannot be opened may be intact; EIO means that the content is lost.
     blob->may_be_intact = error.code != Errc::kBadInput && error.sys != EIO;
-    blob->line = error.message + " (" + blob->module +
-                 (blob->component.empty() ? "" : " " + blob->component) + " of iteration " +
-                 std::to_string(blob->iteration) + ")";
+    blob->line = StrCat(error.message, " (", blob->module, blob->component.empty() ? "" : " ",
+                        blob->component, " of iteration ", blob->iteration, ")");
   }
 
   /// Finds the checkpoints that were collected since they were listed. Collective.
@@ -224,8 +223,8 @@ class Checking {
       gone_.push_back(gone);
     }
     if (lines.empty() || lines.size() < checkpoints_.size()) return {};
-    return comm_.Agree(Fail(Errc::kBusy, store_->path() + ": all " + std::to_string(lines.size()) +
-                                             " checkpoints were removed while they were read"));
+    return comm_.Agree(Fail(Errc::kBusy, store_->path(), ": all ", lines.size(),
+                            " checkpoints were removed while they were read; run the check again"));
   }
 
   bool IsNeeded(const Task& task) const {

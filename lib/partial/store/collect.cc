@@ -54,15 +54,14 @@ Status CheckWhole(const Store& store, const Manifest& manifest) {
     }
   });
   if (whole) return {};
-  return Fail(Errc::kMismatch, store.path(),
-              ": nothing is removed while the newest checkpoint is "
-              "damaged: ",
-              whole.error().message);
+  return Fail(
+      Errc::kMismatch, store.path(),
+      ": nothing is removed, because the newest checkpoint is damaged: ", whole.error().message);
 }
 
 std::uint64_t OldestVersion(const Manifest& manifest) {
   std::uint64_t oldest = manifest.iteration;
-  for (const HeldModule& module : manifest.modules) {
+  for (const StoredModule& module : manifest.modules) {
     for (const auto& held : module) {
       if (held) oldest = std::min(oldest, held->version);
     }
@@ -84,7 +83,8 @@ Result<Collected> CollectGarbage(const std::string& path, const Retention& reten
   SW_TRY_ASSIGN(const std::optional<RecoveryRecord> pending, store.Pending());
   const auto restored = pending ? std::optional(pending->manifest) : std::nullopt;
   const std::optional<StoredCheckpoint> newest = Sort(checkpoints, retention, restored, &out);
-  if (!newest) return Fail(Errc::kNotFound, path, ": no checkpoint, nothing is removed");
+  if (!newest)
+    return Fail(Errc::kNotFound, path, ": the store has no checkpoint; nothing is removed");
   std::set<BlobFile> used;
   out.oldest_version = newest->iteration;
   for (const StoredCheckpoint& one : out.kept) {

@@ -50,15 +50,15 @@ struct BlobRef {
 };
 
 /// A component of a module in a checkpoint.
-struct Held {
+struct StoredComponent {
   std::uint64_t version = 0;  ///< iteration
   BlobRef blob;
 
-  friend bool operator==(const Held&, const Held&) = default;
+  friend bool operator==(const StoredComponent&, const StoredComponent&) = default;
 };
 
 /// The components of a module. Absent: the model has no such tensors, or none was saved yet.
-using HeldModule = std::array<std::optional<Held>, kComponents>;
+using StoredModule = std::array<std::optional<StoredComponent>, kComponents>;
 
 /// Input of the selection rules, by level.
 struct SelectionState {
@@ -78,11 +78,11 @@ struct Manifest {
   std::string policy;
   std::uint64_t k_snapshot = 0;
   std::uint64_t k_persist = 0;
-  exec::Digest catalogue{};         ///< of the file catalogues/<name>.swc
-  std::optional<BlobRef> passed;    ///< tensors in client state and similar; absent: none
-  std::vector<std::string> names;   ///< by module
-  std::vector<HeldModule> modules;  ///< by module, in Model's order
-  SelectionState state;             ///< empty tables for a model without experts
+  exec::Digest catalogue{};           ///< of the file catalogues/<name>.swc
+  std::optional<BlobRef> passed;      ///< tensors in client state and similar; absent: none
+  std::vector<std::string> names;     ///< by module
+  std::vector<StoredModule> modules;  ///< by module, in Model's order
+  SelectionState state;               ///< empty tables for a model without experts
 };
 
 /// A manifest with modules as unparsed text, one line each. A save copies most
@@ -132,7 +132,7 @@ std::string ToText(const Manifest& manifest);
 /// \param lines  one per module, in order; manifest.modules is ignored
 std::string ToText(const Manifest& manifest, std::span<const std::string_view> lines);
 /// Returns the line of a module.
-std::string ModuleLine(const std::string& name, const HeldModule& module);
+std::string ModuleLine(const std::string& name, const StoredModule& module);
 std::string ToText(const TokenRecord& record);
 std::string ToText(const RecoveryRecord& recovery);
 
@@ -148,8 +148,8 @@ Result<Manifest> ParseManifest(std::string_view text, const std::string& where);
 Result<ManifestLines> SplitManifest(std::string text, const std::string& where);
 /// Parses the line of a module.
 /// \error kBadInput  malformed, or the line of another module
-Result<HeldModule> ParseModule(std::string_view line, const std::string& name,
-                               const std::string& where);
+Result<StoredModule> ParseModule(std::string_view line, const std::string& name,
+                                 const std::string& where);
 Result<TokenRecord> ParseTokens(std::string_view text, const std::string& where);
 Result<RecoveryRecord> ParseRecovery(std::string_view text, const std::string& where);
 

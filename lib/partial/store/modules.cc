@@ -124,7 +124,7 @@ Result<Component> ParseComponent(std::string_view name) {
   for (const Component component : kAllComponents) {
     if (Name(component) == name) return component;
   }
-  return Fail(Errc::kUsage, "component \"", name, "\": weights, master or moments");
+  return Fail(Errc::kUsage, "component \"", name, "\": expected weights, master or moments");
 }
 
 Component ComponentOf(std::string_view state) {
@@ -163,12 +163,13 @@ Result<Model> DescribeModel(const checkpoints::Checkpoint& checkpoint) {
     const auto key = keys.find(checkpoint.map.tensors[t].name);
     if (key == keys.end()) {
       return Fail(Errc::kInternal, "tensor \"", checkpoint.map.tensors[t].name,
-                  "\": of no parameter");
+                  "\": internal error: it belongs to no parameter");
     }
     grouped[key->second].push_back(t);
   }
   if (grouped.size() > limits::kMoeLayers * limits::kMoeExperts) {
-    return Fail(Errc::kLimit, checkpoint.tag, ": ", grouped.size(), " modules");
+    return Fail(Errc::kLimit, checkpoint.tag, ": expected at most ",
+                limits::kMoeLayers * limits::kMoeExperts, " modules, found ", grouped.size());
   }
   Model model;
   model.modules.reserve(grouped.size());
@@ -202,10 +203,14 @@ std::string FirstDifference(const checkpoints::Checkpoint& a, const checkpoints:
   const auto right = Describe(b);
   for (auto x = left.begin(), y = right.begin(); x != left.end() || y != right.end();) {
     if (y == right.end() || (x != left.end() && x->first < y->first)) {
-      return x->first + ": " + x->second + " and absent";
+      return x->first + ": expected " + x->second + ", found none";
     }
-    if (x == left.end() || y->first < x->first) return y->first + ": absent and " + y->second;
-    if (x->second != y->second) return x->first + ": " + x->second + " and " + y->second;
+    if (x == left.end() || y->first < x->first) {
+      return y->first + ": expected none, found " + y->second;
+    }
+    if (x->second != y->second) {
+      return x->first + ": expected " + x->second + ", found " + y->second;
+    }
     ++x;
     ++y;
   }

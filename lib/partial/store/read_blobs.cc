@@ -71,16 +71,15 @@ std::uint64_t StoreBytes::files_read() const {
 Result<BlobSource> FindBlob(const std::string& path, const BlobRef& ref) {
   auto file = os::File::OpenRead(path);
   if (!file && file.error().sys == ENOENT) {
-    return BadBlob(path, "a blob of " + std::to_string(ref.bytes) + " bytes is missing");
+    return BadBlob(path, StrCat("a blob of ", ref.bytes, " bytes is missing"));
   }
   if (!file) return tl::unexpected<Error>(std::move(file).error());
   SW_TRY_ASSIGN(const os::Identity identity, file->Stat());
   if (!ref.zstd && identity.bytes != ref.bytes) {
-    return BadBlob(path, std::to_string(ref.bytes) + " bytes expected, found " +
-                             std::to_string(identity.bytes));
+    return BadBlob(path, StrCat(ref.bytes, " bytes expected, found ", identity.bytes));
   }
   if (ref.zstd && !exec::IsZpack(path, ref.bytes)) {
-    return BadBlob(path, "not a compressed blob of " + std::to_string(ref.bytes) + " bytes");
+    return BadBlob(path, StrCat("not a compressed blob of ", ref.bytes, " bytes"));
   }
   return BlobSource{path, identity, ref.zstd, {}};
 }
@@ -103,7 +102,7 @@ Status VerifyBlob(exec::ByteSource& source, std::uint32_t member, const std::str
   for (const std::uint64_t payload : payloads) {
     for (std::uint64_t done = 0; done < payload;) {
       const std::uint64_t count = std::min(plan::kUnitBytes, payload - done);
-      if (count > ref.bytes - at) return BadBlob(path, "holds less than its tensors need");
+      if (count > ref.bytes - at) return BadBlob(path, "the blob is smaller than its tensors");
       buffer.resize(count);
       SW_TRY(source.Read(member, at, buffer));
       sums.push_back(exec::SumOf(buffer));

@@ -96,7 +96,7 @@ Status Store::ExpectOwnNames(const std::string& path) {
   SW_TRY_ASSIGN(const std::vector<os::Entry> entries, os::ListDir(path));
   for (const os::Entry& entry : entries) {
     if (IsOwnName(entry.name)) continue;
-    return Fail(Errc::kBusy, path, ": holds \"", entry.name, "\" and no store");
+    return Fail(Errc::kBusy, path, ": not a store: it contains \"", entry.name, "\"");
   }
   return {};
 }
@@ -209,14 +209,14 @@ Status Store::CheckPast(std::uint64_t recovery, std::uint64_t iteration,
   if (recovery > 0) {
     SW_TRY_ASSIGN(const bool known, os::Exists(RecoveryPath(recovery)));
     if (!known) {
-      return Fail(Errc::kNotFound, path_, ": has no recovery ", recovery, ", after which ", what,
-                  " was made");
+      return Fail(Errc::kNotFound, path_, ": recovery ", recovery, " is missing, but ", what,
+                  " was made after it");
     }
   }
   return ForRecoveriesAfter(recovery, [&](const RecoveryRecord& one) -> Status {
     if (!GivesUp(one, recovery, iteration)) return {};
     return Fail(Errc::kMismatch, path_, ": ", what, " is of iteration ", iteration,
-                " of a past that was given up: made before recovery ", one.sequence,
+                ", which was abandoned: it was made before recovery ", one.sequence,
                 ", which went back to iteration ", one.resume);
   });
 }
@@ -290,10 +290,10 @@ Status Store::CheckManifest(const StoredCheckpoint& checkpoint, const Manifest& 
       modules == head_.modules) {
     return {};
   }
-  return Fail(Errc::kBadInput, ManifestPath(checkpoint), ": checkpoint ", checkpoint.sequence,
-              " of iteration ", checkpoint.iteration, " with ", head_.modules,
-              " modules expected, found ", manifest.sequence, ", ", manifest.iteration, " and ",
-              modules);
+  return Fail(Errc::kBadInput, ManifestPath(checkpoint), ": expected checkpoint ",
+              checkpoint.sequence, " of iteration ", checkpoint.iteration, " with ", head_.modules,
+              " modules, found checkpoint ", manifest.sequence, " of iteration ",
+              manifest.iteration, " with ", modules, " modules");
 }
 
 Result<Manifest> Store::ReadManifest(const StoredCheckpoint& checkpoint) const {
@@ -342,8 +342,8 @@ Result<TokenRecord> Store::ReadTokens(std::uint64_t sequence) const {
                 os::ReadWholeText(TokensPath(sequence), limits::kJsonBytes));
   SW_TRY_ASSIGN(TokenRecord record, ParseTokens(text, TokensPath(sequence)));
   if (record.sequence.value_or(sequence) == sequence) return record;
-  return Fail(Errc::kBadInput, TokensPath(sequence), ": it is the record of checkpoint ",
-              *record.sequence);
+  return Fail(Errc::kBadInput, TokensPath(sequence), ": expected the record of checkpoint ",
+              sequence, ", found the record of checkpoint ", *record.sequence);
 }
 
 Result<std::optional<RecoveryFile>> Store::LastRecoveryFile() const {

@@ -28,7 +28,7 @@ Result<std::size_t> CountTexts(const std::string& folder, std::string_view suffi
     }
   }
   if (count > 0 || stranger.empty()) return count;
-  return Fail(Errc::kBadInput, folder, ": holds \"", stranger, "\" and no *", suffix);
+  return Fail(Errc::kBadInput, folder, ": contains \"", stranger, "\", but no *", suffix, " file");
 }
 
 /// Checks that a store without manifests has no other
@@ -37,10 +37,10 @@ Status CheckNoTraces(const std::string& path) {
   SW_TRY_ASSIGN(const std::size_t recoveries, CountTexts(path + "/recoveries", ".json"));
   SW_TRY_ASSIGN(const std::size_t catalogues, CountTexts(path + "/catalogues", ".swc"));
   if (recoveries == 0 && catalogues <= 1) return {};
-  return Fail(Errc::kBadInput, path, ": has lost its manifests: it has none, but ", recoveries,
+  return Fail(Errc::kBadInput, path, ": all manifests are missing, but there are ", recoveries,
               " recoveries and ", catalogues,
-              " catalogues; if no save has ever been complete and all were "
-              "killed, remove the folder, or what is in its catalogues/");
+              " catalogues; if every save was killed before it was complete, remove the folder or "
+              "the files in its catalogues/");
 }
 
 constexpr std::string_view kBeginSuffix = ".begin-";
@@ -68,7 +68,7 @@ void RemoveLeftBehind(const os::ParentName& store) {
 Status Store::Begin(const std::string& path) {
   SW_TRY_ASSIGN(const os::ParentName split, os::SplitOutput(path));
   SW_TRY_ASSIGN(const bool taken, os::Exists(split.Path()));
-  if (taken) return Fail(Errc::kBusy, path, ": exists");
+  if (taken) return Fail(Errc::kBusy, path, ": already exists");
   // Created next to its final name, so that a kill leaves no folder without a mark.
   SW_TRY_ASSIGN(const std::string run_id, os::MakeRunId());
   const std::string made = split.Path() + std::string(kBeginSuffix) + run_id;
@@ -82,7 +82,7 @@ Status Store::Begin(const std::string& path) {
     (void)os::RemoveTree(made, split.parent);
     // A concurrent call that was first removes leftovers next to the store.
     const auto there = os::Exists(split.Path());
-    if (there && *there) return Fail(Errc::kBusy, path, ": exists");
+    if (there && *there) return Fail(Errc::kBusy, path, ": already exists");
     return begun;
   }
   SW_TRY(os::SyncDir(split.parent));
@@ -96,7 +96,7 @@ Status Store::Prepare(const std::string& path) {
   SW_TRY_ASSIGN(const bool store, IsStore(path));
   if (!store) return ExpectOwnNames(path);
   SW_TRY_ASSIGN(const Store open, Open(path));
-  Result<os::Lock> lock = open.LockForWriting("a look whether it can be written to");
+  Result<os::Lock> lock = open.LockForWriting("a check for write access");
   if (lock) return lock->Release();
   // A locked store is writable by the owner of the lock.
   return lock.error().code == Errc::kBusy ? Status() : tl::unexpected<Error>(lock.error());
@@ -108,14 +108,14 @@ Result<bool> Store::HasNoCheckpoint(const std::string& path) {
     SW_TRY_ASSIGN(const bool there, os::Exists(path));
     return Fail(Errc::kNotFound, path,
                 (there ? ": not a folder"
-                       : ": there is no store; if no file system is missing and the run "
-                         "begins now, --begin makes one"));
+                       : ": there is no store; check that its file system is mounted; at the "
+                         "first start of a run, pass --begin to create the store"));
   }
   SW_TRY_ASSIGN(const std::vector<os::Entry> entries, os::ListDir(path));
   if (entries.empty()) {
     return Fail(Errc::kNotFound, path,
-                ": an empty folder: a file system that is not mounted? A "
-                "store that has not begun must not be there");
+                ": expected a store or no folder, found an empty folder; check that its file "
+                "system is mounted; at the first start of a run, remove the folder");
   }
   const auto has = [&](const char* name) {
     return std::any_of(entries.begin(), entries.end(),
@@ -140,7 +140,7 @@ Result<bool> Store::HasNoCheckpoint(const std::string& path) {
   SW_TRY_ASSIGN(const std::size_t manifests, CountTexts(path + "/manifests", ".json"));
   if (manifests > 0) {
     if (store) return false;
-    return Fail(Errc::kBadInput, path, ": has manifests and no head, store.json");
+    return Fail(Errc::kBadInput, path, ": has manifests, but no store.json");
   }
   if (store) SW_TRY(CheckNoTraces(path));
   return true;

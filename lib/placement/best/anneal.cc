@@ -9,7 +9,7 @@ namespace {
 
 constexpr std::uint64_t kFirstRound = 4000;
 constexpr std::size_t kRoundsWithoutGain = 16;  // at least nine tenths of all steps
-constexpr std::uint64_t kRecompute = 1 << 14;   // steps between exact computations of loads
+constexpr std::uint64_t kRecompute = 1 << 14;   // steps between exact device loads
 constexpr std::uint32_t kProbes = 32;           // devices tested to find an overloaded one
 
 // Each round aims between the lower bound (0) and the best peak so far (1). An aim at the bound

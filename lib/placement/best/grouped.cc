@@ -83,7 +83,7 @@ void Even(const std::vector<NodePart>& nodes, Deal* deal) {
 }
 
 /// Returns the experts of each node, ascending. Deals the hottest groups first, each to the least
-/// loaded node with room, then improves the result by swaps.
+/// loaded node with a free slot, then improves the result by swaps.
 std::vector<std::vector<std::uint32_t>> ExpertsOfNodes(std::span<const std::uint64_t> tokens,
                                                        std::uint32_t groups,
                                                        const std::vector<NodePart>& nodes) {
@@ -178,8 +178,8 @@ Result<bool> StaysGrouped(const TokenCounts& loads, const Cluster& cluster,
   if (!fits && asked) {
     return Fail(Errc::kInfeasible, "best: ", loads.experts, " experts in ", groups, " groups on ",
                 nodes,
-                " nodes: the experts must be a multiple of the groups, and the groups of the "
-                "nodes; --policy global plans without groups");
+                " nodes: the number of experts must be a multiple of the groups, and the number "
+                "of groups a multiple of the nodes; pass --policy global to plan without groups");
   }
   return fits && groups > 1;
 }
@@ -188,8 +188,8 @@ Result<StrategyResult> DraftGrouped(const TokenCounts& loads, const Cluster& clu
                                     const Options& options) {
   if (options.copies_min > 1 && !options.copies_may_fall) {
     return Fail(Errc::kInfeasible,
-                "best: groups keep all replicas of an expert on one node, so that no failure of a "
-                "node is survived: leave out --faults or --groups");
+                "best: groups keep all replicas of an expert on one node, so the plan survives "
+                "no node failure: leave out --faults or --groups");
   }
   const std::vector<NodePart> nodes = NodeParts(cluster);
   const std::uint64_t held = loads.experts / nodes.size();

@@ -45,9 +45,9 @@ void WarnOfTarget(const TokenCounts& loads, const Options& options, StrategyResu
     worst = std::max(worst, best);
   }
   if (missed.empty()) return;
-  result->warnings.push_back("the target balance was not reached in layers " +
-                             token_counts::Ranges(missed) + ": the worst of them has " +
-                             Fixed(worst, 3) + "; more slots per gpu would lower it");
+  result->warnings.push_back(StrCat("the target balance was not reached in layers ",
+                                    token_counts::Ranges(missed), ": the worst balance is ",
+                                    Fixed(worst, 3), "; more slots per gpu would lower it"));
 }
 
 /// Renames nodes and their devices to match the current placement.

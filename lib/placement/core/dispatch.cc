@@ -64,7 +64,7 @@ void PourInProportion(std::uint32_t expert, const Shares& shares, std::vector<Se
   const auto room = std::accumulate(shares.room.begin(), shares.room.end(), std::uint64_t{0});
   const auto ranks = static_cast<std::uint32_t>(shares.room.size());
   for (std::uint32_t from = 0; from < ranks; ++from) {
-    const std::uint64_t over = shares.over[from];  // if not 0, the rank itself has no room
+    const std::uint64_t over = shares.over[from];  // if not 0, the rank itself has no capacity
     if (over == 0) continue;
     SW_CHECK(room > 0);  // the total capacity equals the total tokens
     std::vector<std::uint64_t> part(ranks);

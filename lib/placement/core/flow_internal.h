@@ -31,7 +31,7 @@ class SpreadFlow {
 
   // Sends as many tokens as fit under load p / q. Returns true if all fit.
   bool Fill(std::uint64_t p, std::uint64_t q);
-  // Sets distances from experts with unsent tokens. True if a device with room is reachable.
+  // Sets distances from experts with unsent tokens. True if a device with capacity is reachable.
   bool Levels();
   // Sends up to `wanted` tokens of an expert along shortest paths. Returns the number sent.
   Wide Push(std::uint32_t expert, Wide wanted);

@@ -25,7 +25,7 @@ Result<NodeEvent> ParseLine(std::string_view line, const std::string& where) {
   const auto [end, error] = std::from_chars(time.data(), time.data() + time.size(), event.time_ms);
   if (time.empty() || error != std::errc() || end != time.data() + time.size()) {
     return Fail(Errc::kBadInput, where, ": \"", time.substr(0, 24),
-                "\" is no number of milliseconds");
+                "\" is not a number of milliseconds");
   }
   const std::string_view what = line.substr(first + 1, second - first - 1);
   if (what != "add" && what != "remove") {
@@ -65,12 +65,13 @@ Result<std::vector<NodeEvent>> ParseNodeEvents(std::string_view text, const std:
     const auto [at, unseen] = present.try_emplace(event.node, !event.add);
     if (at->second == event.add) {
       return Fail(Errc::kBadInput, place, ": node \"", event.node, "\" ",
-                  (event.add ? "is there already" : "is not there"));
+                  (event.add ? "exists already and cannot be added"
+                             : "does not exist and cannot be removed"));
     }
     at->second = event.add;
     events.push_back(std::move(event));
   }
-  if (events.empty()) return Fail(Errc::kBadInput, where, ": holds no events");
+  if (events.empty()) return Fail(Errc::kBadInput, where, ": contains no events");
   return events;
 }
 

@@ -141,7 +141,8 @@ Result<StrategyResult> UnpackResult(std::span<const std::byte> bytes) {
     note.cut = flag != 0;
     SW_TRY(reader.Number(&flag));
     if (flag > static_cast<std::uint8_t>(SearchEnd::kNoGain)) {
-      return Fail(Errc::kInternal, "plan of another rank: has an unknown end of a search");
+      return Fail(Errc::kInternal,
+                  "plan of another rank: has an unknown reason for the end of a search");
     }
     note.search_end = static_cast<SearchEnd>(flag);
     SW_TRY(reader.Number(&note.bound));

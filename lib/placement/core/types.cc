@@ -53,7 +53,7 @@ Status OnDevice(const Placement& placement, const TokenCounts& loads, const Clus
     if (rules.no_device_duplicates &&
         std::find(slots.begin(), slots.begin() + static_cast<std::ptrdiff_t>(i), expert) !=
             slots.begin() + static_cast<std::ptrdiff_t>(i)) {
-      return Fail(Errc::kInfeasible, ExpertName(loads, layer, expert), ": twice on ",
+      return Fail(Errc::kInfeasible, ExpertName(loads, layer, expert), ": has two replicas on ",
                   GpuName(cluster, device));
     }
   }
@@ -185,8 +185,8 @@ Status Validate(const Cluster& cluster) {
                   cluster.nodes.size());
     }
     if (d > 0 && device.node < cluster.devices[d - 1].node) {
-      return Fail(Errc::kBadInput, "gpu ", d, ": of node ", device.node, " but comes after node ",
-                  cluster.devices[d - 1].node);
+      return Fail(Errc::kBadInput, "gpu ", d, ": belongs to node ", device.node,
+                  ", but follows a gpu of node ", cluster.devices[d - 1].node);
     }
     slots += device.slots;
     if (slots > limits::kMoeSlots) {

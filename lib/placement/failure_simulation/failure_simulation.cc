@@ -48,7 +48,7 @@ class Machines {
                                    [](const Node& node) { return !node.alive; });
     if (places_ && free == cluster_.nodes.end()) {
       return Fail(Errc::kBadInput, "events: node \"", name, "\": all ", cluster_.node_count(),
-                  " nodes of the cluster are taken");
+                  " nodes of the cluster are in use");
     }
     if (places_) at_[name] = static_cast<std::uint32_t>(free - cluster_.nodes.begin());
     SW_TRY_ASSIGN(const std::uint32_t node, Find(name));
@@ -70,7 +70,7 @@ class Machines {
   Result<std::uint32_t> Find(const std::string& name) const {
     const auto at = at_.find(name);
     if (at != at_.end()) return at->second;
-    return Fail(Errc::kBadInput, "events: node \"", name, "\" is unknown to the cluster");
+    return Fail(Errc::kBadInput, "events: node \"", name, "\" is not in the cluster");
   }
 
   Cluster cluster_;
@@ -216,9 +216,10 @@ class Run {
                      std::to_string(cluster.live_slots()) + " live slots";
       return {};
     }
-    if (current_)
+    if (current_) {
       step->imbalance_before =
           Measure(*current_, loads, cluster, options_.plan.stop).imbalance_mean;
+    }
     const double start = options_.seconds();
     Result<StrategyResult> planned = PlanOnRanks(comm_, strategy_, loads, cluster,
                                                  current_ ? &*current_ : nullptr, options_.plan);

@@ -23,13 +23,13 @@ std::string Among(const std::vector<std::string>& names,
 
 }  // namespace
 
-std::map<std::uint64_t, TroubledMoment> TroubleOf(const std::vector<SimulationResult>& results) {
-  std::map<std::uint64_t, TroubledMoment> moments;
+std::map<std::uint64_t, Incident> IncidentOf(const std::vector<SimulationResult>& results) {
+  std::map<std::uint64_t, Incident> moments;
   for (const SimulationResult& result : results) {
     for (const SimulationStep& step : result.steps) {
       const bool stalled = step.state == SimulationStep::State::kStalled;
       if (!stalled && step.experts_lost == 0) continue;
-      TroubledMoment& moment = moments[step.time_ms];
+      Incident& moment = moments[step.time_ms];
       if (moment.step == nullptr) moment.step = &step;
       if (step.experts_lost > 0) moment.lost.push_back(result.strategy);
       if (stalled) moment.stalled.push_back(result.strategy);
@@ -38,8 +38,7 @@ std::map<std::uint64_t, TroubledMoment> TroubleOf(const std::vector<SimulationRe
   return moments;
 }
 
-std::string TroubleText(const TroubledMoment& moment,
-                        const std::vector<SimulationResult>& results) {
+std::string IncidentText(const Incident& moment, const std::vector<SimulationResult>& results) {
   if (results.size() == 1) {
     const bool lost = moment.step->experts_lost > 0;
     std::string text = lost ? Plural(moment.step->experts_lost, "expert") + " lost" : "";

@@ -30,7 +30,7 @@ Status OnlyKnown(const Json& object, std::initializer_list<std::string_view> kno
   for (const auto& [name, value] : object.items()) {
     if (std::find(known.begin(), known.end(), name) != known.end()) continue;
     std::string message = where;
-    message.append(": unknown member \"").append(name).append("\", known are ");
+    message.append(": unknown member \"").append(name).append("\", known members are ");
     const char* separator = "";
     for (const std::string_view one : known) {
       message.append(separator).append(one);
@@ -169,7 +169,7 @@ class Builder {
     const Json* slots = json::Find(object, "slots");
     const Json* memory = json::Find(object, "memory");
     if (slots != nullptr && memory != nullptr) {
-      return Fail(Errc::kBadInput, where, ": slots and memory exclude each other");
+      return Fail(Errc::kBadInput, where, ": slots cannot be combined with memory");
     }
     if (const Json* speed = json::Find(object, "speed")) {
       SW_TRY_ASSIGN(outer.speed, SpeedOf(*speed, where));
@@ -248,7 +248,7 @@ class Builder {
         }
         const bool fresh =
             id->is_string() ? gpu_ids_.insert(id->dump()).second : ids.insert(id->dump()).second;
-        if (!fresh) return Fail(Errc::kBadInput, at + ": id " + id->dump() + " is taken");
+        if (!fresh) return Fail(Errc::kBadInput, at, ": id ", id->dump(), " is taken");
         at = place + ": gpu " + id->dump();
       }
       SW_TRY_ASSIGN(GpuDefaults own, Defaults(gpu, defaults, at));
@@ -269,7 +269,7 @@ class Builder {
       slots = *gpu.slots;
     } else if (gpu.memory_bytes) {
       if (cluster_.expert_bytes == 0) {
-        return Fail(Errc::kBadInput, place, ": memory needs expert_bytes");
+        return Fail(Errc::kBadInput, place, ": memory requires expert_bytes");
       }
       SW_TRY_ASSIGN(const std::uint64_t layer_bytes, CheckedMul(cluster_.expert_bytes, layers_));
       slots = *gpu.memory_bytes / layer_bytes;

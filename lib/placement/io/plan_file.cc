@@ -30,7 +30,7 @@ Result<std::vector<std::int32_t>> ListedSlots(const Json& devices, const std::st
   }
   if (first) *sizes = found;
   if (found != *sizes) {
-    return Fail(Errc::kBadInput, where, ": other slots per gpu than the first layer");
+    return Fail(Errc::kBadInput, where, ": slots per gpu differ from the first layer");
   }
   return slots;
 }
@@ -49,7 +49,7 @@ Status AddRecordLayer(const Json& layer, const std::string& where, PlanFile* pla
   const Json* owners = json::Find(layer, "owners");
   const bool first = plan->layer_id.empty();
   if (!first && (owners != nullptr) != !plan->owner_slots.empty()) {
-    return Fail(Errc::kBadInput, place, ": owners in some layers only");
+    return Fail(Errc::kBadInput, place, ": either all layers or none must have owners");
   }
   SW_TRY_ASSIGN(auto slots, ListedSlots(*devices, place, first, &plan->device_slots));
   SW_TRY(AddLayer(plan, id, std::move(slots), place));
@@ -163,7 +163,7 @@ Result<PlanFile> FromJson(const Json& root, const std::string& where) {
   if (root.contains("physical_to_logical")) return ParseEplbPlan(root, where);
   if (root.contains("layers")) return ParseRecord(root, where);
   return Fail(Errc::kBadInput, where,
-              ": no plan: none of layers, physical_to_logical, physical_to_logical_map, "
+              ": not a plan: expected one of layers, physical_to_logical, physical_to_logical_map, "
               "layer_list, record_type and initial_global_assignments");
 }
 
@@ -255,9 +255,9 @@ Result<std::vector<std::size_t>> RowsOf(const PlanFile& plan, const TokenCounts&
     const std::uint32_t id = by_position ? l : loads.layer_id[l];
     const auto at = std::lower_bound(plan.layer_id.begin(), plan.layer_id.end(), id);
     if (at == plan.layer_id.end() || *at != id) {
-      return Fail(Errc::kBadInput, "plan: no layer ", id, ", it has ", plan.layer_id.size(), ", ",
-                  plan.layer_id.front(), " to ", plan.layer_id.back(), "; the loads have ",
-                  loads.layers);
+      return Fail(Errc::kBadInput, "plan: layer ", id, " is missing: the plan has ",
+                  plan.layer_id.size(), " layers, ", plan.layer_id.front(), " to ",
+                  plan.layer_id.back(), "; the token counts have ", loads.layers);
     }
     rows.push_back(static_cast<std::size_t>(at - plan.layer_id.begin()));
   }
@@ -298,7 +298,7 @@ Status AddLayer(PlanFile* plan, std::uint64_t layer, std::vector<std::int32_t> s
                 plan->layer_id.front(), " has ", plan->slots.front().size());
   }
   if (std::find(plan->layer_id.begin(), plan->layer_id.end(), layer) != plan->layer_id.end()) {
-    return Fail(Errc::kBadInput, where, ": layer ", layer, " twice");
+    return Fail(Errc::kBadInput, where, ": layer ", layer, " occurs twice");
   }
   const auto at = std::lower_bound(plan->layer_id.begin(), plan->layer_id.end(), layer);
   const auto index = at - plan->layer_id.begin();
@@ -346,7 +346,7 @@ Result<Placement> PlacedOn(const PlanFile& plan, const TokenCounts& loads, const
     // Formats without a count of experts contain only the ids in use, so the count may be too low.
     const bool may_be_fewer = plan.format != "plan" && plan.experts < loads.experts;
     if (!may_be_fewer) {
-      return Fail(Errc::kBadInput, "plan: ", plan.experts, " experts, the loads have ",
+      return Fail(Errc::kBadInput, "plan: ", plan.experts, " experts, the token counts have ",
                   loads.experts);
     }
   }
@@ -385,9 +385,8 @@ PlanFile StateOf(PlanFile plan) {
 
 Result<Cluster> ClusterOf(const PlanFile& plan) {
   if (plan.cluster) return *plan.cluster;
-  return Fail(Errc::kUsage, "a plan of the format ", plan.format,
-              " does not tell its cluster: give --cluster, or --nodes, --gpus "
-              "and --slots");
+  return Fail(Errc::kUsage, "a plan in the format ", plan.format,
+              " does not describe its cluster: pass --cluster, or --nodes, --gpus and --slots");
 }
 
 }  // namespace shardwright::placement

@@ -50,11 +50,11 @@ class TensorrtReader {
     }
     SW_TRY(EndLayer());
     if (in_list_) return Bad("the list does not end");
-    if (plan_.slots.empty()) return Bad("no initial_global_assignments");
+    if (plan_.slots.empty()) return Bad("initial_global_assignments is missing");
     SW_TRY(placement::Finish(&plan_, where_));
     if (num_slots_ && *num_slots_ != plan_.slots.front().size()) {
-      return Bad("num_slots is " + std::to_string(*num_slots_) + ", layers list " +
-                 std::to_string(plan_.slots.front().size()));
+      return Bad(
+          StrCat("num_slots is ", *num_slots_, ", layers list ", plan_.slots.front().size()));
     }
     return std::move(plan_);
   }
@@ -72,7 +72,7 @@ class TensorrtReader {
     SW_TRY(EndLayer());
     const std::size_t colon = body.find(':');
     if (colon == std::string_view::npos) {
-      return Bad("cannot read \"" + std::string(body.substr(0, 40)) + "\"");
+      return Bad(StrCat("cannot read \"", body.substr(0, 40), "\""));
     }
     std::string_view key = Trimmed(body.substr(0, colon));
     if (key.size() > 1 && (key.front() == '"' || key.front() == '\'')) {
@@ -91,7 +91,7 @@ class TensorrtReader {
   Status LayerLine(std::string_view key, std::string_view value) {
     if (!in_assignments_) return {};
     layer_ = Number(key);
-    if (!layer_) return Bad("a layer number expected, found \"" + std::string(key) + "\"");
+    if (!layer_) return Bad(StrCat("a layer number expected, found \"", key, "\""));
     if (value.empty()) return {};
     if (value.front() != '[') return Bad("a list of experts expected");
     in_list_ = true;
@@ -116,7 +116,7 @@ class TensorrtReader {
   Status Item(std::string_view item) {
     const auto expert = Number(item);
     if (!expert || *expert >= limits::kMoeExperts) {
-      return Bad("\"" + std::string(item.substr(0, 24)) + "\" is no expert");
+      return Bad(StrCat("the number of an expert expected, found \"", item.substr(0, 24), "\""));
     }
     if (slots_.size() >= limits::kMoeSlots) return Bad("too many slots");
     slots_.push_back(static_cast<std::int32_t>(*expert));
@@ -175,8 +175,8 @@ Result<PlanFile> ParseEplbPlan(const Json& root, const std::string& where) {
     SW_TRY_ASSIGN(node_count, json::WholeOf(*nodes, 1, limits::kMoeNodes, where + ": nodes"));
   }
   if (slots % gpu_count != 0 || gpu_count % node_count != 0) {
-    return Fail(Errc::kBadInput, where, ": ", slots, " slots on ", gpu_count, " gpus of ",
-                node_count, " nodes do not divide");
+    return Fail(Errc::kBadInput, where, ": ", slots, " slots do not divide evenly among ",
+                gpu_count, " gpus on ", node_count, " nodes");
   }
   const auto per_gpu = static_cast<std::uint32_t>(slots / gpu_count);
   plan.device_slots.assign(gpu_count, per_gpu);
@@ -219,7 +219,7 @@ Result<PlanFile> ParseVllmPlan(const Json& root, const std::string& where) {
                   json::WholeOf(*redundant, 0, slots, where + ": num_redundant_experts"));
     if (slots - count < plan.experts || slots - count > limits::kMoeExperts) {
       return Fail(Errc::kBadInput, where, ": ", count, " redundant experts in ", slots,
-                  " slots, but expert ", plan.experts - 1, " is there");
+                  " slots, but the plan has expert ", plan.experts - 1);
     }
     plan.experts = static_cast<std::uint32_t>(slots - count);
   }
@@ -252,7 +252,7 @@ Result<PlanFile> ParseAscendPlan(const Json& root, const std::string& where) {
     }
     if (plan.slots.empty()) plan.device_slots = sizes;
     if (sizes != plan.device_slots) {
-      return Fail(Errc::kBadInput, place, ": other experts per device than the first layer");
+      return Fail(Errc::kBadInput, place, ": experts per device differ from the first layer");
     }
     SW_TRY(AddLayer(&plan, id, std::move(slots), place));
   }

@@ -25,7 +25,7 @@ Result<std::vector<std::int64_t>> NumbersOf(const os::File& file,
   SW_TRY_ASSIGN(const std::uint64_t elems, CountElems(tensor.shape));
   if (elems > limits::kMoeCells || storage.bytes / item > limits::kMoeCells) {
     return Fail(Errc::kLimit, where, ": ", ToString(tensor.shape), ", at most ", limits::kMoeCells,
-                " slots are read");
+                " slots are supported");
   }
   std::vector<std::byte> bytes(storage.bytes);
   SW_TRY(file.ReadAt(storage.offset, bytes));
@@ -69,7 +69,8 @@ Status AddSlots(const std::vector<std::int64_t>& numbers, const Shape& shape,
 Status AddExpertMaps(const std::vector<std::int64_t>& numbers, const Shape& shape,
                      const std::string& where, PlanFile* plan) {
   if (shape[1] > limits::kMoeDevices || shape[2] > limits::kMoeExperts) {
-    return Fail(Errc::kLimit, where, ": ", ToString(shape));
+    return Fail(Errc::kLimit, where, ": ", ToString(shape), ", at most ", limits::kMoeDevices,
+                " ranks and ", limits::kMoeExperts, " experts are supported");
   }
   const std::int64_t last =
       numbers.empty() ? -1 : *std::max_element(numbers.begin(), numbers.end());
@@ -91,7 +92,7 @@ Status AddExpertMaps(const std::vector<std::int64_t>& numbers, const Shape& shap
         if (slot == -1) continue;
         const std::string place = where + ": layer " + std::to_string(l) + " rank " +
                                   std::to_string(rank) + " expert " + std::to_string(e);
-        if (slot < 0) return Fail(Errc::kBadInput, place, ": slot ", slot);
+        if (slot < 0) return Fail(Errc::kBadInput, place, ": slot ", slot, " is below -1");
         std::int32_t& at = row[rank * slots + static_cast<std::uint64_t>(slot)];
         if (at != kNoExpert) {
           return Fail(Errc::kBadInput, place, ": slot ", slot, " holds expert ", at, " already");

@@ -53,7 +53,7 @@ Result<Flat> Flatten(const Placement& placement, const TokenCounts& loads, const
       if (held != flat.per_rank) {
         return Fail(Errc::kUnsupported, "layer ", loads.layer_id[l], ": ", GpuName(cluster, d),
                     " holds ", held, " experts, the first gpu ", flat.per_rank,
-                    ": the format has as many on every gpu; write --format plan");
+                    ": the format requires the same number on every gpu; use --format plan");
       }
     }
   }
@@ -73,8 +73,8 @@ std::string FirstDuplicate(const Flat& flat, const TokenCounts& loads, const Clu
       std::set<std::int32_t> seen;
       for (const std::int32_t expert : flat.of_rank(l, rank)) {
         if (seen.insert(expert).second) continue;
-        return "layer " + std::to_string(loads.layer_id[l]) + " expert " + std::to_string(expert) +
-               ": twice on rank " + std::to_string(rank);
+        return StrCat("layer ", loads.layer_id[l], " expert ", expert, ": occurs twice on rank ",
+                      rank);
       }
     }
   }
@@ -148,8 +148,9 @@ std::string SglangText(const Flat& flat, const TokenCounts& loads, PlanNotes* no
     ++filled;
   }
   if (filled > 0) {
-    notes->push_back(std::to_string(filled) +
-                     " layers without a plan below the last one are in plain order");
+    notes->push_back(StrCat(filled,
+                            " layers below the last one have no plan: their experts are in "
+                            "default order"));
   }
   std::string out = "{\"physical_to_logical_map\":";
   AppendRows(&out, rows);
@@ -210,7 +211,8 @@ Result<std::string> ForeignPlanText(PlanFormat format, const Placement& placemen
                                     PlanNotes* notes) {
   SW_TRY_ASSIGN(const Flat flat, Flatten(placement, loads, cluster));
   if (flat.slot_count() < loads.experts) {
-    return Fail(Errc::kUnsupported, flat.slot_count(), " slots for ", loads.experts, " experts");
+    return Fail(Errc::kUnsupported, loads.experts, " experts do not fit in ", flat.slot_count(),
+                " slots");
   }
   if (!flat.idle.empty() && format != PlanFormat::kSglang) {
     return Fail(Errc::kUnsupported, GpuName(cluster, flat.idle.front()),
@@ -218,24 +220,26 @@ Result<std::string> ForeignPlanText(PlanFormat format, const Placement& placemen
                 "experts");
   }
   for (const std::uint32_t gpu : flat.idle) {
-    notes->push_back(GpuName(cluster, gpu) + " holds no experts: its slots name expert 0");
+    notes->push_back(StrCat(GpuName(cluster, gpu), " holds no experts: its slots name expert 0"));
   }
   const std::string duplicate = FirstDuplicate(flat, loads, cluster);
   if (!duplicate.empty() && format == PlanFormat::kAscend) {
-    return Fail(Errc::kUnsupported, duplicate, ": vllm-ascend has an expert once per device");
+    return Fail(Errc::kUnsupported, duplicate,
+                ": vllm-ascend requires different experts on each device");
   }
   if (!duplicate.empty() && format != PlanFormat::kEplb) {
-    notes->push_back(duplicate + ": the second copy takes memory for nothing");
+    notes->push_back(StrCat(duplicate, ": the second copy wastes memory"));
   }
   if (flat.ranks != cluster.device_count()) {
-    notes->push_back("ranks 0 to " + std::to_string(flat.ranks - 1) + " are the live gpus, " +
-                     std::to_string(cluster.device_count() - flat.ranks) + " dead ones left out");
+    notes->push_back(StrCat("ranks 0 to ", flat.ranks - 1, " are the live gpus, ",
+                            cluster.device_count() - flat.ranks, " dead ones are left out"));
   }
   const bool part = trace_layers != loads.layers;
   const bool by_position = format == PlanFormat::kVllm || format == PlanFormat::kAscend;
   if (part && by_position) {
-    notes->push_back("layers are numbered from 0: the reader needs all MoE layers, these are " +
-                     std::to_string(loads.layers) + " of " + std::to_string(trace_layers));
+    notes->push_back(
+        StrCat("layers are numbered from 0: the reader needs all MoE layers, these are ",
+               loads.layers, " of ", trace_layers));
   }
   switch (format) {
     case PlanFormat::kEplb:
@@ -251,7 +255,7 @@ Result<std::string> ForeignPlanText(PlanFormat format, const Placement& placemen
     case PlanFormat::kPlan:
       break;
   }
-  return Fail(Errc::kUsage, "our own record is no format of another program");
+  return Fail(Errc::kUsage, "--format plan is not a format of another program");
 }
 
 }  // namespace shardwright::placement

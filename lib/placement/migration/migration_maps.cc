@@ -121,7 +121,7 @@ Result<MigrationMaps> MapsOf(const Migration& migration, const Placement& curren
                              const Placement& next, const TokenCounts& loads,
                              const Cluster& cluster) {
   if (cluster.expert_bytes == 0) {
-    return Fail(Errc::kBadInput, "cluster: experts have no bytes, nothing can be copied");
+    return Fail(Errc::kBadInput, "cluster: expert_bytes is 0, so no expert can be copied");
   }
   SW_TRY(CheckedMul(cluster.expert_bytes,
                     CheckedMul(std::max(current.slot_count(), next.slot_count()), loads.layers)

@@ -5,15 +5,16 @@
 #include <tuple>
 
 #include "placement/migration/migration.h"
+#include "support/base/text.h"
 
 namespace shardwright::placement {
 namespace {
 
-using Held =
+using ExpertCopies =
     std::set<std::tuple<std::uint32_t, std::uint32_t, std::uint32_t>>;  // layer, expert, device
 
-Held HeldBy(const Placement& placement, const Cluster& cluster) {
-  Held held;
+ExpertCopies CopiesOf(const Placement& placement, const Cluster& cluster) {
+  ExpertCopies held;
   for (std::uint32_t l = 0; l < placement.layers; ++l) {
     for (std::uint32_t d = 0; d < placement.device_count(); ++d) {
       if (!cluster.alive(d)) continue;
@@ -34,10 +35,12 @@ Status Prove(const Migration& migration, const Placement& current, const Placeme
   };
   if (!migration.lost.empty()) {
     const LostExpert& first = migration.lost.front();
-    return Fail(Errc::kInfeasible, name(first.layer, first.expert), ": no live gpu holds it, and ",
-                migration.lost.size() - 1, " more: they have to come from a checkpoint");
+    const std::size_t others = migration.lost.size() - 1;
+    return Fail(Errc::kInfeasible, name(first.layer, first.expert), ": no live GPU has it",
+                others == 0 ? "" : StrCat(" (nor ", Plural(others, "other expert"), ")"),
+                "; restore it from a checkpoint");
   }
-  Held held = HeldBy(current, cluster);
+  ExpertCopies held = CopiesOf(current, cluster);
   std::vector<std::tuple<std::uint32_t, std::uint32_t, std::uint32_t>> arriving;
   for (std::size_t i = 0; i < migration.transfers.size(); ++i) {
     const Transfer& one = migration.transfers[i];
@@ -50,8 +53,7 @@ Status Prove(const Migration& migration, const Placement& current, const Placeme
                              std::to_string(one.round);
     if (!held.contains({one.layer, one.expert, one.from})) {
       return Fail(Errc::kMismatch, what,
-                  ": the sender does not hold it; the plan was made for "
-                  "another old plan");
+                  ": the sender does not have it; the plan was made for another old plan");
     }
     const std::tuple to{one.layer, one.expert, one.to};
     if (!cluster.alive(one.to) || held.contains(to) ||
@@ -63,11 +65,11 @@ Status Prove(const Migration& migration, const Placement& current, const Placeme
     arriving.push_back(to);
   }
   held.insert(arriving.begin(), arriving.end());
-  for (const auto& [layer, expert, device] : HeldBy(next, cluster)) {
+  for (const auto& [layer, expert, device] : CopiesOf(next, cluster)) {
     if (held.contains({layer, expert, device})) continue;
-    return Fail(Errc::kMismatch, name(layer, expert), ": gpu ", device,
-                " is to hold it, has it not and does not receive it; the plan "
-                "was made for another old plan");
+    return Fail(
+        Errc::kMismatch, name(layer, expert), ": gpu ", device,
+        " needs it, but neither has nor receives it; the plan was made for another old plan");
   }
   return {};
 }

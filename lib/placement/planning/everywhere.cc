@@ -95,7 +95,7 @@ Result<PlanRest> WithoutEverywhere(const TokenCounts& loads, const Cluster& clus
   }
   if (experts.size() == loads.experts) {
     return Fail(Errc::kUsage, "--everywhere: all ", loads.experts,
-                " experts are on every gpu, so that there is nothing to plan");
+                " experts are on every gpu, so there is nothing to plan");
   }
   PlanRest rest{loads, cluster, std::nullopt, 0};
   const std::vector<std::uint32_t> left = RestOf(loads.experts, experts);
@@ -122,8 +122,9 @@ Status AddEverywhere(const PlanRest& rest, const TokenCounts& loads, const Clust
                      StrategyResult* result) {
   const Placement& planned = result->placement;
   if (result->owners || planned.slot_begin != EmptyPlacement(rest.loads, rest.cluster).slot_begin) {
-    return Fail(Errc::kInfeasible,
-                "--everywhere: a strategy that copies experts for an iteration has no fixed slots");
+    return Fail(
+        Errc::kInfeasible,
+        "--everywhere requires fixed slots, but the strategy copies experts for each iteration");
   }
   const std::vector<std::uint32_t> left = RestOf(loads.experts, experts);
   Placement all = EmptyPlacement(loads, cluster);

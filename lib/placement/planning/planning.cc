@@ -45,8 +45,8 @@ Result<token_counts::TokenTrace> ReadTrace(const std::string& path, bool counts,
   for (const std::string& note : trace.notes) sink.Note(note, 0);
   for (const std::string& warning : trace.warnings) sink.Warn(warning);
   if (!idle.empty()) {
-    sink.Note(path + ": " + std::to_string(idle.size()) + " of " + Plural(records, "record") +
-                  " without a token left out: iteration " + token_counts::Ranges(idle),
+    sink.Note(StrCat(path, ": ", idle.size(), " of ", Plural(records, "record"),
+                     " have no tokens and are ignored: iteration ", token_counts::Ranges(idle)),
               0);
   }
   return trace;
@@ -68,8 +68,8 @@ Status ReadRecordings(const PlanRequest& request, bool counts, PlanInput* input,
   input->loads = *std::move(picked);
   const std::vector<std::uint64_t> empty = input->EmptyLayers();
   if (counts && !empty.empty()) {
-    sink.Note("layers without a token: " + token_counts::Ranges(empty) +
-                  "; all experts of such a layer count the same",
+    sink.Note(StrCat("layers without tokens: ", token_counts::Ranges(empty),
+                     "; all experts of such a layer get equal counts"),
               0);
   }
   if (!request.measured_at) return {};
@@ -86,7 +86,8 @@ Status CheckRates(const PlanRequest& request, const Cluster& cluster) {
   if (request.options.hecate.nonmoe_seconds <= 0) return {};
   const bool rates = cluster.device_bytes_per_s > 0 || cluster.node_bytes_per_s > 0;
   if (rates && cluster.param_bytes > 0) return {};
-  return Fail(Errc::kUsage, "--nonmoe-seconds needs a --cluster with bandwidth and expert_bytes");
+  return Fail(Errc::kUsage,
+              "--nonmoe-seconds requires a --cluster with bandwidth and expert_bytes");
 }
 
 /// Returns the limit of moves as a number of replicas.
@@ -104,13 +105,14 @@ Result<std::optional<std::uint64_t>> MovesMax(const MovesLimit& limit, const Tok
   }
   if (cluster.expert_bytes == 0) {
     return Fail(Errc::kUsage, "--max-moves ", FormatBytes(*limit.bytes),
-                " needs the size of an expert: give --expert-bytes, or "
-                "expert_bytes in the file of --cluster");
+                " requires the size of an expert: pass --expert-bytes, or set expert_bytes in the "
+                "file of --cluster");
   }
-  if (*limit.bytes >= cluster.expert_bytes)
+  if (*limit.bytes >= cluster.expert_bytes) {
     return std::optional(*limit.bytes / cluster.expert_bytes);
+  }
   return Fail(Errc::kUsage, "--max-moves ", FormatBytes(*limit.bytes),
-              " is less than one expert, which has ", FormatBytes(cluster.expert_bytes));
+              " is less than one expert: ", FormatBytes(cluster.expert_bytes));
 }
 
 Result<PlanInput> ReadLocal(const PlanRequest& request, bool counts, Sink& sink) {
@@ -236,8 +238,7 @@ Result<StrategyResult> PlanRestOnRanks(comm::Comm& comm, const PlanRequest& requ
     if (rest.moves > *options.moves_max) {
       return Fail(Errc::kInfeasible, "at most ", *options.moves_max,
                   " moves are allowed, but gpus lack ", rest.moves,
-                  " replicas of the experts of --everywhere; raise "
-                  "--max-moves");
+                  " replicas of the experts of --everywhere; raise --max-moves");
     }
     *options.moves_max -= rest.moves;
   }
@@ -315,8 +316,9 @@ Result<EvaluatedPlan> EvaluatePlan(const PlanRequest& request, const std::string
 Status CheckEvaluated(const PlanRequest& request, const PlannedRow& row) {
   const std::int64_t certain = row.plan->model_recovery.certain;
   if (certain >= static_cast<std::int64_t>(request.faults)) return {};
-  return Fail(Errc::kMismatch, row.file, ": survives any ", std::max<std::int64_t>(certain, 0),
-              " failures, ", request.faults, " asked");
+  return Fail(Errc::kMismatch, row.file, ": survives any ",
+              Plural(static_cast<std::uint64_t>(std::max<std::int64_t>(certain, 0)), "failure"),
+              ", but --faults is ", request.faults);
 }
 
 Result<std::string> PlanBytes(PlanFormat format, const PlanRequest& request, const PlanInput& input,

@@ -38,7 +38,7 @@ struct ClusterRequest {
 double ClockSeconds();
 
 /// Returns the cluster of a request.
-/// \pre request.told()
+/// \pre `request.told()`
 /// \error kLimit  more slots than the limits allow; other errors as placement::ReadCluster
 /// Local.
 Result<Cluster> ClusterOf(const ClusterRequest& request, std::uint32_t layers);

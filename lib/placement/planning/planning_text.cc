@@ -83,7 +83,7 @@ std::pair<double, double> SpeedsOf(const Cluster& cluster) {
 /// Returns a summary of the input in two lines.
 std::string InputText(const PlanRequest& request, const PlanInput& input) {
   const Cluster& cluster = input.cluster;
-  std::string text = "loads     " + Plural(input.loads.layers, "layer") + " of " +
+  std::string text = "tokens    " + Plural(input.loads.layers, "layer") + " of " +
                      Plural(input.loads.experts, "expert");
   text += WindowText(request, input);
   if (input.later) {
@@ -207,17 +207,17 @@ std::string Legend(const std::string& meaning) {
 }
 
 /// Returns a table of the first times at which a strategy lost state or had no plan.
-std::string TroubleTable(const std::vector<SimulationResult>& results) {
+std::string IncidentTable(const std::vector<SimulationResult>& results) {
   constexpr std::size_t kShown = 20;
   constexpr std::size_t kTextColumns = 62;
-  const auto moments = TroubleOf(results);
+  const auto moments = IncidentOf(results);
   if (moments.empty()) return "\nNothing was lost, and a plan existed at every moment.\n";
   text::Table table({Column{"AFTER", kRight}, Column{"ITERATION", kRight}, Column{"NODES", kRight},
-                     Column{"GONE", kRight}, Column{"WHAT HAPPENED", kLeft}});
+                     Column{"GONE", kRight}, Column{"INCIDENT", kLeft}});
   std::size_t shown = 0;
   for (const auto& [time, moment] : moments) {
     if (++shown > kShown) break;
-    const auto lines = text::Wrap(TroubleText(moment, results), kTextColumns);
+    const auto lines = text::Wrap(IncidentText(moment, results), kTextColumns);
     table.AddRow({text::FormatSeconds(static_cast<double>(time) / 1e3),
                   std::to_string(moment.step->iteration), std::to_string(moment.step->nodes_live),
                   std::to_string(moment.step->nodes_removed), lines.front()});
@@ -239,12 +239,12 @@ std::string ComparisonLegend(const PlanRequest& request, const std::string& chan
   std::string legend =
       "BALANCE, WORST: busiest gpu / mean, mean and worst layer. BOUND: least possible in as many "
       "slots. SPLIT: least possible with these replicas. LEAVE: tokens that leave their node if "
-      "near replicas come first. FAULTS: any so many " +
-      unit + " failures are survived. " + chance + ": chance to survive ";
+      "near replicas come first. FAULTS: number of " +
+      unit + " failures that the plan always survives. " + chance + ": chance to survive ";
   legend += request.node_failure > 0
                 ? "when each " + unit + " fails with " + Share(request.node_failure)
                 : Plural(failures, "failure");
-  if (request.faults > 0) legend += "; !: fewer failures than asked are survived";
+  if (request.faults > 0) legend += "; !: FAULTS is below --faults";
   legend += ". MOVES: replicas copied from the old plan. TIME: of planning.";
   return Legend(legend);
 }
@@ -388,11 +388,11 @@ std::string ReplaysText(const std::string& events, const Replays& replays) {
   }
   return text + "\n\n" + table.Render(0) +
          Legend(
-             "FAILURES: moments at which nodes went away that held experts. SURVIVED: of those, "
-             "with every expert still somewhere; after the others state is RESTORED from a "
+             "FAILURES: moments at which nodes with experts were lost. SURVIVED: those after which "
+             "every expert still had a replica; after the others, state is RESTORED from a "
              "checkpoint. STALLED: time without a plan. MOVES: replicas copied. BALANCE: "
              "busiest gpu / mean. TIME: of a plan, mean.") +
-         TroubleTable(results);
+         IncidentTable(results);
 }
 
 }  // namespace shardwright::placement

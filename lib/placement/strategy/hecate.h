@@ -47,7 +47,7 @@ std::vector<std::vector<std::uint32_t>> ShardOwners(const TokenCounts& loads,
                                                     std::uint32_t overlap,
                                                     const StopCheck& stop = {});
 
-/// Returns the replicas of a layer for one iteration: holders[e] lists the devices with expert
+/// Returns the replicas of a layer for one iteration: `holders[e]` lists the devices with expert
 /// e, ascending, including its owner.
 /// \param owner    by expert: index into `devices`
 /// \param overlap  t: only this many experts, the hottest, are copied

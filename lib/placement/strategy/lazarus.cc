@@ -56,7 +56,7 @@ class Filling {
   }
 
   // Places the remaining replicas, most tokens per replica first, each on the least loaded unit
-  // with room, preferably one without the expert.
+  // with a free slot, preferably one without the expert.
   void FillByLoad() {
     std::vector<std::uint32_t> order(counts_.size());
     std::iota(order.begin(), order.end(), 0U);

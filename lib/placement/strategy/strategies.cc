@@ -39,7 +39,7 @@ Result<const Strategy*> FindStrategy(std::string_view name) {
     if (strategy.name == name) return &strategy;
     names += (names.empty() ? "" : ", ") + std::string(strategy.name);
   }
-  return Fail(Errc::kUsage, "strategy \"", name, "\" does not exist, there are ", names);
+  return Fail(Errc::kUsage, "strategy \"", name, "\" does not exist, expected one of ", names);
 }
 
 }  // namespace shardwright::placement

@@ -28,7 +28,7 @@ std::uint32_t GroupSize(std::uint32_t experts, std::uint32_t devices, std::uint3
   return 0;
 }
 
-// Deals replicas to units with room, in order: either the next unit for each replica, or one
+// Deals replicas to units with free slots, in order: either the next unit for each replica, or one
 // unit until it is full.
 UnitPlan Deal(std::span<const std::uint32_t> counts, std::span<const std::uint64_t> slots,
               bool next_for_each) {
@@ -83,7 +83,7 @@ std::uint64_t Busiest(std::span<const std::uint32_t> owner, std::span<const std:
   return *std::max_element(load.begin(), load.end());
 }
 
-// Moves experts by descending load to the least loaded device with room; ties to the owner.
+// Moves experts by descending load to the least loaded device with a free slot; ties to the owner.
 std::vector<std::uint32_t> Exchanged(std::span<const std::uint64_t> tokens,
                                      const std::vector<std::uint32_t>& owner, std::uint32_t devices,
                                      const StopCheck& stop) {

@@ -29,7 +29,7 @@ Result<EplbShape> ShapeOf(const TokenCounts& loads, const Cluster& cluster,
   }
   if (shape.nodes == 0 || slots.size() != 1 || widths.size() != 1) {
     return Fail(Errc::kInfeasible,
-                "eplb needs nodes of equal gpus and gpus of equal slots, use eplb+");
+                "eplb requires nodes with equal gpus and gpus with equal slots; use eplb+");
   }
   shape.slots = shape.gpus * *slots.begin();
   if (shape.slots < loads.experts) {
@@ -37,7 +37,7 @@ Result<EplbShape> ShapeOf(const TokenCounts& loads, const Cluster& cluster,
                 " live slots");
   }
   if (shape.groups == 0 || loads.experts % shape.groups != 0) {
-    return Fail(Errc::kInfeasible, "eplb: ", loads.experts, " experts are no multiple of ",
+    return Fail(Errc::kInfeasible, "eplb: ", loads.experts, " experts are not a multiple of ",
                 shape.groups, " groups");
   }
   return shape;
@@ -47,7 +47,7 @@ Result<bool> IsHierarchical(const EplbShape& shape, EplbPolicy policy) {
   const bool fits = shape.groups % shape.nodes == 0;
   if (policy == EplbPolicy::kHierarchical && !fits) {
     return Fail(Errc::kInfeasible,
-                "eplb: the hierarchical policy needs expert groups that are a "
+                "eplb: the hierarchical policy requires a number of expert groups that is a "
                 "multiple of ",
                 shape.nodes, " nodes, found ", shape.groups);
   }

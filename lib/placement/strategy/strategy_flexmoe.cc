@@ -104,7 +104,7 @@ class Adjusting {
     return std::binary_search(holders_[e].begin(), holders_[e].end(), d);
   }
 
-  // Returns the change that adds a replica of the hottest expert; nothing if no device has room.
+  // Returns the change that adds a replica of the hottest expert; nothing if no device can take it.
   std::optional<Change> HottestMore() const {
     std::uint32_t hot = 0;
     for (std::uint32_t e = 1; e < tokens_.size(); ++e) {

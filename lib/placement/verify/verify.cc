@@ -132,8 +132,9 @@ Status CheckSurvives(const VerifiedPlan& plan, std::uint64_t faults, const Token
   const std::int64_t certain = std::max<std::int64_t>(plan.model_recovery.certain, 0);
   if (plan.model_recovery.certain >= static_cast<std::int64_t>(faults)) return {};
   return Fail(Errc::kInfeasible, "strategy ", plan.strategy, ": its plan survives any ",
-              Plural(static_cast<std::uint64_t>(certain), UnitName(unit) + " failure"), ", ",
-              faults, " asked: best and lazarus keep copies apart, for --faults of at most ",
+              Plural(static_cast<std::uint64_t>(certain), UnitName(unit) + " failure"),
+              ", but --faults is ", faults,
+              ": best and lazarus keep copies apart, for --faults of at most ",
               LargestFaults(loads, cluster, unit));
 }
 

@@ -94,7 +94,7 @@ Result<std::uint64_t> ParseAmount(std::string_view text, std::string_view amount
     part = part * 10 + static_cast<std::uint64_t>(digit - '0');
     scale *= 10;
   }
-  if (*factor == 1 && part != 0) return bad(": a fraction of a byte");
+  if (*factor == 1 && part != 0) return bad(": it is not a whole number of bytes");
   const Wide bytes = Wide{count} * *factor + (Wide{part} * *factor + scale / 2) / scale;
   if (bytes > Wide{~std::uint64_t{0}}) return too_large();
   return static_cast<std::uint64_t>(bytes);

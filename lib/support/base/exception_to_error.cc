@@ -18,7 +18,7 @@ Error CaughtError() {
     return error(Errc::kLimit, "out of memory");
   } catch (const std::system_error& thrown) {
     if (thrown.code() == std::errc::resource_unavailable_try_again) {
-      return error(Errc::kLimit, "no memory for another thread, or too many of them");
+      return error(Errc::kLimit, "cannot start a thread: out of memory, or too many threads");
     }
     return error(Errc::kInternal, std::string("unexpected exception: ") + thrown.what());
   } catch (const std::exception& thrown) {

@@ -56,8 +56,8 @@ TextBudget::TextBudget(std::uint64_t bytes)
 tl::unexpected<Error> TextBudget::Exceeded(const std::string& where) const {
   return Fail(Errc::kLimit, where, ": ", FormatBytes(bytes_), " of text take more than ",
               FormatBytes(most_),
-              " of memory once they are parsed; split the file, or raise "
-              "--memory where the command has it");
+              " of memory once parsed; split the file, or raise --memory if "
+              "the command has this flag");
 }
 
 }  // namespace shardwright

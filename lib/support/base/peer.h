@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <sys/socket.h>
+
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -21,5 +23,8 @@ Result<std::uint32_t> ParseUser(const std::string& text);
 /// \error kMismatch  the process belongs to another user (names both users); kIo
 /// Local.
 Status CheckPeer(int fd, const std::string& where, std::optional<std::uint32_t> trusted);
+
+/// Returns the number of an IPv4 host, or the /64 network of an IPv6 host. Otherwise empty. Pure.
+std::string PeerHost(const sockaddr_storage& name);
 
 }  // namespace shardwright

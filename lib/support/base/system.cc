@@ -8,8 +8,11 @@
 
 #include <array>
 #include <cerrno>
+#include <charconv>
 #include <cstring>
 #include <fstream>
+#include <iterator>
+#include <system_error>
 
 namespace shardwright {
 
@@ -38,12 +41,28 @@ std::string FolderOfProgram(pid_t process) {
   return FolderOf({path.data(), static_cast<std::size_t>(length)});
 }
 
+std::uint64_t ProcessStart(std::uint64_t process) {
+  std::ifstream file("/proc/" + std::to_string(process) + "/stat");
+  const std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
+  // The fields after the name, which may contain any byte: the state, and 18 before the start.
+  std::size_t at = text.rfind(')');
+  if (at == std::string::npos || at + 2 >= text.size() || text[at + 2] == 'Z') return 0;
+  constexpr int kFieldsBefore = 20;
+  for (int i = 0; i < kFieldsBefore; ++i) {
+    at = text.find(' ', at + 1);
+    if (at == std::string::npos) return 0;
+  }
+  std::uint64_t number = 0;
+  const char* const last = text.data() + text.size();
+  return std::from_chars(text.data() + at + 1, last, number).ec == std::errc() ? number : 0;
+}
+
 void KeepFewHeaps() { ::mallopt(M_ARENA_MAX, 2); }
 
 Result<std::string> RandomHex(std::size_t bytes) {
   std::string random(bytes, '\0');
   if (getrandom(random.data(), bytes, 0) != static_cast<ssize_t>(bytes)) {
-    return FailErrno(Errc::kInternal, errno, "the system gives no random bytes");
+    return FailErrno(Errc::kInternal, errno, "the system provides no random bytes");
   }
   std::string text;
   text.reserve(2 * bytes);

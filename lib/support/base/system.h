@@ -6,6 +6,7 @@
 #include <sys/types.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <string_view>
 
@@ -24,6 +25,9 @@ std::string FolderOf(std::string_view path);
 
 /// Returns the folder of the program that a process runs, empty if it is unknown. Local.
 std::string FolderOfProgram(pid_t process);
+
+/// Returns the start of a running process in clock ticks since the boot; 0 if it has ended. Local.
+std::uint64_t ProcessStart(std::uint64_t process);
 
 /// Limits the C library to two malloc arenas, for programs that run for weeks. By default it makes
 /// up to eight arenas per processor, and each keeps the most memory that was ever in use. Two are

@@ -7,10 +7,10 @@ namespace shardwright {
 
 /// Checks that a conversion runs in addition to those that it always runs.
 enum class Verify : std::uint8_t {
-  kNone,      ///< compares no checksums
-  kSums,      ///< compares every source member that is read with its checksum
-  kReplicas,  ///< kSums, and replicas must match their owner bit for bit
-  kReadback,  ///< kSums, and reads the output again before it is committed
+  kNone,       ///< compares no checksums
+  kChecksums,  ///< compares every source member that is read with its checksum
+  kReplicas,   ///< kChecksums, and replicas must match their owner bit for bit
+  kReadback,   ///< kChecksums, and reads the output again before it is committed
 };
 
 /// Maximum number of threads per rank.

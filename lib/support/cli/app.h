@@ -175,7 +175,7 @@ class App {
                      [value, words](std::size_t i) { *value = words[i].second; });
   }
 
-  /// Sets words that shell completion offers for a flag's value. Other values stay valid.
+  /// Sets words that shell completion suggests for a flag's value. Other values stay valid.
   /// Words that end in "=" may be combined with commas.
   void Suggest(const CLI::Option* option, std::vector<std::string> words);
 

@@ -98,7 +98,7 @@ Result<ColorMode> ParseColorMode(std::string_view text) {
 Result<Verify> ParseVerify(std::string_view text) {
   constexpr std::array<std::pair<std::string_view, Verify>, 4> kWords = {{
       {"none", Verify::kNone},
-      {"checksums", Verify::kSums},
+      {"checksums", Verify::kChecksums},
       {"replicas", Verify::kReplicas},
       {"readback", Verify::kReadback},
   }};

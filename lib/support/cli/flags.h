@@ -43,7 +43,7 @@ struct CommonFlags {
   bool take_over = false;
   bool list = false;
   std::optional<std::string> explain;  ///< name of the tensor
-  Verify verify = Verify::kSums;
+  Verify verify = Verify::kChecksums;
   unsigned threads = 1;            ///< per rank, at least 1
   std::uint64_t memory_bytes = 0;  ///< per rank
   std::uint64_t seed = 0;

@@ -57,7 +57,7 @@ class Parser {
   }
   /// Restricts the value of a flag to `words`.
   void Choose(CLI::Option* option, std::vector<std::string> words);
-  /// Sets words that completions offer for a value. Other values are valid too. Words
+  /// Sets words that completions suggest for a value. Other values are valid too. Words
   /// that end in "=" may form a list with commas.
   void Suggest(const CLI::Option* option, std::vector<std::string> words) {
     words_[option] = std::move(words);

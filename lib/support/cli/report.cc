@@ -70,13 +70,13 @@ Status WriteAndClose(const std::string& path, int fd, const std::string& text, b
 
 }  // namespace
 
-MergedFacts Merge(std::span<const RankFacts> ranks) {
-  MergedFacts merged;
-  RankFacts& total = merged.total;
+MergedStats Merge(std::span<const RankStats> ranks) {
+  MergedStats merged;
+  RankStats& total = merged.total;
   std::map<std::string_view, std::size_t> pass_index;
   std::map<std::string_view, std::size_t> warning_index;
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
-    const RankFacts& facts = ranks[rank];
+    const RankStats& facts = ranks[rank];
     total.bytes_read += facts.bytes_read;
     total.bytes_written += facts.bytes_written;
     total.files_read += facts.files_read;
@@ -98,7 +98,7 @@ MergedFacts Merge(std::span<const RankFacts> ranks) {
   return merged;
 }
 
-std::string PackFacts(const RankFacts& facts) {
+std::string PackStats(const RankStats& facts) {
   OrderedJson json = OrderedJson::object();
   json["passes"] = PassesJson(facts.passes);
   json["counts"] = {facts.bytes_read,    facts.bytes_written,     facts.files_read,
@@ -107,10 +107,10 @@ std::string PackFacts(const RankFacts& facts) {
   return Dump(json, -1);
 }
 
-Result<RankFacts> UnpackFacts(std::string_view text) {
+Result<RankStats> UnpackStats(std::string_view text) {
   try {
     const OrderedJson json = OrderedJson::parse(text);
-    RankFacts facts;
+    RankStats facts;
     for (const OrderedJson& pass : json.at("passes")) {
       facts.passes.push_back({pass.at("name"), pass.at("seconds")});
     }
@@ -129,7 +129,7 @@ Result<RankFacts> UnpackFacts(std::string_view text) {
 }
 
 std::string ReportText(const Report& report, const nlohmann::json& result) {
-  const RankFacts& total = report.facts.total;
+  const RankStats& total = report.facts.total;
   OrderedJson json = OrderedJson::object();
   json["schema"] = "shardwright-report";
   json["schema_version"] = kReportSchemaVersion;

@@ -14,7 +14,7 @@
 namespace shardwright::cli {
 
 /// Version of the report's schema (docs/report.md). Only incompatible changes increase it.
-inline constexpr int kReportSchemaVersion = 1;
+inline constexpr int kReportSchemaVersion = 2;
 
 /// A warning and the ranks that reported it.
 struct MergedWarning {
@@ -23,8 +23,8 @@ struct MergedWarning {
 };
 
 /// The measurements and warnings of all ranks, combined.
-struct MergedFacts {
-  RankFacts total;  ///< added bytes and files, longest passes, largest memory; no warnings
+struct MergedStats {
+  RankStats total;  ///< added bytes and files, longest passes, largest memory; no warnings
   std::vector<MergedWarning> warnings;
 };
 
@@ -41,19 +41,19 @@ struct Report {
   std::optional<std::uint64_t> seed;          ///< nullopt if it does not take --seed
   bool dry_run = false;
   Status status;
-  MergedFacts facts;
+  MergedStats facts;
 };
 
-/// Combines the facts of all ranks. Warnings with equal texts become one, in the order
+/// Combines the reports of all ranks. Warnings with equal texts become one, in the order
 /// of the first rank that reported each.
 /// Local.
-MergedFacts Merge(std::span<const RankFacts> ranks);
+MergedStats Merge(std::span<const RankStats> ranks);
 
-/// Serializes the facts of one rank for the transfer to rank 0. UnpackFacts is the inverse.
-/// \error kInternal if `text` was not made by PackFacts
+/// Serializes the report of one rank for the transfer to rank 0. UnpackStats is the inverse.
+/// \error kInternal if `text` was not made by PackStats
 /// Local.
-std::string PackFacts(const RankFacts& facts);
-Result<RankFacts> UnpackFacts(std::string_view text);
+std::string PackStats(const RankStats& facts);
+Result<RankStats> UnpackStats(std::string_view text);
 
 /// Returns the report as JSON text that ends with a line feed. Invalid UTF-8 is replaced.
 /// \param result  the command's own object, null if it has none

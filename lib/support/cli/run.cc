@@ -131,14 +131,14 @@ Status Prepare(Session& session, const Result<Action>& action) {
   return session.comm.Agree(std::move(mine));
 }
 
-Result<MergedFacts> GatherFacts(comm::Comm& comm, const RankFacts& own) {
-  const std::string packed = PackFacts(own);
+Result<MergedStats> GatherStats(comm::Comm& comm, const RankStats& own) {
+  const std::string packed = PackStats(own);
   SW_TRY_ASSIGN(const auto all, comm.Gather(std::as_bytes(std::span(packed))));
-  if (comm.rank() != 0) return MergedFacts();
-  std::vector<RankFacts> ranks;
+  if (comm.rank() != 0) return MergedStats();
+  std::vector<RankStats> ranks;
   for (const auto& bytes : all) {
     const std::string_view text(reinterpret_cast<const char*>(bytes.data()), bytes.size());
-    SW_TRY_ASSIGN(RankFacts facts, UnpackFacts(text));
+    SW_TRY_ASSIGN(RankStats facts, UnpackStats(text));
     ranks.push_back(std::move(facts));
   }
   return Merge(ranks);
@@ -160,7 +160,7 @@ std::string ErrorText(const Error& error, int ranks) {
 /// Returns the summary line at the end of every command.
 std::string Summary(const Session& session) {
   const Report& report = session.report;
-  const RankFacts& total = report.facts.total;
+  const RankStats& total = report.facts.total;
   const bool wrote = total.bytes_written != 0 || total.files_written != 0;
   const std::uint64_t bytes = wrote ? total.bytes_written : total.bytes_read;
   const std::uint64_t files = wrote ? total.files_written : total.files_read;
@@ -205,7 +205,7 @@ Status WriteReport(const Session& session, const nlohmann::json& result) {
   return *json == "-" ? WriteStdout(text) : WriteReportFile(*json, text);
 }
 
-void SealReport(Session& session, Status status, MergedFacts facts) {
+void SealReport(Session& session, Status status, MergedStats facts) {
   Report& report = session.report;
   report.status = std::move(status);
   report.facts = std::move(facts);
@@ -252,7 +252,7 @@ int EndOnRoot(Session& session, const std::string& answer, const nlohmann::json&
 /// Ends this rank immediately while others may wait for it in a collective call. It must not make
 /// collective calls, and the launcher ends the whole job when one of its processes ends this way.
 [[noreturn]] void LeaveAlone(Session& session, const Error& error, const nlohmann::json& result,
-                             const RankFacts& facts) {
+                             const RankStats& facts) {
   const int rank = session.comm.rank();
   Error own = error;
   if (session.comm.size() > 1) own.rank = rank;
@@ -274,14 +274,14 @@ int EndOnRoot(Session& session, const std::string& answer, const nlohmann::json&
 int Finish(Session& session, Status status, const std::string& answer,
            const nlohmann::json& result) {
   comm::Comm& comm = session.comm;
-  RankFacts facts = session.sink.Finish();
+  RankStats facts = session.sink.Finish();
   if (const int error = session.console.log_errno(); error != 0) {
     facts.warnings.push_back(std::string("the log file is incomplete: ") + std::strerror(error));
     if (comm.size() == 1) session.console.Warning(facts.warnings.back());
   }
-  Result<MergedFacts> merged = GatherFacts(comm, facts);
+  Result<MergedStats> merged = GatherStats(comm, facts);
   if (!merged && status) status = tl::unexpected<Error>(merged.error());
-  SealReport(session, std::move(status), merged ? *std::move(merged) : MergedFacts());
+  SealReport(session, std::move(status), merged ? *std::move(merged) : MergedStats());
   std::uint64_t code = 0;
   if (comm.rank() == 0) code = static_cast<std::uint64_t>(EndOnRoot(session, answer, result));
   const Result<std::uint64_t> agreed = comm.AllReduceMax(code);
@@ -321,9 +321,9 @@ Status CallBodyBeside(const App::Body& body, Context& context, CommonFlags& flag
   constexpr std::chrono::milliseconds kLongestWait(10'000);
   constexpr std::chrono::milliseconds kTick(100);
   Sink& sink = context.sink();
-  sink.Note("srun started " + std::to_string(comm::TasksApart()) +
-                " tasks without MPI: one task writes the output and the others wait for it. To "
-                "share the work, use srun --mpi=pmix (or pmi2)",
+  sink.Note(StrCat("srun started ", comm::TasksApart(),
+                   " tasks without MPI: one task writes the output and the others wait for it. To "
+                   "share the work, use srun --mpi=pmix (or pmi2)"),
             0);
   flags.resume = true;
   for (std::chrono::milliseconds wait = kFirstWait;; wait = std::min(2 * wait, kLongestWait)) {
@@ -387,7 +387,7 @@ int App::Run(int argc, const char* const* argv, const Body& body) {
   // Interruptible work starts in the body, after this is set.
   leave = [&session] {
     LeaveAlone(session, {Errc::kStopped, "stopped on request", 0, -1}, nlohmann::json(),
-               session.sink.FactsNow());
+               session.sink.StatsNow());
   };
 
   CommonFlags own = flags;

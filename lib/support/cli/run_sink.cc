@@ -102,8 +102,8 @@ void RunSink::Note(std::string message, int level) {
   }
 }
 
-RankFacts RunSink::FactsLocked() const {
-  RankFacts facts = facts_;
+RankStats RunSink::StatsLocked() const {
+  RankStats facts = facts_;
   facts.bytes_read = bytes_read_;
   facts.bytes_written = bytes_written_;
   facts.files_read = files_read_;
@@ -112,18 +112,18 @@ RankFacts RunSink::FactsLocked() const {
   return facts;
 }
 
-RankFacts RunSink::FactsNow() {
+RankStats RunSink::StatsNow() {
   const std::lock_guard lock(mutex_);
   EndPassLocked();
   console_.ClearPaint();
-  return FactsLocked();
+  return StatsLocked();
 }
 
-RankFacts RunSink::Finish() {
+RankStats RunSink::Finish() {
   finished_ = true;
   signals_.Wake();
   if (ticker_.joinable()) ticker_.join();
-  return FactsNow();
+  return StatsNow();
 }
 
 void RunSink::BeginInterruptible() {

@@ -27,7 +27,7 @@ struct PassTime {
 };
 
 /// Measurements and warnings of one rank at the end of its run.
-struct RankFacts {
+struct RankStats {
   std::vector<PassTime> passes;  ///< in the order of their first start
   std::uint64_t bytes_read = 0;
   std::uint64_t bytes_written = 0;
@@ -73,11 +73,11 @@ class RunSink final : public Sink {
   void BeginInterruptible() override;
   void EndInterruptible() override;
 
-  /// Returns the facts so far, for a process that exits without Finish.
-  RankFacts FactsNow();
+  /// Returns the statistics so far, for a process that exits without Finish.
+  RankStats StatsNow();
 
-  /// Ends the current pass and the progress display. The facts are final afterwards.
-  RankFacts Finish();
+  /// Ends the current pass and the progress display. The statistics are final afterwards.
+  RankStats Finish();
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -85,7 +85,7 @@ class RunSink final : public Sink {
   void Tick();
   void AnswerSignals();
   void LeaveIfStuck();
-  RankFacts FactsLocked() const;
+  RankStats StatsLocked() const;
   void ShowProgress(bool asked_for);
   void EndPassLocked();
   double Now() const;
@@ -104,7 +104,7 @@ class RunSink final : public Sink {
   std::atomic<bool> finished_{false};
 
   std::mutex mutex_;  // protects everything below
-  RankFacts facts_;
+  RankStats facts_;
   std::set<std::string, std::less<>> warned_;
   ProgressMeter meter_;
   std::string pass_;

@@ -25,7 +25,7 @@ Result<std::vector<Bytes>> Reserve(const std::vector<std::uint64_t>& sizes) {
   } catch (const std::exception&) {  // bad_alloc or length_error
     std::uint64_t total = 0;
     for (const std::uint64_t size : sizes) total += size;
-    return Fail(Errc::kLimit, "no memory to receive ", total, " bytes");
+    return Fail(Errc::kLimit, "out of memory: cannot receive ", total, " bytes");
   }
 }
 
@@ -49,7 +49,7 @@ class MpiComm final : public Comm {
   Status Start() {
     bool begun = false;
     SW_TRY(Check(mpi_.started(&begun), "MPI_Initialized"));
-    if (begun) return Fail(Errc::kInternal, "MPI is started once per process");
+    if (begun) return Fail(Errc::kInternal, "MPI can be started only once per process");
     bool funneled = false;
     SW_TRY(Check(mpi_.start(&funneled, &rank_, &size_), "MPI_Init"));
     started_ = true;

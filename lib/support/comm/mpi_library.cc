@@ -64,15 +64,14 @@ Result<MpiLibrary> WithPlugin(MpiFamily family, void* library, const std::string
   const FamilyNames& names = NamesOf(family);
   const auto path = FindPlugin("shardwright_mpi_" + std::string(names.word) + ".so");
   if (!path) {
-    return Within("built or installed without support for " + std::string(names.name),
-                  path.error());
+    return Within(StrCat("built or installed without support for ", names.name), path.error());
   }
   void* const plugin = dlopen(path->c_str(), RTLD_NOW | RTLD_LOCAL);
   if (plugin == nullptr) return Fail(Errc::kNotFound, WhyNotOpened());
   const auto get = reinterpret_cast<MpiPlugin*>(dlsym(plugin, kMpiPluginSymbol));
   const MpiCalls* const calls = get == nullptr ? nullptr : get();
   if (calls == nullptr || calls->form != kMpiCallsForm) {
-    return Fail(Errc::kNotFound, *path, ": of another release of Shardwright");
+    return Fail(Errc::kNotFound, *path, ": belongs to another release of Shardwright");
   }
   return MpiLibrary{calls, PathOf(dlsym(library, "MPI_Init_thread"), file)};
 }
@@ -83,7 +82,7 @@ Result<MpiLibrary> OpenPath(const std::string& path) {
     return Fail(Errc::kNotFound, kSetting, ": ", WhyNotOpened());
   }
   const std::optional<MpiFamily> family = FamilyOf(library);
-  if (!family) return Fail(Errc::kUsage, kSetting, ": ", path, " is no MPI");
+  if (!family) return Fail(Errc::kUsage, kSetting, ": ", path, " is not an MPI library");
   return WithPlugin(*family, library, path);
 }
 
@@ -145,17 +144,18 @@ Result<MpiLibrary> OpenLaunchersMpi() {
     }
   }
   return Fail(Errc::kNotFound,
-              "a launcher of MPI has started this process, but its library is not found (", tried,
-              "): load its module, or name the library in ", kSetting);
+              "an MPI launcher has started this process, but no MPI library was found (tried ",
+              tried, "): load the launcher's module, or set ", kSetting,
+              " to the path of the library");
 }
 
 Status CheckMetOthers(const MpiLibrary& library, std::uint64_t started, int size) {
   if (size > 1 || started <= 1) return {};
   std::array<char, 256> version = {};
   library.calls->library(version.data(), version.size());
-  return Fail(Errc::kUsage, "the launcher has started ", started, " processes or more, but to ",
-              version.data(), " (", library.path,
-              ") each is alone: name the launcher's own MPI in ", kSetting);
+  return Fail(Errc::kUsage, "the launcher has started ", started, " processes or more, but with ",
+              version.data(), " (", library.path, ") each runs alone: set ", kSetting,
+              " to the launcher's own MPI library");
 }
 
 }  // namespace shardwright::comm::internal

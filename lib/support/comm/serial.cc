@@ -29,7 +29,7 @@ class SerialComm final : public Comm {
       all.emplace_back(mine.begin(), mine.end());
       return all;
     } catch (const std::bad_alloc&) {
-      return Fail(Errc::kLimit, "no memory for ", mine.size(), " bytes");
+      return Fail(Errc::kLimit, "out of memory: cannot allocate ", mine.size(), " bytes");
     }
   }
 

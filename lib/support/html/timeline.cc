@@ -118,7 +118,7 @@ class TimelineDrawing {
     for (const Timeline::Row& row : timeline_.rows) {
       text += Text(kLeft - 7, y + kRowBar - 3, "end", row.name) +
               Rect(kLeft, y, kRight - kLeft, kRowBar, "row") + "\n";
-      for (const Timeline::Stretch& one : row.stretches) {
+      for (const Timeline::Interval& one : row.stretches) {
         const double from = std::clamp(one.begin, 0.0, timeline_.seconds);
         const double to = std::clamp(one.end, from, timeline_.seconds);
         text += Rect(X(from), y, X(to) - X(from), kRowBar, "bar b-row") + "\n";

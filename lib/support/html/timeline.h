@@ -18,13 +18,13 @@ struct Timeline {
     std::size_t style = 0;       ///< below kStyles
     std::vector<double> values;  ///< one per slice
   };
-  struct Stretch {
+  struct Interval {
     double begin = 0;
     double end = 0;
   };
   struct Row {
     std::string name;
-    std::vector<Stretch> stretches;
+    std::vector<Interval> stretches;
   };
   struct Event {
     double at = 0;

@@ -38,7 +38,7 @@ std::string PlaceOf(std::string_view text, std::size_t byte) {
 /// Describes the word at an error, for the message.
 std::string WordAt(std::string_view text, std::size_t byte) {
   constexpr std::string_view kEnds = " \t\r\n,:[]{}";
-  if (byte >= text.size()) return "the text ends";
+  if (byte >= text.size()) return "unexpected end of the text";
   std::size_t first = byte;
   while (first > 0 && kEnds.find(text[first - 1]) == std::string_view::npos) --first;
   std::size_t last = std::max(first + 1, std::min(text.find_first_of(kEnds, first), text.size()));
@@ -170,7 +170,7 @@ class Builder final : public nlohmann::json_sax<Json> {
 tl::unexpected<Error> Refuse(const Builder& builder, const std::string& where) {
   switch (builder.fault()) {
     case Builder::Fault::kTwice:
-      return Fail(Errc::kBadInput, where, ": key ", Quoted(builder.twice()), " twice");
+      return Fail(Errc::kBadInput, where, ": key ", Quoted(builder.twice()), " appears twice");
     case Builder::Fault::kDeep:
       return Fail(Errc::kLimit, where, ": more than ", builder.most_depth(), " levels");
     case Builder::Fault::kMemory:

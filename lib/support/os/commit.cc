@@ -63,12 +63,14 @@ Status RefuseOddOutput(const Directory& parent, const std::string& name, bool fo
   if (!there) return {};
   const std::string output = parent.PathOf(name);
   if (there->type == EntryType::kSymlink) {
-    return Fail(Errc::kBusy, output, ": is a symbolic link, which is never replaced");
+    return Fail(Errc::kBusy, output,
+                ": is a symbolic link, which is never replaced; choose another name");
   }
   if (there->type != EntryType::kDir) {
-    return Fail(Errc::kBusy, output, ": exists and is not a directory");
+    return Fail(Errc::kBusy, output,
+                ": already exists and is not a directory; choose another name");
   }
-  if (!force) return Fail(Errc::kBusy, output, ": exists (--force replaces it)");
+  if (!force) return Fail(Errc::kBusy, output, ": already exists; pass --force to replace it");
   return {};
 }
 
@@ -77,9 +79,10 @@ Status RefuseOddFile(const Directory& parent, const std::string& name, bool forc
   if (!there) return {};
   const std::string file = parent.PathOf(name);
   if (there->type != EntryType::kFile) {
-    return Fail(Errc::kBusy, file, ": exists and is no regular file, which is never replaced");
+    return Fail(Errc::kBusy, file,
+                ": already exists and is not a regular file; choose another name");
   }
-  if (!force) return Fail(Errc::kBusy, file, ": exists (--force replaces it)");
+  if (!force) return Fail(Errc::kBusy, file, ": already exists; pass --force to replace it");
   return {};
 }
 
@@ -182,8 +185,8 @@ void Stage::NoteLeftAlone(const Leftover& leftover) {
 bool Stage::RemoveOrWarn(const std::string& name) {
   const Status removed = parent_.RemoveTree(name);
   if (removed) return true;
-  warnings_.push_back(parent_.PathOf(name) + " stays, " + FormatBytes(parent_.TreeBytes(name)) +
-                      ": " + removed.error().message);
+  warnings_.push_back(StrCat(parent_.PathOf(name), " was not removed, ",
+                             FormatBytes(parent_.TreeBytes(name)), ": ", removed.error().message));
   return false;
 }
 

@@ -234,8 +234,8 @@ Status SafeName(std::string_view name) {
     return refuse(("255 bytes at most, found " + std::to_string(name.size())).c_str());
   }
   if (name == "." || name == "..") return refuse("it names a directory");
-  if (name.find('/') != std::string_view::npos) return refuse("it holds a slash");
-  if (name.find('\0') != std::string_view::npos) return refuse("it holds a NUL");
+  if (name.find('/') != std::string_view::npos) return refuse("it contains a slash");
+  if (name.find('\0') != std::string_view::npos) return refuse("it contains a NUL");
   return {};
 }
 
@@ -250,13 +250,14 @@ Result<ParentName> SplitOutput(const std::string& path) {
   const std::size_t slash = trimmed.rfind('/');
   std::string name = slash == std::string::npos ? trimmed : trimmed.substr(slash + 1);
   if (!SafeName(name)) {
-    return Fail(Errc::kUsage, "output path ", EscapedName(path), " has no usable last name");
+    return Fail(Errc::kUsage, "output path ", EscapedName(path), " does not end in a usable name");
   }
   std::string parent = slash == std::string::npos ? "." : trimmed.substr(0, slash);
   if (parent.empty()) parent = "/";
   std::string canonical = RealPath(parent);
   if (canonical.empty()) {
-    return SysFail(Errc::kNotFound, path, "parent directory " + EscapedName(parent), errno);
+    return SysFail(Errc::kNotFound, path, "cannot find the parent directory " + EscapedName(parent),
+                   errno);
   }
   SW_TRY_ASSIGN(const bool is_dir, IsDir(canonical));
   if (!is_dir) {
@@ -309,13 +310,13 @@ Status ExpectDir(const std::string& path) {
 Result<bool> IsWritable(const std::string& path) {
   if (sys::Access(path, W_OK | X_OK) == 0) return true;
   if (errno == EACCES || errno == EROFS || errno == EPERM) return false;
-  return SysFail(Errc::kNotFound, path, "cannot ask for access", errno);
+  return SysFail(Errc::kNotFound, path, "cannot check the access", errno);
 }
 
 Result<FreeSpace> FreeSpaceAt(const std::string& path) {
   struct statvfs info {};
   if (sys::StatVfs(path, &info) != 0) {
-    return SysFail(Errc::kNotFound, path, "cannot ask for free space", errno);
+    return SysFail(Errc::kNotFound, path, "cannot query the free space", errno);
   }
   FreeSpace space;
   if (info.f_blocks > 0) {

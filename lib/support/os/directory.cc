@@ -249,7 +249,7 @@ Status Directory::MakeDirs(const std::string& name) const {
     }
     SW_TRY_ASSIGN(const std::optional<NameStatus> there, Look(prefix));
     if (!there || there->type != EntryType::kDir) {
-      return FailErrno(Errc::kIo, ENOTDIR, PathOf(prefix), ": is in the place of a directory");
+      return FailErrno(Errc::kIo, ENOTDIR, PathOf(prefix), ": exists and is not a directory");
     }
   }
   return {};
@@ -304,7 +304,7 @@ Status Directory::HardLink(const std::string& source, const File& opened,
     return Fail(Errc::kUnsupported, PathOf(name),
                 ": the file system numbers each hard link of a file differently");
   }
-  return Fail(Errc::kNotFound, source, ": is another file than the one that was opened");
+  return Fail(Errc::kNotFound, source, ": was replaced after it was opened");
 }
 
 Status Directory::RemoveFile(const std::string& name) const {
@@ -404,7 +404,7 @@ Result<std::string> Directory::WhyShared() const {
   if ((self.mode & kAllWrite) == 0 && !by_group) return std::string();
   const Result<NameStatus> own = OwnStatus();
   if (own && (own->mode & kOthersWrite) != 0) return std::string();
-  return "others may rename what is in " + path_ + " (permissions " + ModeText(self.mode) +
+  return "others may rename files in " + path_ + " (permissions " + ModeText(self.mode) +
          " without the sticky bit)";
 }
 

@@ -195,7 +195,7 @@ Result<FaultRule> ParseAction(FaultRule rule, std::string_view name, std::string
       if (name == text) rule.error = error;
     }
     if (rule.error == 0) return wrong("unknown action \"" + std::string(name) + "\"");
-    if (rule.error == EINTR && rule.onward) return wrong("eintr for ever would never end");
+    if (rule.error == EINTR && rule.onward) return wrong("eintr for every call would never end");
   }
   return rule;
 }

@@ -12,8 +12,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <ctime>
-#include <fstream>
-#include <iterator>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -96,26 +95,10 @@ std::optional<Owner> ParseOwner(std::string_view text) {
   return owner;
 }
 
-/// Returns the start of a running process in clock ticks since the boot; 0 if it has ended.
-std::uint64_t StartOf(std::uint64_t process) {
-  std::ifstream file("/proc/" + std::to_string(process) + "/stat");
-  const std::string text{std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>()};
-  // The fields after the name, which may contain any byte: the state, and 18 before the start.
-  std::size_t at = text.rfind(')');
-  if (at == std::string::npos || at + 2 >= text.size() || text[at + 2] == 'Z') return 0;
-  constexpr int kFieldsBefore = 20;
-  for (int i = 0; i < kFieldsBefore; ++i) {
-    at = text.find(' ', at + 1);
-    if (at == std::string::npos) return 0;
-  }
-  std::string_view rest = std::string_view(text).substr(at + 1);
-  return TakeNumber(&rest).value_or(0);
-}
-
 std::string DescribeOwner(const std::string& note) {
   const auto process = static_cast<std::uint64_t>(::getpid());
   return std::string(kFirstWord) + std::to_string(process) + " on " + HostName() + " (" + note +
-         ")\nboot " + BootId() + " start " + std::to_string(StartOf(process)) + "\n";
+         ")\nboot " + BootId() + " start " + std::to_string(ProcessStart(process)) + "\n";
 }
 
 /// The last update of a lock file by its owner.
@@ -208,7 +191,7 @@ Result<bool> IsOfAnotherMachine(const std::string& path, const std::string& text
   if (!owner) return false;
   const bool same_boot = owner->boot == BootId();
   if (same_boot && owner->process != static_cast<std::uint64_t>(::getpid()) &&
-      owner->started != 0 && StartOf(owner->process) == owner->started) {
+      owner->started != 0 && ProcessStart(owner->process) == owner->started) {
     return Fail(Errc::kBusy, path, ": in use by ", OwnerIn(text),
                 ", which is running; the locks of this file system do not hold "
                 "between its mounts");
@@ -227,8 +210,8 @@ class Fence {
   /// \error kBusy  take_over is not set, or the owner has updated its heartbeat
   Result<bool> HasExpired(const std::string& path, const std::string& text, const Heartbeat& beat) {
     const std::string in_use = path + ": in use by " + OwnerIn(text) +
-                               ", a process of another machine, whose last heartbeat was " +
-                               std::to_string(beat.age) + " s ago";
+                               ", a process of another machine (last heartbeat " +
+                               std::to_string(beat.age) + " s ago)";
     if (!take_over_) {
       return Fail(Errc::kBusy, in_use,
                   "; if it has ended, --take-over removes its lock once the "
@@ -332,14 +315,14 @@ Result<Found> LookAtOwner(const Directory& folder, int folder_fd, const std::str
 }  // namespace
 
 /// A locked lock file and the thread that updates it.
-class Lock::Held {
+class Lock::State {
  public:
   /// \param own  the file is this user's
-  Held(Fd fd, Directory folder, std::string name, bool own)
+  State(Fd fd, Directory folder, std::string name, bool own)
       : fd_(std::move(fd)), folder_(std::move(folder)), name_(std::move(name)), own_(own) {}
-  Held(const Held&) = delete;
-  Held& operator=(const Held&) = delete;
-  ~Held() { StopBeating(); }
+  State(const State&) = delete;
+  State& operator=(const State&) = delete;
+  ~State() { StopBeating(); }
 
   /// Writes the owner to the file and starts the heartbeat.
   Status Describe(const std::string& note, std::chrono::milliseconds heartbeat) {
@@ -429,7 +412,7 @@ class Lock::Held {
   std::thread thread_;
 };
 
-Lock::Lock(std::unique_ptr<Held> held) : held_(std::move(held)) {}
+Lock::Lock(std::unique_ptr<State> held) : held_(std::move(held)) {}
 Lock::Lock() = default;
 Lock::Lock(Lock&& other) noexcept = default;
 
@@ -467,7 +450,7 @@ Result<Lock> Lock::Take(const Directory& folder, const std::string& name, const 
     const std::string whose = own ? "" : "; the lock file " + opened.foreign;
     if (sys::Lock(opened.fd.get()) != 0) return LockFail(path, opened, whose, errno);
     const int fd = opened.fd.get();
-    auto held = std::make_unique<Held>(std::move(opened.fd), folder, name, own);
+    auto held = std::make_unique<State>(std::move(opened.fd), folder, name, own);
     const Result<bool> current = IsCurrent(fd, folder.fd(), name, path);
     if (!current && opened.fresh) static_cast<void>(held->Release().has_value());
     SW_TRY(current);
@@ -495,7 +478,7 @@ Status Lock::Check() const { return held() ? held_->Check() : Status(); }
 
 Status Lock::Release() {
   if (!held()) return {};
-  const std::unique_ptr<Held> held = std::move(held_);
+  const std::unique_ptr<State> held = std::move(held_);
   return held->Release();
 }
 

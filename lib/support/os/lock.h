@@ -60,10 +60,10 @@ class Lock {
   bool held() const { return held_ != nullptr; }
 
  private:
-  class Held;
-  explicit Lock(std::unique_ptr<Held> held);
+  class State;
+  explicit Lock(std::unique_ptr<State> held);
 
-  std::unique_ptr<Held> held_;
+  std::unique_ptr<State> held_;
 };
 
 }  // namespace shardwright::os

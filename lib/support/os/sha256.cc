@@ -45,12 +45,12 @@ std::string Sha256Of(std::string_view text) {
 }
 
 Result<std::string> Sha256Of(const File& file) {
-  constexpr std::uint64_t kStretchBytes = std::uint64_t{1} << 20;
+  constexpr std::uint64_t kByteRangeBytes = std::uint64_t{1} << 20;
   SW_TRY_ASSIGN(const Identity identity, file.Stat());
   Sha256 sum;
   std::vector<std::byte> buffer;
   for (std::uint64_t at = 0; at < identity.bytes; at += buffer.size()) {
-    buffer.resize(std::min(kStretchBytes, identity.bytes - at));
+    buffer.resize(std::min(kByteRangeBytes, identity.bytes - at));
     SW_TRY(file.ReadAt(at, buffer));
     sum.Add(buffer);
   }

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "support/os/socket.h"
 
-#include <arpa/inet.h>
 #include <netdb.h>
-#include <netinet/in.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -13,38 +11,16 @@
 #include <array>
 #include <cerrno>
 #include <charconv>
+#include <chrono>
 #include <cstring>
 #include <memory>
-#include <thread>
 #include <utility>
 
 #include "support/base/peer.h"
 #include "support/os/sys_internal.h"
 
-// Sockets do not pass the fault hook. It counts file operations only, and the tests of
-// this file and of its users cut real connections.
-
 namespace shardwright::os {
 namespace {
-
-/// A message of one byte with space for a descriptor.
-class DescriptorMessage {
- public:
-  DescriptorMessage() {
-    message.msg_iov = &data_;
-    message.msg_iovlen = 1;
-    message.msg_control = control_.data();
-    message.msg_controllen = CMSG_LEN(sizeof(int));  // the kernel closes further descriptors
-  }
-  DescriptorMessage& operator=(DescriptorMessage&&) = delete;
-
-  msghdr message = {};
-
- private:
-  char byte_ = 'd';
-  iovec data_ = {&byte_, 1};
-  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control_ = {};
-};
 
 /// Lengths of the queues of connections to accept. A port has a longer one, so that
 /// many idle clients do not block others.
@@ -60,51 +36,12 @@ using std::chrono::milliseconds;
 
 /// A call fails if less than this moves within its connection's timeout.
 constexpr std::size_t kPaceBytes = std::size_t{64} << 10;
-/// Interval at which a waiting call checks for a stop.
-constexpr milliseconds kStopTick(100);
-/// Interval between attempts while the queue of a socket file is full.
-constexpr milliseconds kQueueTick(20);
-
-milliseconds Until(Clock::time_point end) {
-  return std::max(std::chrono::ceil<milliseconds>(end - Clock::now()), milliseconds(0));
-}
-
-/// Waits for a poll event, at most until `end`. A signal does not shorten the wait.
-/// \returns true if the event has occurred
-/// \error kStopped
-Result<bool> WaitFor(int fd, short events, Clock::time_point end, const Stop& stop) {
-  for (;;) {
-    if (stop && stop()) return Fail(Errc::kStopped, "stopped on request");
-    const milliseconds wait = std::min(Until(end), kStopTick);
-    pollfd one{fd, events, 0};
-    const int ready = ::poll(&one, 1, static_cast<int>(wait.count()));
-    if (ready > 0) return true;
-    if (ready < 0 && errno != EINTR) return false;
-    if (Clock::now() >= end) return false;
-  }
-}
 
 sockaddr_un LocalName(const std::string& path) {
   sockaddr_un name{};
   name.sun_family = AF_UNIX;
   std::memcpy(name.sun_path, path.c_str(), path.size() + 1);
   return name;
-}
-
-/// Returns the host for Connection::peer.
-std::string HostOf(const sockaddr_storage& name) {
-  char text[INET6_ADDRSTRLEN] = "";
-  if (name.ss_family == AF_INET) {
-    const auto& four = reinterpret_cast<const sockaddr_in&>(name);
-    ::inet_ntop(AF_INET, &four.sin_addr, text, sizeof text);
-    return text;
-  }
-  if (name.ss_family != AF_INET6) return {};
-  in6_addr six = reinterpret_cast<const sockaddr_in6&>(name).sin6_addr;
-  const bool mapped = IN6_IS_ADDR_V4MAPPED(&six);  // an IPv4 host at a port for both versions
-  if (!mapped) std::fill(std::begin(six.s6_addr) + 8, std::end(six.s6_addr), std::uint8_t{0});
-  ::inet_ntop(AF_INET6, &six, text, sizeof text);
-  return mapped ? text : std::string(text) + "/64";
 }
 
 struct FreeAddresses {
@@ -126,34 +63,6 @@ Result<AddressList> Resolve(const Address& address, bool listen) {
   return AddressList(found);
 }
 
-/// \returns true if connected within `timeout`, false with errno otherwise
-/// \error kStopped
-Result<bool> ConnectWithin(int fd, const sockaddr* name, socklen_t bytes, milliseconds timeout,
-                           const Stop& stop) {
-  const Clock::time_point end = Clock::now() + timeout;
-  while (::connect(fd, name, bytes) != 0) {
-    if (errno == EINPROGRESS || errno == EINTR) break;
-    // The queue of the socket file is full, for which there is no event to wait for.
-    if (errno != EAGAIN) return false;
-    if (stop && stop()) return Fail(Errc::kStopped, "stopped on request");
-    if (Clock::now() >= end) {
-      errno = ETIMEDOUT;
-      return false;
-    }
-    std::this_thread::sleep_for(kQueueTick);
-  }
-  SW_TRY_ASSIGN(const bool connected, WaitFor(fd, POLLOUT, end, stop));
-  if (!connected) {
-    errno = ETIMEDOUT;
-    return false;
-  }
-  int error = 0;
-  socklen_t length = sizeof error;
-  if (::getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length) != 0) return false;
-  errno = error;
-  return error == 0;
-}
-
 Fd NewSocket(int family) {
   return Fd(::socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
 }
@@ -163,8 +72,8 @@ Result<Fd> ConnectLocal(const Address& address, milliseconds timeout, const Stop
   const sockaddr_un name = LocalName(address.path);
   if (fd.ok()) {
     SW_TRY_ASSIGN(const bool connected,
-                  ConnectWithin(fd.get(), reinterpret_cast<const sockaddr*>(&name), sizeof name,
-                                timeout, stop));
+                  sys::Connect(fd.get(), reinterpret_cast<const sockaddr*>(&name), sizeof name,
+                               timeout, stop));
     if (connected) return fd;
   }
   return SysFail(Errc::kNotFound, ToText(address), "cannot connect", errno);
@@ -177,7 +86,7 @@ Result<Fd> ConnectTcp(const Address& address, milliseconds timeout, const Stop& 
     Fd fd = NewSocket(one->ai_family);
     if (fd.ok()) {
       SW_TRY_ASSIGN(const bool connected,
-                    ConnectWithin(fd.get(), one->ai_addr, one->ai_addrlen, timeout, stop));
+                    sys::Connect(fd.get(), one->ai_addr, one->ai_addrlen, timeout, stop));
       if (connected) return fd;
     }
     error = errno;
@@ -196,10 +105,11 @@ Result<Fd> ListenLocal(const Address& address) {
   struct stat old {};
   if (::lstat(address.path.c_str(), &old) == 0) {
     if (!S_ISSOCK(old.st_mode)) {
-      return Fail(Errc::kBusy, ToText(address), ": is there and is no socket");
+      return Fail(Errc::kBusy, ToText(address),
+                  ": already exists and is not a socket; choose another path");
     }
     if (old.st_uid != ::geteuid()) {
-      return Fail(Errc::kBusy, ToText(address), ": a socket file of user ", old.st_uid,
+      return Fail(Errc::kBusy, ToText(address), ": is a socket file of user ", old.st_uid,
                   "; remove it, or choose another path");
     }
     ::unlink(address.path.c_str());
@@ -235,15 +145,9 @@ Result<Fd> ListenTcp(const Address& address, std::uint16_t* port) {
     const Errc code = error == EADDRINUSE ? Errc::kBusy : Errc::kIo;
     return SysFail(code, ToText(address), "cannot listen", error);
   }
-  sockaddr_storage name{};
-  socklen_t bytes = sizeof name;
-  char service[16] = "";
-  if (::getsockname(listening.get(), reinterpret_cast<sockaddr*>(&name), &bytes) != 0 ||
-      ::getnameinfo(reinterpret_cast<const sockaddr*>(&name), bytes, nullptr, 0, service,
-                    sizeof service, NI_NUMERICSERV) != 0) {
-    return SysFail(Errc::kIo, ToText(address), "cannot tell the port", errno);
+  if (!sys::PortOf(listening.get(), port)) {
+    return SysFail(Errc::kIo, ToText(address), "cannot get the number of the port", errno);
   }
-  std::from_chars(service, service + std::strlen(service), *port);
   return listening;
 }
 
@@ -279,14 +183,14 @@ Result<Address> ParseAddress(std::string_view text) {
     if (address.path.find('\0') != std::string::npos) return refuse("the path holds a zero byte");
     constexpr std::size_t kMost = sizeof(sockaddr_un::sun_path) - 1;
     if (address.path.size() > kMost) {
-      return refuse("the path has " + std::to_string(address.path.size()) + " bytes, at most " +
-                    std::to_string(kMost) + " are possible");
+      return refuse(
+          StrCat("the path has ", address.path.size(), " bytes, at most ", kMost, " are possible"));
     }
     return address;
   }
   const std::size_t colon = text.rfind(':');
   if (colon == std::string_view::npos || colon == 0) {
-    return refuse("unix:PATH or HOST:PORT is needed");
+    return refuse("expected unix:PATH or HOST:PORT");
   }
   std::string_view host = text.substr(0, colon);
   if (host.starts_with('[') && host.ends_with(']')) {
@@ -297,7 +201,7 @@ Result<Address> ParseAddress(std::string_view text) {
   const std::string_view port = text.substr(colon + 1);
   const auto [end, error] = std::from_chars(port.data(), port.data() + port.size(), address.port);
   if (host.empty() || port.empty() || error != std::errc() || end != port.data() + port.size()) {
-    return refuse("unix:PATH or HOST:PORT is needed");
+    return refuse("expected unix:PATH or HOST:PORT");
   }
   address.host = host;
   return address;
@@ -359,8 +263,8 @@ Status Connection::Secure(std::unique_ptr<Channel> channel, milliseconds within,
     const Result<short> wait = channel->Begin(fd_);
     if (!wait) return Within(name_, wait.error());
     if (*wait == 0) break;
-    SW_TRY_ASSIGN(const bool ready, WaitFor(fd_, *wait, end, either));
-    if (!ready) return Fail(Errc::kIo, name_, ": the handshake is not done in time");
+    SW_TRY_ASSIGN(const bool ready, sys::WaitFor(fd_, *wait, end, either));
+    if (!ready) return Fail(Errc::kIo, name_, ": the handshake timed out");
   }
   channel_ = std::move(channel);
   return {};
@@ -405,8 +309,8 @@ Status Connection::Send(std::span<const std::byte> data) {
       pace.Moved(sent.bytes);
       continue;
     }
-    SW_TRY_ASSIGN(const bool ready, WaitFor(fd_, sent.wait, pace.end(), stop_));
-    if (!ready) return Fail(Errc::kIo, name_, ": takes nothing any more");
+    SW_TRY_ASSIGN(const bool ready, sys::WaitFor(fd_, sent.wait, pace.end(), stop_));
+    if (!ready) return Fail(Errc::kIo, name_, ": send timed out");
   }
   return {};
 }
@@ -414,46 +318,35 @@ Status Connection::Send(std::span<const std::byte> data) {
 Status Connection::Send(std::string_view text) { return Send(std::as_bytes(std::span(text))); }
 
 Status Connection::SendDescriptor(int fd) {
-  DescriptorMessage sent;
-  cmsghdr* head = CMSG_FIRSTHDR(&sent.message);
-  head->cmsg_level = SOL_SOCKET;
-  head->cmsg_type = SCM_RIGHTS;
-  head->cmsg_len = CMSG_LEN(sizeof fd);
-  std::memcpy(CMSG_DATA(head), &fd, sizeof fd);
   const Clock::time_point end = Clock::now() + timeout_;
   for (;;) {
-    if (::sendmsg(fd_, &sent.message, MSG_NOSIGNAL) == 1) return {};
+    if (sys::SendDescriptor(fd_, fd) == 1) return {};
     if (errno == EINTR) continue;
     if (errno != EAGAIN && errno != EWOULDBLOCK) {
       return SysFail(Errc::kIo, name_, "cannot send a descriptor", errno);
     }
-    SW_TRY_ASSIGN(const bool ready, WaitFor(fd_, POLLOUT, end, stop_));
-    if (!ready) return Fail(Errc::kIo, name_, ": takes nothing any more");
+    SW_TRY_ASSIGN(const bool ready, sys::WaitFor(fd_, POLLOUT, end, stop_));
+    if (!ready) return Fail(Errc::kIo, name_, ": send timed out");
   }
 }
 
 Result<int> Connection::ReceiveDescriptor() {
-  if (channel_ || !ahead_.empty()) return Fail(Errc::kBadInput, name_, ": no descriptor comes");
+  if (channel_ || !ahead_.empty())
+    return Fail(Errc::kBadInput, name_, ": a descriptor expected, found other data");
   int fd = -1;
-  DescriptorMessage received;
   const Clock::time_point end = Clock::now() + timeout_;
   for (;;) {
-    const ssize_t got = ::recvmsg(fd_, &received.message, MSG_CMSG_CLOEXEC);
+    const ssize_t got = sys::ReceiveDescriptor(fd_, &fd);
     if (got == 0) return Fail(Errc::kIo, name_, ": connection cut before a descriptor");
     if (got == 1) break;
     if (errno == EINTR) continue;
     if (errno != EAGAIN && errno != EWOULDBLOCK) {
       return SysFail(Errc::kIo, name_, "cannot receive a descriptor", errno);
     }
-    SW_TRY_ASSIGN(const bool ready, WaitFor(fd_, POLLIN, end, stop_));
-    if (!ready) return Fail(Errc::kIo, name_, ": sends nothing any more");
+    SW_TRY_ASSIGN(const bool ready, sys::WaitFor(fd_, POLLIN, end, stop_));
+    if (!ready) return Fail(Errc::kIo, name_, ": receive timed out");
   }
-  const cmsghdr* head = CMSG_FIRSTHDR(&received.message);
-  if (head != nullptr && head->cmsg_level == SOL_SOCKET && head->cmsg_type == SCM_RIGHTS &&
-      head->cmsg_len == CMSG_LEN(sizeof fd)) {
-    std::memcpy(&fd, CMSG_DATA(head), sizeof fd);
-  }
-  if (fd < 0) return Fail(Errc::kBadInput, name_, ": a descriptor expected");
+  if (fd < 0) return Fail(Errc::kBadInput, name_, ": a descriptor expected, found none");
   return fd;
 }
 
@@ -465,8 +358,8 @@ Result<std::size_t> Connection::Some(std::span<std::byte> out, Pace* pace) {
       pace->Moved(got.bytes);
       return got.bytes;
     }
-    SW_TRY_ASSIGN(const bool ready, WaitFor(fd_, got.wait, pace->end(), stop_));
-    if (!ready) return Fail(Errc::kIo, name_, ": sends nothing any more");
+    SW_TRY_ASSIGN(const bool ready, sys::WaitFor(fd_, got.wait, pace->end(), stop_));
+    if (!ready) return Fail(Errc::kIo, name_, ": receive timed out");
   }
 }
 
@@ -495,7 +388,7 @@ Result<std::optional<std::string>> Connection::ReceiveLine(std::size_t cap) {
   Pace pace(timeout_);
   for (;;) {
     if (MeetsTls()) {
-      return Fail(Errc::kUsage, name_, ": the other side speaks TLS, this one has no key");
+      return Fail(Errc::kUsage, name_, ": the peer uses TLS, but this process has no key");
     }
     const std::size_t end = ahead_.find('\n');
     if (end != std::string::npos && end <= cap) {
@@ -524,7 +417,7 @@ Result<bool> Connection::HasLine(std::size_t cap, milliseconds wait) {
     SW_TRY_ASSIGN(const Channel::Step got, TryReceive(more));
     if (got.bytes == 0) {
       if (got.wait == 0) return true;
-      SW_TRY_ASSIGN(const bool ready, WaitFor(fd_, got.wait, end, stop_));
+      SW_TRY_ASSIGN(const bool ready, sys::WaitFor(fd_, got.wait, end, stop_));
       if (!ready) return false;
     }
     ahead_.append(reinterpret_cast<const char*>(more.data()), got.bytes);
@@ -585,12 +478,12 @@ Result<std::optional<Connection>> Listener::Accept(milliseconds wait, millisecon
   if (address_.is_local()) SW_TRY(CheckPeer(fd.get(), ToText(address_), {}));
   Connection connection(fd.Release(), ToText(address_), address_.is_local(), timeout,
                         std::move(stop));
-  connection.peer_ = HostOf(name);
+  connection.peer_ = PeerHost(name);
   return std::optional(std::move(connection));
 }
 
 bool Listener::Pending(milliseconds wait) const {
-  return WaitFor(fd_, POLLIN, Clock::now() + wait, {}).value_or(false);
+  return sys::WaitFor(fd_, POLLIN, Clock::now() + wait, {}).value_or(false);
 }
 
 }  // namespace shardwright::os

@@ -2,19 +2,27 @@
 #include <linux/fs.h>
 #include <linux/magic.h>
 #include <linux/openat2.h>
+#include <netdb.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/file.h>
 #include <sys/ioctl.h>
+#include <sys/socket.h>
 #include <sys/statfs.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cctype>
 #include <cerrno>
+#include <charconv>
+#include <chrono>
+#include <cstring>
 #include <system_error>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -270,6 +278,115 @@ dirent* ReadDir(DIR* dir) {
     return entry == nullptr && errno != 0 ? -1 : 0;
   });
   return rc == 0 ? entry : nullptr;
+}
+
+namespace {
+
+using std::chrono::milliseconds;
+
+/// Interval at which a waiting call checks for a stop.
+constexpr milliseconds kStopTick(100);
+/// Interval between attempts while the queue of a socket file is full.
+constexpr milliseconds kQueueTick(20);
+
+milliseconds Until(std::chrono::steady_clock::time_point end) {
+  return std::max(std::chrono::ceil<milliseconds>(end - std::chrono::steady_clock::now()),
+                  milliseconds(0));
+}
+
+/// A message of one byte with space for a descriptor.
+class DescriptorMessage {
+ public:
+  DescriptorMessage() {
+    message.msg_iov = &data_;
+    message.msg_iovlen = 1;
+    message.msg_control = control_.data();
+    message.msg_controllen = CMSG_LEN(sizeof(int));  // the kernel closes further descriptors
+  }
+  DescriptorMessage& operator=(DescriptorMessage&&) = delete;
+
+  msghdr message = {};
+
+ private:
+  char byte_ = 'd';
+  iovec data_ = {&byte_, 1};
+  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control_ = {};
+};
+
+}  // namespace
+
+Result<bool> WaitFor(int fd, short events, std::chrono::steady_clock::time_point end,
+                     const StopCheck& stop) {
+  for (;;) {
+    if (stop && stop()) return Fail(Errc::kStopped, "stopped on request");
+    const milliseconds wait = std::min(Until(end), kStopTick);
+    pollfd one{fd, events, 0};
+    const int ready = ::poll(&one, 1, static_cast<int>(wait.count()));
+    if (ready > 0) return true;
+    if (ready < 0 && errno != EINTR) return false;
+    if (std::chrono::steady_clock::now() >= end) return false;
+  }
+}
+
+Result<bool> Connect(int fd, const sockaddr* name, socklen_t bytes, milliseconds timeout,
+                     const StopCheck& stop) {
+  const std::chrono::steady_clock::time_point end = std::chrono::steady_clock::now() + timeout;
+  while (::connect(fd, name, bytes) != 0) {
+    if (errno == EINPROGRESS || errno == EINTR) break;
+    // The queue of the socket file is full, for which there is no event to wait for.
+    if (errno != EAGAIN) return false;
+    if (stop && stop()) return Fail(Errc::kStopped, "stopped on request");
+    if (std::chrono::steady_clock::now() >= end) {
+      errno = ETIMEDOUT;
+      return false;
+    }
+    std::this_thread::sleep_for(kQueueTick);
+  }
+  SW_TRY_ASSIGN(const bool connected, WaitFor(fd, POLLOUT, end, stop));
+  if (!connected) {
+    errno = ETIMEDOUT;
+    return false;
+  }
+  int error = 0;
+  socklen_t length = sizeof error;
+  if (::getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length) != 0) return false;
+  errno = error;
+  return error == 0;
+}
+
+bool PortOf(int fd, std::uint16_t* port) {
+  sockaddr_storage name{};
+  socklen_t bytes = sizeof name;
+  char service[16] = "";
+  if (::getsockname(fd, reinterpret_cast<sockaddr*>(&name), &bytes) != 0 ||
+      ::getnameinfo(reinterpret_cast<const sockaddr*>(&name), bytes, nullptr, 0, service,
+                    sizeof service, NI_NUMERICSERV) != 0) {
+    return false;
+  }
+  std::from_chars(service, service + std::strlen(service), *port);
+  return true;
+}
+
+ssize_t SendDescriptor(int socket, int fd) {
+  DescriptorMessage sent;
+  cmsghdr* head = CMSG_FIRSTHDR(&sent.message);
+  head->cmsg_level = SOL_SOCKET;
+  head->cmsg_type = SCM_RIGHTS;
+  head->cmsg_len = CMSG_LEN(sizeof fd);
+  std::memcpy(CMSG_DATA(head), &fd, sizeof fd);
+  return ::sendmsg(socket, &sent.message, MSG_NOSIGNAL);
+}
+
+ssize_t ReceiveDescriptor(int socket, int* fd) {
+  DescriptorMessage received;
+  const ssize_t got = ::recvmsg(socket, &received.message, MSG_CMSG_CLOEXEC);
+  if (got != 1) return got;
+  const cmsghdr* head = CMSG_FIRSTHDR(&received.message);
+  if (head != nullptr && head->cmsg_level == SOL_SOCKET && head->cmsg_type == SCM_RIGHTS &&
+      head->cmsg_len == CMSG_LEN(sizeof *fd)) {
+    std::memcpy(fd, CMSG_DATA(head), sizeof *fd);
+  }
+  return got;
 }
 
 }  // namespace sys

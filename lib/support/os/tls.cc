@@ -175,22 +175,22 @@ Result<bool> Channel13::Flush() {
 Result<short> Channel13::Look() const {
   unsigned char first = 0;
   const ssize_t got = ::recv(fd_, &first, 1, MSG_PEEK);
-  if (got == 0) return Fail(Errc::kBusy, "closed before a handshake");
+  if (got == 0) return Fail(Errc::kBusy, "closed before the handshake");
   if (got < 0) {
     if (errno == EAGAIN || errno == EWOULDBLOCK || errno == EINTR) return short{POLLIN};
-    return FailErrno(Errc::kBusy, errno, "closed before a handshake");
+    return FailErrno(Errc::kBusy, errno, "closed before the handshake");
   }
   if (first == kHandshake) return short{0};
-  return Fail(Errc::kUsage, "no handshake of TLS");
+  return Fail(Errc::kUsage, "no TLS handshake: the peer does not use TLS");
 }
 
 Error Channel13::HandshakeError() {
   if (closed_ || error_ != 0) {
-    return {Errc::kBusy, "closed in the handshake: it is busy, or has ended", error_};
+    return {Errc::kBusy, "closed during the handshake: the peer is busy, or has ended", error_};
   }
   return {Errc::kMismatch,
-          "no handshake (" + Reason() +
-              "): the other side has another key or none, or what is sent is changed on the way"};
+          "the handshake failed (" + Reason() +
+              "): the peer has another key or none, or the data is changed on the way"};
 }
 
 Result<short> Channel13::Begin(int fd) {
@@ -245,7 +245,7 @@ Result<Channel::Step> Channel13::Receive(std::span<std::byte> out) {
   if (why == SSL_ERROR_WANT_WRITE) return Step{0, POLLOUT};
   if (closed_ || why == SSL_ERROR_ZERO_RETURN) return Step{0, 0};
   if (error_ != 0) return SysFail(Errc::kIo, "TLS", "cannot receive", error_);
-  return Fail(Errc::kBadInput, "what comes is not what was sent: ", reason);
+  return Fail(Errc::kBadInput, "received data was damaged or changed on the way: ", reason);
 }
 
 int Put(BIO* bio, const char* data, int bytes) {
@@ -331,7 +331,8 @@ constexpr std::size_t kTextBytes = 2 * TlsKey::kBytes + 1;
 Status CheckFile(int fd, const std::string& path) {
   struct stat info {};
   if (sys::Stat(fd, &info) != 0) return SysFail(Errc::kNotFound, path, "cannot stat", errno);
-  if (!S_ISREG(info.st_mode)) return Fail(Errc::kBadInput, path, ": a key is in a regular file");
+  if (!S_ISREG(info.st_mode))
+    return Fail(Errc::kBadInput, path, ": the key must be a regular file");
   if (const uid_t mine = ::geteuid(); info.st_uid != mine) {
     return Fail(Errc::kBadInput, path, ": a key of user ", mine, " expected, found one of user ",
                 info.st_uid);
@@ -339,8 +340,8 @@ Status CheckFile(int fd, const std::string& path) {
   if ((info.st_mode & 077) != 0) {
     char mode[8] = "";
     std::snprintf(mode, sizeof mode, "%04o", static_cast<unsigned>(info.st_mode & 07777));
-    return Fail(Errc::kBadInput, path, ": a key that only its owner can read expected (mode ",
-                "0600), found mode ", mode);
+    return Fail(Errc::kBadInput, path, ": only its owner may read a key (mode 0600), found mode ",
+                mode);
   }
   const auto bytes = static_cast<std::uint64_t>(info.st_size);
   if (bytes == kTextBytes || bytes == kTextBytes - 1) return {};
@@ -356,7 +357,7 @@ Status TlsKey::Make(const std::string& path) {
   std::string text = *std::move(random) + "\n";
   const Fd fd(sys::Open(path, O_WRONLY | O_CREAT | O_EXCL | O_NOFOLLOW, 0600));
   if (!fd.ok()) {
-    return SysFail(errno == EEXIST ? Errc::kBusy : Errc::kIo, path, "cannot make the key", errno);
+    return SysFail(errno == EEXIST ? Errc::kBusy : Errc::kIo, path, "cannot create the key", errno);
   }
   const bool written =
       sys::Write(fd.get(), text.data(), text.size(), 0) == static_cast<ssize_t>(text.size()) &&
@@ -384,7 +385,8 @@ Result<std::shared_ptr<const TlsKey>> TlsKey::Read(const std::string& path) {
     bytes[i] = static_cast<unsigned char>(high << 4 | (low & 15));
   }
   OPENSSL_cleanse(text.data(), text.size());
-  if (!good) return Fail(Errc::kBadInput, path, ": something else than hexadecimal digits");
+  if (!good)
+    return Fail(Errc::kBadInput, path, ": the key has characters that are not hexadecimal digits");
   auto key = std::make_shared<Key>(bytes);
   OPENSSL_cleanse(bytes.data(), bytes.size());
   SW_TRY(key->Prepare());

@@ -39,8 +39,8 @@ Status Stream::Refill() {
 Result<std::size_t> Stream::Read(std::span<std::byte> out) {
   ZSTD_outBuffer to{out.data(), out.size(), 0};
   const auto damaged = [&](const char* why) {
-    return Fail(Errc::kBadInput, file_->path() + ": the zstd stream that ends at byte " +
-                                     std::to_string(end_) + " is damaged: " + why);
+    return Fail(Errc::kBadInput, file_->path(), ": the zstd stream that ends at byte ", end_,
+                " is damaged: ", why);
   };
   while (to.pos < to.size) {
     if (used_ == stored_.size() && next_ < end_) SW_TRY(Refill());

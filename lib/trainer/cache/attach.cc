@@ -84,7 +84,9 @@ class MappedBytes final : public exec::ByteSource {
 /// Parses the description that Serve wrote. nlohmann throws if a value has another type.
 Result<Description> Understand(const json& from) {
   Description out;
-  if (from.at("schema") != 1) return Fail(Errc::kUnsupported, "schema ", from.at("schema").dump());
+  if (from.at("schema") != 1) {
+    return Fail(Errc::kUnsupported, "schema ", from.at("schema").dump(), ", expected 1");
+  }
   SW_TRY_ASSIGN(out.kind, device::ParseKind(from.at("device").get<std::string>()));
   out.told = from.at("told");
   for (const json& one : from.at("buffers")) {
@@ -102,18 +104,18 @@ Result<Description> Understand(const json& from) {
       const std::uint64_t room =
           copy.process < out.buffers.size() ? out.buffers[copy.process].bytes : 0;
       if (copy.at > room || bytes > room - copy.at) {
-        return Fail(Errc::kBadInput, "a part outside its memory");
+        return Fail(Errc::kBadInput, "a part is outside its memory");
       }
       copies.push_back(copy);
     }
-    if (copies.empty()) return Fail(Errc::kBadInput, "a part that nobody holds");
+    if (copies.empty()) return Fail(Errc::kBadInput, "no process has a copy of a part");
   }
   SW_TRY_ASSIGN(out.map, ParseMap(from.at("map"), out.file_bytes));
   return out;
 }
 
 Result<Description> Receive(os::Connection& connection) {
-  SW_TRY_ASSIGN(const std::string rest, os::ReceiveAnswer(connection, "a resident load"));
+  SW_TRY_ASSIGN(const std::string rest, os::ReceiveAnswer(connection, "a shared-memory cache"));
   SW_TRY_ASSIGN(const std::uint64_t bytes,
                 os::ParseNumber(rest, kTextBytes, connection.name() + ": length"));
   std::vector<std::byte> packed(bytes);
@@ -168,7 +170,8 @@ checkpoints::Checkpoint CheckpointOf(Description* from) {
 Result<os::Connection> Reach(const os::Address& address, Clock::time_point end,
                              const os::Stop& stop) {
   if (!address.is_local()) {
-    return Fail(Errc::kUsage, ToText(address), ": a resident load is at unix:PATH");
+    return Fail(Errc::kUsage, ToText(address),
+                ": the address of a shared-memory cache is unix:PATH");
   }
   for (;;) {
     Result<os::Connection> connection = os::Connection::Open(address, kReachTimeout, stop);
@@ -224,14 +227,13 @@ Result<Attached> Attach(comm::Comm& comm, const os::Address& address, millisecon
 Status Detach(comm::Comm& comm, const Attached& attached) {
   const auto detach = [&]() -> Status {
     SW_TRY(attached.connection->Send("detach\n"));
-    SW_TRY(os::ReceiveAnswer(*attached.connection, "a resident load"));
+    SW_TRY(os::ReceiveAnswer(*attached.connection, "a shared-memory cache"));
     return {};
   };
   Status gone = detach();
   if (!gone) {
-    gone = Fail(gone.error().code,
-                attached.connection->name() +
-                    ": the load has ended while it was read: " + gone.error().message);
+    gone = Fail(gone.error().code, attached.connection->name(),
+                ": the cache ended while it was read: ", gone.error().message);
   }
   return comm.Agree(std::move(gone));
 }

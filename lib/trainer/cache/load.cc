@@ -32,7 +32,7 @@ std::uint64_t WorkspaceBytes(const LoadOptions& options, device::Kind kind) {
 }
 
 Status CheckOptions(const LoadOptions& options, device::Kind kind) {
-  if (options.threads == 0) return Fail(Errc::kUsage, "threads: one at least");
+  if (options.threads == 0) return Fail(Errc::kUsage, "threads: expected at least 1, found 0");
   // One unit to send and one to receive.
   const std::uint64_t least = WorkspaceBytes(options, kind) + 2 * plan::kUnitBytes;
   if (options.memory_bytes >= least) return {};
@@ -232,7 +232,7 @@ Status Loader::Run() {
   sums_ = &sums;
   exec::UnitLoopOptions loop_options;
   loop_options.sums = options_.verify ? &sums : nullptr;
-  loop_options.stopped = "stopped on request: nothing is served";
+  loop_options.stopped = "stopped on request: the cache serves nothing";
   loop_options.bytes_total = loaded_.where.buffer_bytes[rank_];
   exec::UnitLoop loop(plan, source, arena_, sink_, std::move(loop_options));
   loop_ = &loop;
@@ -262,8 +262,7 @@ Result<SharedOut> Plan(const convert::Input& input, const checkpoints::TargetSpe
                        checkpoints::Layout* layout) {
   if (format.readers == nullptr) {
     return Fail(Errc::kUnsupported, "format ", format.name,
-                ": its files are for no ranks in particular, so nobody "
-                "knows which process is to hold them");
+                ": its files do not belong to ranks, so they cannot be assigned to processes");
   }
   SW_TRY(checkpoints::CheckUnbound(input.checkpoint));
   SW_TRY_ASSIGN(*layout, format.resolve(spec, input.checkpoint));

@@ -33,7 +33,7 @@ json CutJson(const Cut& cut) {
 
 /// Parses the output of ToJson. nlohmann throws if a value has another type.
 Result<CutPtr> CutOf(const json& object, int depth) {
-  if (depth > kCutDepth) return Fail(Errc::kBadInput, "a cut of too many cuts");
+  if (depth > kCutDepth) return Fail(Errc::kBadInput, "a shard definition is nested too deeply");
   if (object.contains("whole")) {
     const Shape shape = object.at("whole").get<Shape>();
     SW_TRY(CountElems(shape));
@@ -43,7 +43,9 @@ Result<CutPtr> CutOf(const json& object, int depth) {
     SW_TRY_ASSIGN(CutPtr outer, CutOf(object.at("outer"), depth + 1));
     SW_TRY_ASSIGN(CutPtr inner, CutOf(object.at("inner"), depth + 1));
     SW_TRY_ASSIGN(const std::uint64_t elems, CountElems(inner->view()));
-    if (elems != outer->shard_elems()) return Fail(Errc::kBadInput, "cuts that do not fit");
+    if (elems != outer->shard_elems()) {
+      return Fail(Errc::kBadInput, "the parts of a nested shard definition do not fit together");
+    }
     return Cut::Compose(std::move(outer), std::move(inner));
   }
   std::vector<layout::Box> boxes;
@@ -58,7 +60,7 @@ Result<CutPtr> CutOf(const json& object, int depth) {
 Result<DType> TypeOf(const json& name) {
   const std::optional<DType> type = DTypeFromName(name.get<std::string>());
   if (type) return *type;
-  return Fail(Errc::kBadInput, "element type ", name.dump());
+  return Fail(Errc::kBadInput, "unknown element type ", name.dump());
 }
 
 class Reading {
@@ -68,7 +70,10 @@ class Reading {
 
   Result<layout::ShardMap> Run() {
     for (const json& file : from_.at("files")) map_.files.push_back(file);
-    if (map_.files.size() != file_bytes_.size()) return Fail(Errc::kBadInput, "files");
+    if (map_.files.size() != file_bytes_.size()) {
+      return Fail(Errc::kBadInput, "expected ", file_bytes_.size(), " files, found ",
+                  map_.files.size());
+    }
     SW_TRY(Members());
     SW_TRY(Arrays());
     for (const json& cut : from_.at("cuts")) {
@@ -88,7 +93,7 @@ class Reading {
       const bool known = member.file < file_bytes_.size();
       const std::uint64_t bytes = known ? file_bytes_[member.file] : 0;
       if (!known || member.offset > bytes || member.bytes > bytes - member.offset) {
-        return Fail(Errc::kBadInput, "a member outside its file");
+        return Fail(Errc::kBadInput, "a member is outside its file");
       }
       map_.members.push_back(std::move(member));
     }
@@ -102,7 +107,7 @@ class Reading {
       for (const json& region : one.at(1)) {
         array.regions.push_back({region.at(0), region.at(1), region.at(2)});
         if (array.regions.back().member >= map_.members.size()) {
-          return Fail(Errc::kBadInput, "a region of no member");
+          return Fail(Errc::kBadInput, "an array refers to a member that does not exist");
         }
       }
       map_.arrays.push_back(std::move(array));
@@ -125,7 +130,7 @@ class Reading {
         fragment.at = {part.at(2), part.at(3), part.at(4), part.at(5)};
         if (cut >= cuts_.size() || fragment.at.array >= map_.arrays.size() || role < 0 ||
             role > static_cast<int>(layout::Role::kPartial) || fragment.at.chunk == 0) {
-          return Fail(Errc::kBadInput, "a fragment of nothing");
+          return Fail(Errc::kBadInput, "a fragment refers to elements that do not exist");
         }
         fragment.cut = cuts_[cut];
         fragment.role = static_cast<layout::Role>(role);

@@ -95,7 +95,7 @@ class Sharing {
         const layout::Region& region = from.regions[payload.holder];
         builder_.AddElements(part, RoundUp(builder_.bytes(part), kAlignment), *array,
                              payload.holder, region.elems,
-                             file.path + " " + target_.map.members[region.member].name);
+                             StrCat(file.path, " ", target_.map.members[region.member].name));
       }
     }
   }
@@ -158,7 +158,8 @@ Result<SharedOut> ShareOut(const plan::Target& target, const checkpoints::FileRe
                            std::uint32_t processes) {
   if (processes > readers.ranks) {
     return Fail(Errc::kUsage, processes, " processes for a target of ",
-                Plural(readers.ranks, "rank"), ": there may be as many as ranks, or fewer");
+                Plural(readers.ranks, "rank"),
+                ": start at most as many processes as the target has ranks");
   }
   return Sharing(target, readers, processes).Run();
 }

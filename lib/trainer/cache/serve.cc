@@ -45,7 +45,9 @@ constexpr milliseconds kHeard(2'000);
 constexpr std::chrono::hours kStopPatience(24);
 
 std::string_view WhyText(End end) {
-  return end == End::kAsked ? "asked to" : end == End::kSignal ? "a signal" : "its deadline";
+  return end == End::kAsked    ? "stop requested"
+         : end == End::kSignal ? "signal"
+                               : "deadline reached";
 }
 
 /// \error kUnsupported  the ranks run on several nodes; names two of them
@@ -55,7 +57,7 @@ Status CheckOneNode(comm::Comm& comm) {
   for (const comm::Node& one : nodes) {
     if (one == nodes.front()) continue;
     return Fail(Errc::kUnsupported, "ranks on nodes ", nodes.front().host, " and ", one.host,
-                ": memory is mapped on its own node; start one load on each");
+                ": shared memory exists on one node only; start one cache on each node");
   }
   return {};
 }
@@ -117,7 +119,7 @@ class Run {
   Result<Served> Execute() {
     if (!options_.address.is_local()) {
       return Fail(Errc::kUsage, ToText(options_.address),
-                  ": unix:PATH is needed, as memory is mapped on its own node");
+                  ": unix:PATH expected, because shared memory exists on one node only");
     }
     SW_TRY(CheckOneNode(comm_));
     SW_TRY_ASSIGN(secret_, comm_.OnRootText([] { return RandomHex(16); }));
@@ -161,7 +163,7 @@ class Run {
   std::unique_ptr<device::Device> device_;
   Served served_;
   std::unique_ptr<Server> server_;  // on rank 0 only
-  os::Connection leash_;            // on other ranks, to rank 0
+  os::Connection lifeline_;         // on other ranks, to rank 0
 };
 
 Status Run::Load() {
@@ -189,8 +191,8 @@ Status Run::Load() {
   if (input->checkpoint.iteration) status["step"] = *input->checkpoint.iteration;
   server_->Tell(std::move(status));
   server_->Publish(std::move(description));
-  sink_.Note("serving " + FormatBytes(loaded.bytes_resident) + " on " + ToText(options_.address),
-             0);
+  sink_.Note(
+      StrCat("serving ", FormatBytes(loaded.bytes_resident), " on ", ToText(options_.address)), 0);
   return {};
 }
 
@@ -199,21 +201,25 @@ Status Run::Meet(const device::Handle& handle) {
   const bool descriptor = handle.descriptor >= 0;
   if (server_ != nullptr) {
     const int mine = descriptor ? ::fcntl(handle.descriptor, F_DUPFD_CLOEXEC, 0) : -1;
-    if (descriptor && mine < 0) return FailErrno(Errc::kIo, errno, "no descriptor left");
+    if (descriptor && mine < 0) {
+      return FailErrno(Errc::kIo, errno, "a file descriptor cannot be duplicated");
+    }
     server_->Hold(0, mine);
     const auto end = Clock::now() + kMeet;
     while (!server_->Await(static_cast<std::size_t>(comm_.size()), kServeTick)) {
       if (sink_.stop_requested()) return Fail(Errc::kStopped, "stopped on request");
-      if (Clock::now() >= end) return Fail(Errc::kIo, "not all processes hand their memory over");
+      if (Clock::now() >= end) {
+        return Fail(Errc::kIo, "not all processes have registered their memory in time");
+      }
     }
     return {};
   }
-  SW_TRY_ASSIGN(leash_, os::Connection::Open(options_.address, kMeet));
-  SW_TRY(leash_.Send("hand " + std::to_string(comm_.rank()) + " " + secret_ + " " +
-                     (descriptor ? "1" : "0") + "\n"));
-  SW_TRY(os::ReceiveAnswer(leash_, "the load"));
-  if (descriptor) SW_TRY(leash_.SendDescriptor(handle.descriptor));
-  SW_TRY(os::ReceiveAnswer(leash_, "the load"));
+  SW_TRY_ASSIGN(lifeline_, os::Connection::Open(options_.address, kMeet));
+  SW_TRY(lifeline_.Send(
+      StrCat("hand ", comm_.rank(), " ", secret_, " ", descriptor ? "1" : "0", "\n")));
+  SW_TRY(os::ReceiveAnswer(lifeline_, "the cache"));
+  if (descriptor) SW_TRY(lifeline_.SendDescriptor(handle.descriptor));
+  SW_TRY(os::ReceiveAnswer(lifeline_, "the cache"));
   return {};
 }
 
@@ -243,9 +249,9 @@ Status Run::Answer() {
     std::this_thread::sleep_for(kServeTick);
   }
   if (server_->attached() > 0) {
-    sink_.Warn(Plural(server_->attached(), "trainer rank") + " still attached at the end");
+    sink_.Warn(StrCat(Plural(server_->attached(), "trainer rank"), " still attached at the end"));
   }
-  sink_.Note("ends: " + std::string(WhyText(served_.end)), 0);
+  sink_.Note(StrCat("ends: ", WhyText(served_.end)), 0);
   server_->End();
   return outcome;
 }
@@ -254,26 +260,27 @@ Status Run::Answer() {
 Status Run::Stay() {
   bool told = false;
   for (;;) {
-    if (sink_.stop_requested() && !std::exchange(told, true)) SW_TRY(leash_.Send("stop\n"));
-    SW_TRY_ASSIGN(const bool something, leash_.HasLine(os::kLineBytes, kServeTick));
+    if (sink_.stop_requested() && !std::exchange(told, true)) SW_TRY(lifeline_.Send("stop\n"));
+    SW_TRY_ASSIGN(const bool something, lifeline_.HasLine(os::kLineBytes, kServeTick));
     if (!something) continue;
-    SW_TRY_ASSIGN(const std::optional<std::string> line, leash_.ReceiveLine(os::kLineBytes));
+    SW_TRY_ASSIGN(const std::optional<std::string> line, lifeline_.ReceiveLine(os::kLineBytes));
     if (line == "end") return {};
-    return Fail(Errc::kIo, "process 0 of the load is gone");
+    return Fail(Errc::kIo, "process 0 of the cache has ended");
   }
 }
 
 /// Requests a status. The reply is a number and a text of that length.
 Result<json> ReceiveStatus(os::Connection& connection) {
   SW_TRY(connection.Send("status\n"));
-  SW_TRY_ASSIGN(const std::string rest, os::ReceiveAnswer(connection, "a resident load"));
+  SW_TRY_ASSIGN(const std::string rest, os::ReceiveAnswer(connection, "a shared-memory cache"));
   SW_TRY_ASSIGN(const std::uint64_t bytes,
                 os::ParseNumber(rest, std::uint64_t{1} << 24, connection.name() + ": length"));
   std::string text(bytes, '\0');
   SW_TRY(connection.Receive(std::as_writable_bytes(std::span(text))));
   SW_TRY_ASSIGN(json status, shardwright::json::Parse(text, connection.name()));
   if (status.is_object() && status.contains("state") && status["state"].is_string()) return status;
-  return Fail(Errc::kBadInput, connection.name(), ": no status of a resident load");
+  return Fail(Errc::kBadInput, connection.name(),
+              ": the status of a shared-memory cache expected, found something else");
 }
 
 }  // namespace
@@ -304,7 +311,7 @@ Result<json> AskStatus(const os::Address& address, milliseconds wait, const os::
 Status AskStop(const os::Address& address, const os::Stop& stop) {
   SW_TRY_ASSIGN(os::Connection connection, os::Connection::Open(address, kStopPatience, stop));
   SW_TRY(connection.Send("stop\n"));
-  SW_TRY(os::ReceiveAnswer(connection, "a resident load"));
+  SW_TRY(os::ReceiveAnswer(connection, "a shared-memory cache"));
   const auto end = Clock::now() + kGrace;
   while (Clock::now() < end && os::Connection::Open(address, kMeet, stop)) {
     std::this_thread::sleep_for(kServeTick);

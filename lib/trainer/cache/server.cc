@@ -84,7 +84,8 @@ void Server::Accept() {
     }
     if (!*accepted) continue;
     if (sessions_.size() >= kSessions) {
-      (void)os::SendAnswer(**accepted, Fail(Errc::kBusy, "serves ", kSessions, " already"));
+      (void)os::SendAnswer(**accepted,
+                           Fail(Errc::kBusy, "already serves ", kSessions, " connections"));
       continue;
     }
     Session& session = sessions_.emplace_back();
@@ -124,7 +125,7 @@ void Server::Serve(Session& session, os::Connection connection) {
     return;
   }
   const std::lock_guard lock(mutex_);
-  lost_ = Error{Errc::kIo, "process " + std::to_string(*session.process) + " of the load is gone"};
+  lost_ = Error{Errc::kIo, StrCat("process ", *session.process, " of the cache has ended")};
 }
 
 /// \error any  the connection cannot be used any more
@@ -157,7 +158,7 @@ Status Server::Attach(Session& session, os::Connection& connection) {
   if (state_ == State::kFailed) {
     there = tl::unexpected<Error>(error_);
   } else if (over_ || stop_asked_) {
-    there = Fail(Errc::kNotFound, "the load is about to end");
+    there = Fail(Errc::kNotFound, "the cache is ending");
   }
   lock.unlock();
   if (!there) return os::SendAnswer(connection, there);
@@ -177,7 +178,11 @@ Status Server::SendMemory(const Session& session, os::Connection& connection,
     const auto found = descriptors_.find(static_cast<std::uint32_t>(*number));
     if (found != descriptors_.end()) descriptor = found->second;
   }
-  if (descriptor < 0) return os::SendAnswer(connection, Fail(Errc::kUsage, "no such memory"));
+  if (descriptor < 0) {
+    return os::SendAnswer(
+        connection,
+        Fail(Errc::kUsage, "the client is not attached, or the process has no memory to send"));
+  }
   return connection.SendDescriptor(descriptor);
 }
 
@@ -186,7 +191,8 @@ Status Server::TakeOver(Session& session, os::Connection& connection,
                         const std::vector<std::string_view>& words) {
   const auto process = os::ParseNumber(words[1], ~std::uint32_t{0}, "process");
   if (!process || words[2] != secret_) {
-    return os::SendAnswer(connection, Fail(Errc::kUsage, "no process of this load"));
+    return os::SendAnswer(connection,
+                          Fail(Errc::kUsage, "the client is not a process of this cache"));
   }
   SW_TRY(os::SendAnswer(connection, {}));
   int descriptor = -1;

@@ -31,7 +31,7 @@ Result<std::span<std::byte>> Staging::Buffer(const plan::Unit&, std::uint64_t by
   for (Slot& slot : slots_) {
     if (!slot.filling && (oldest == nullptr || slot.since < oldest->since)) oldest = &slot;
   }
-  if (oldest == nullptr) return Fail(Errc::kInternal, "more threads than staging is for");
+  if (oldest == nullptr) return Fail(Errc::kInternal, "more threads than staging slots");
   if (oldest->copied) SW_TRY(oldest->copied->Wait());
   oldest->copied.reset();
   oldest->filling = true;
@@ -48,7 +48,7 @@ Status Staging::Put(const exec::UnitInHand& unit) {
     SW_TRY_ASSIGN(slot.copied, stream_.Record());
     return {};
   }
-  return Fail(Errc::kInternal, "a unit that is in no slot");
+  return Fail(Errc::kInternal, "a unit is not in a staging slot");
 }
 
 }  // namespace shardwright::cache

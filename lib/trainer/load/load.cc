@@ -69,8 +69,8 @@ class Tensors final : public exec::UnitSink {
 };
 
 /// Exchanges the lists of shards between all ranks.
-Result<std::vector<std::vector<TrainerShard>>> HeldByAll(comm::Comm& comm,
-                                                         const std::vector<TrainerShard>& mine) {
+Result<std::vector<std::vector<TrainerShard>>> ShardsOfAllRanks(
+    comm::Comm& comm, const std::vector<TrainerShard>& mine) {
   nlohmann::json list = nlohmann::json::array();
   for (const TrainerShard& held : mine) list.push_back(ToJson(held));
   const std::vector<std::uint8_t> packed = nlohmann::json::to_msgpack(list);
@@ -223,7 +223,7 @@ Status Loader::Fill(const convert::Input& input, const Match& match, std::span<c
   exec::UnitLoopOptions loop_options;
   const bool verify = options_.verify && !options_.in_memory;
   loop_options.sums = verify ? &sums : nullptr;
-  loop_options.stopped = "stopped on request: the trainer's tensors hold anything";
+  loop_options.stopped = "stopped on request: the contents of the trainer's tensors are undefined";
   for (const std::uint64_t index : units) loop_options.bytes_total += plan.unit(index).bytes;
   exec::UnitLoop loop(plan, source, arena_, sink_, std::move(loop_options));
   // Use the smallest budget of all ranks, because their rounds and windows have one size.
@@ -286,7 +286,7 @@ Status CheckOptions(comm::Comm& comm, const LoadOptions& options) {
   const std::uint64_t least = BufferBytes(options);
   Status enough;
   if (options.threads == 0) {
-    enough = Fail(Errc::kUsage, "threads: one at least");
+    enough = Fail(Errc::kUsage, "threads: expected at least 1, found 0");
   } else if (options.memory_bytes < least) {
     enough = Fail(Errc::kLimit, "memory ", FormatBytes(options.memory_bytes), ": ",
                   Plural(options.threads, "thread"), " need ", FormatBytes(least), " of buffers");
@@ -325,10 +325,10 @@ Result<Loaded> LoadFrom(comm::Comm& comm, std::unique_ptr<convert::Input> input,
   Loaded loaded;
   loaded.input = std::move(input);
   SW_TRY_ASSIGN(const std::vector<std::vector<TrainerShard>> held,
-                comm.Agree(HeldByAll(comm, mine)));
+                comm.Agree(ShardsOfAllRanks(comm, mine)));
   SW_TRY(CheckOptimizer(*loaded.input, held));
   SW_TRY_ASSIGN(Match match,
-                comm.Agree(MatchHeld(loaded.input->checkpoint, held, options.optimizer)));
+                comm.Agree(MatchShards(loaded.input->checkpoint, held, options.optimizer)));
   SW_TRY(CheckStrict(options, match));
   Loader loader(comm, options, sink);
   SW_TRY(loader.Fill(*loaded.input, match, memory, &loaded));

@@ -96,7 +96,7 @@ Status Matcher::Add(std::size_t rank, std::uint32_t number, const TrainerShard& 
   const bool one = Elems(from.shape) == 1 && Elems(held.shape) == 1;  // shapes [] and [1] are equal
   if (from.shape != held.shape && !one) {
     return Fail(Errc::kMismatch, Label(held), ": the trainer has shape ", ToString(held.shape),
-                ", the checkpoint ", ToString(from.shape));
+                ", the checkpoint has ", ToString(from.shape));
   }
   used_.insert(found->tensor);
   if (IsModel(held.kind)) model_names_.insert(name);
@@ -159,8 +159,8 @@ const std::string& Names::Holder(const std::string& name) const {
   return found == alias_of_.end() ? own : found->second;
 }
 
-Result<Match> MatchHeld(const checkpoints::Checkpoint& source,
-                        const std::vector<std::vector<TrainerShard>>& by_rank, bool optimizer) {
+Result<Match> MatchShards(const checkpoints::Checkpoint& source,
+                          const std::vector<std::vector<TrainerShard>>& by_rank, bool optimizer) {
   Matcher matcher(source, optimizer);
   for (std::size_t rank = 0; rank < by_rank.size(); ++rank) {
     SW_TRY(matcher.AddRank(rank, by_rank[rank]));

@@ -47,7 +47,7 @@ class Names {
 ///        states in `by_rank` imply it
 /// \error kMismatch  a tensor has another shape; the message has both shapes
 /// Pure.
-Result<Match> MatchHeld(const checkpoints::Checkpoint& source,
-                        const std::vector<std::vector<TrainerShard>>& by_rank, bool optimizer);
+Result<Match> MatchShards(const checkpoints::Checkpoint& source,
+                          const std::vector<std::vector<TrainerShard>>& by_rank, bool optimizer);
 
 }  // namespace shardwright::trainer

@@ -61,7 +61,8 @@ class TrainerComm final : public comm::Comm {
     for (const Bytes& one : got) total += one.size();
     Status fits;
     if (total > receive_cap) {
-      fits = Fail(Errc::kLimit, "all-to-all: ", receive_cap, " bytes at most, received ", total);
+      fits = Fail(Errc::kLimit, "all-to-all: expected at most ", receive_cap, " bytes, received ",
+                  total);
     }
     SW_TRY(Agree(std::move(fits)));
     return got;
@@ -73,7 +74,7 @@ class TrainerComm final : public comm::Comm {
     for (const Bytes& bytes : all) {
       std::uint64_t one = 0;
       if (bytes.size() != sizeof one) {
-        return Fail(Errc::kInternal, "ranks of the trainer are in different collectives");
+        return Fail(Errc::kInternal, "ranks of the trainer called different collectives");
       }
       std::memcpy(&one, bytes.data(), sizeof one);
       if (op == comm::ReduceOp::kMax) total = std::max(total, one);

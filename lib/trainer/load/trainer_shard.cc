@@ -24,7 +24,7 @@ Result<std::vector<std::uint64_t>> Counts(const json& object, const char* key) {
   }
   for (const json& one : *found) {
     if (!one.is_number_unsigned()) {
-      return Fail(Errc::kUsage, key, ": a number that is not negative expected");
+      return Fail(Errc::kUsage, key, ": a non-negative number expected");
     }
     out.push_back(one.get<std::uint64_t>());
   }
@@ -55,14 +55,15 @@ Result<layout::MeshSplit> SplitOf(const json& split) {
   if (kind == "strided" && number(1) && number(2)) {
     return layout::MeshSplit::StridedShard(static_cast<std::uint32_t>(*number(1)), *number(2));
   }
-  return Fail(Errc::kUnsupported, "placement ", split.dump());
+  return Fail(Errc::kUnsupported, "placement ", split.dump(), " is not supported");
 }
 
 /// Makes the cut with elements [first, first + count) of the flattened tensor.
 Result<layout::Cut> RangeOf(const Shape& shape, std::uint64_t first, std::uint64_t count) {
   const std::uint64_t elems = Elems(shape);
   if (first > elems || count > elems - first) {
-    return Fail(Errc::kBadInput, "elements [", first, ", ", first + count, ") of ", elems);
+    return Fail(Errc::kBadInput, "elements [", first, ", ", first + count,
+                ") do not exist, the tensor has ", elems);
   }
   std::vector<layout::Box> boxes;
   if (count > 0) boxes.push_back({{first}, {0}, {count}});
@@ -113,7 +114,9 @@ Result<TrainerShard> HeldOf(const json& object) {
   SW_TRY_ASSIGN(held.kind, TextOf(object, "kind"));
   SW_TRY_ASSIGN(const std::string dtype, TextOf(object, "dtype"));
   const std::optional<DType> known = DTypeFromName(dtype);
-  if (!known) return Fail(Errc::kUnsupported, Label(held), ": element type ", dtype);
+  if (!known) {
+    return Fail(Errc::kUnsupported, Label(held), ": element type ", dtype, " is not supported");
+  }
   held.dtype = *known;
   Result<std::vector<std::uint64_t>> shape = Counts(object, "shape");
   if (!shape) return Within(Label(held), std::move(shape).error());

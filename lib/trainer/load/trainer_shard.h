@@ -37,7 +37,7 @@ struct TrainerShard {
 Result<std::vector<TrainerShard>> ParseShards(const nlohmann::json& list);
 
 /// Inverse of ParseShards for one shard. Writes the boxes of its cut.
-/// \pre !held.cut->is_composed(), and at most one box, as ParseShards makes them
+/// \pre `!held.cut->is_composed()`, and at most one box, as ParseShards makes them
 /// Pure.
 nlohmann::json ToJson(const TrainerShard& held);
 

@@ -16,7 +16,7 @@ using torch::stable::Tensor;
 
 tl::unexpected<Error> Refused(const std::exception& error) {
   const std::string what = error.what();
-  return Fail(Errc::kIo, "copy to a device: ", what.substr(0, what.find('\n')));
+  return Fail(Errc::kIo, "copying to a device failed: ", what.substr(0, what.find('\n')));
 }
 
 class FarTensor final : public trainer::DeviceTensor {

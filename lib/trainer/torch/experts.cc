@@ -41,13 +41,13 @@ Result<Read> ReadFor(const std::string& path, std::uint32_t ranks) {
     if (read.cluster.alive(d)) read.device.push_back(d);
   }
   if (read.device.size() != ranks) {
-    return Fail(Errc::kMismatch, path, ": ", read.device.size(), " live gpus, the group has ",
-                ranks, " ranks");
+    return Fail(Errc::kMismatch, path, ": ", read.device.size(),
+                " live gpus, but the process group has ", ranks, " ranks");
   }
   return read;
 }
 
-/// Returns the experts of every rank in a plan, on a cluster whose live devices are the ranks.
+/// Returns the experts of every rank in a plan, on a cluster with the ranks as live devices.
 Result<json> ExpertsOfRank(const std::string& path, const placement::PlanFile& plan,
                            const Read& on) {
   auto placed = placement::PlacedOn(plan, on.shape, on.cluster);
@@ -100,7 +100,7 @@ Result<Read> ReadAgain(const std::string& path, std::uint32_t ranks, const std::
   SW_TRY_ASSIGN(Read read, ReadFor(path, ranks));
   SW_TRY_ASSIGN(const json told, Describe(path, read));
   if (told.at("digest") == digest) return read;
-  return Fail(Errc::kMismatch, path, ": has changed since it was read");
+  return Fail(Errc::kMismatch, path, ": the plan has changed since it was read");
 }
 
 Result<json> PlanMoves(const json& request) {
@@ -112,8 +112,8 @@ Result<json> PlanMoves(const json& request) {
                                            request.at("digest").get<std::string>()));
   if (old.shape.layer_id != next.shape.layer_id || old.shape.experts != next.shape.experts) {
     return Fail(Errc::kMismatch, path, ": ", next.shape.layers, " layers of ", next.shape.experts,
-                " experts, ", old_path, " has ", old.shape.layers, " of ", old.shape.experts,
-                ", or other layers");
+                " experts: expected the same layers and experts as in ", old_path, ", which has ",
+                old.shape.layers, " of ", old.shape.experts);
   }
   const placement::PlanFile state = placement::StateOf(old.file);
   auto current = placement::PlacedOn(state, next.shape, next.cluster);
@@ -147,12 +147,13 @@ Result<json> Calibrate(const json& request) {
   const auto node = request.at("node").get<std::vector<std::uint32_t>>();
   const auto spare = request.at("spare").get<std::vector<std::uint32_t>>();
   if (owner.empty() || planned.size() != owner.size() || tokens.size() != owner.size()) {
-    return Fail(Errc::kUsage, "calibrate: owners of ", owner.size(), " experts, holders of ",
-                planned.size(), ", tokens of ", tokens.size());
+    return Fail(Errc::kUsage, "calibrate: found owners for ", owner.size(),
+                " experts, replicas for ", planned.size(), " and token counts for ", tokens.size());
   }
   if (node.empty() || spare.size() != node.size() || !std::is_sorted(node.begin(), node.end())) {
-    return Fail(Errc::kUsage, "calibrate: spare slots of ", spare.size(), " ranks on nodes of ",
-                node.size(), ", which have to ascend");
+    return Fail(Errc::kUsage, "calibrate: found spare slots for ", spare.size(),
+                " ranks and nodes for ", node.size(),
+                ": expected equal numbers, and ascending nodes");
   }
   for (std::size_t e = 0; e < owner.size(); ++e) {
     const auto& held = planned[e];
@@ -162,8 +163,8 @@ Result<json> Calibrate(const json& request) {
       continue;
     }
     return Fail(Errc::kUsage, "calibrate: expert ", e,
-                ": holders have to ascend, be ranks, and have its owner, rank ", owner[e],
-                ", among them");
+                ": its ranks must be in ascending order and include the expert's owner, rank ",
+                owner[e]);
   }
   placement::Cluster cluster = placement::UniformCluster(node.back() + 1, 1, 1);
   cluster.devices.clear();

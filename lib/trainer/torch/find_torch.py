@@ -10,12 +10,12 @@ OLDEST = (2, 10)
 
 spec = importlib.util.find_spec("torch")
 if spec is None or not spec.submodule_search_locations:
-    sys.exit(f"{sys.executable} has no torch")
+    sys.exit(f"{sys.executable}: torch is not installed")
 folder = pathlib.Path(spec.submodule_search_locations[0])
 text = (folder / "version.py").read_text(encoding="utf-8")
 version = re.search(r"__version__ = '([^']*)'", text).group(1)
 if tuple(int(part) for part in version.split(".")[:2]) < OLDEST:
-    sys.exit(f"torch {version} in {folder}: {'.'.join(map(str, OLDEST))} or newer is needed")
+    sys.exit(f"torch {version} in {folder}: {'.'.join(map(str, OLDEST))} or newer expected")
 if not (folder / "include/torch/csrc/stable/library.h").exists():
-    sys.exit(f"torch {version} in {folder} has no headers")
+    sys.exit(f"torch {version} in {folder}: its headers are missing")
 print(folder, version, f"{sys.version_info[0]}.{sys.version_info[1]}", sep=";")

@@ -60,12 +60,12 @@ struct Brought {
 };
 
 /// Returns the staging memory: the tensor after the tensors to load, if there is one.
-std::span<std::byte> StagingOf(const json& request, std::span<const Given> tensors) {
+std::span<std::byte> StagingOf(const json& request, std::span<const TrainerTensor> tensors) {
   if (tensors.size() <= request.at("held").size()) return {};
   return {tensors.back().data, tensors.back().elems};
 }
 
-Result<Brought> Bring(json* request, const Result<std::vector<Given>>& tensors) {
+Result<Brought> Bring(json* request, const Result<std::vector<TrainerTensor>>& tensors) {
   // The Python package reported an error, which all ranks must receive.
   if (const json& failed = request->at("failed"); !failed.is_null()) {
     return Fail(static_cast<Errc>(failed.at("code").get<int>()),
@@ -75,19 +75,17 @@ Result<Brought> Bring(json* request, const Result<std::vector<Given>>& tensors) 
   json& list = request->at("held");
   const bool staged = tensors->size() == list.size() + 1;
   if ((!staged && tensors->size() != list.size()) || (staged && tensors->back().far)) {
-    return Fail(Errc::kInternal,
-                "as many tensors as descriptions, or one more on the CPU expected");
+    return Fail(Errc::kInternal, "expected one tensor per description, or one more on the CPU");
   }
   for (std::size_t i = 0; i < list.size(); ++i) list[i]["dtype"] = (*tensors)[i].dtype;
   Brought out;
   SW_TRY_ASSIGN(out.held, trainer::ParseShards(list));
   for (std::size_t i = 0; i < out.held.size(); ++i) {
     const trainer::TrainerShard& held = out.held[i];
-    const Given& given = (*tensors)[i];
+    const TrainerTensor& given = (*tensors)[i];
     if (held.cut->shard_elems() != given.elems) {
-      return Fail(Errc::kBadInput, trainer::Label(held) + ": " + held.cut->Explain() + " are " +
-                                       std::to_string(held.cut->shard_elems()) +
-                                       " elements, the tensor has " + std::to_string(given.elems));
+      return Fail(Errc::kBadInput, trainer::Label(held), ": ", held.cut->Explain(), " has ",
+                  held.cut->shard_elems(), " elements, the tensor has ", given.elems);
     }
     out.memory.push_back(
         {{given.data, given.far ? 0 : given.elems * ItemSize(held.dtype)}, given.far.get()});
@@ -100,12 +98,14 @@ Result<partial::RestoreOptions> RestoreOptionsOf(const json& request) {
   const json& asked = request.at("store");
   partial::RestoreOptions options;
   const auto roots = request.at("source").get<std::vector<std::string>>();
-  if (roots.size() != 1) return Fail(Errc::kUsage, "a store is one folder");
+  if (roots.size() != 1) {
+    return Fail(Errc::kUsage, "a store is one folder, found ", roots.size(), " paths");
+  }
   if (!request.at("maps").empty()) {
-    return Fail(Errc::kUnsupported, roots.front(), ": maps=: a store holds what was saved");
+    return Fail(Errc::kUnsupported, roots.front(), ": maps= is not supported for a store");
   }
   if (!request.at("weights_of").get<std::string>().empty()) {
-    return Fail(Errc::kUnsupported, roots.front(), ": weights_of=: a store holds what was saved");
+    return Fail(Errc::kUnsupported, roots.front(), ": weights_of= is not supported for a store");
   }
   options.store = roots.front();
   options.pattern_files = request.at("patterns").get<std::vector<std::string>>();
@@ -123,8 +123,8 @@ Result<partial::RestoreOptions> RestoreOptionsOf(const json& request) {
     SW_TRY_ASSIGN(const os::Address address, os::ParseAddress(text));
     if (address.is_local()) continue;
     return Fail(Errc::kUnsupported, text,
-                ": an agent at a port: only agents behind socket files are asked; restore "
-                "with pec-restore --agents");
+                ": agents at TCP ports are not supported here, only socket files (unix:PATH); "
+                "restore with pec-restore --agents");
   }
   return options;
 }
@@ -147,7 +147,7 @@ Result<bool> IsStore(comm::Comm& comm, const json& request) {
       return "";
     }
     return Fail(Errc::kUsage, (roots.empty() ? std::string() : roots.front() + ": "),
-                "agents=, at= and read_only= are for stores, and this is none");
+                "agents=, at= and read_only= require a store, and the source is not a store");
   };
   SW_TRY_ASSIGN(const std::string text, comm.OnRootText(look));
   return !text.empty();
@@ -179,18 +179,18 @@ Result<std::optional<os::Address>> ResidentOf(const json& request) {
   if (!asked.at("agents").empty() || !asked.at("at").is_null() ||
       asked.at("read_only").get<bool>() || asked.at("begin").get<bool>()) {
     return Fail(Errc::kUsage, roots.front(),
-                ": agents=, at=, read_only= and begin= are for "
-                "stores, and this is a resident load");
+                ": agents=, at=, read_only= and begin= require a store, and the source is a "
+                "shared-memory cache");
   }
   if (!request.at("maps").empty() || !request.at("patterns").empty()) {
     return Fail(Errc::kUsage, roots.front(),
-                ": maps= and patterns= are said when the resident "
-                "load is made: ucp-load serve --map, --patterns");
+                ": maps= and patterns= are set when the shared-memory cache is started: use "
+                "ucp-load serve --map, --patterns");
   }
   if (!request.at("weights_of").get<std::string>().empty()) {
     return Fail(Errc::kUsage, roots.front(),
-                ": weights_of= is chosen when the resident load is "
-                "made: ucp-load serve --weights-of");
+                ": weights_of= is set when the shared-memory cache is started: use ucp-load "
+                "serve --weights-of");
   }
   SW_TRY_ASSIGN(os::Address address, os::ParseAddress(roots.front()));
   if (!asked.at("trust_user").is_null()) {
@@ -223,7 +223,7 @@ Result<json> LoadCheckpoint(comm::Comm& comm, const trainer::LoadOptions& option
   return told;
 }
 
-Result<json> Load(json* request, const Result<std::vector<Given>>& tensors) {
+Result<json> Load(json* request, const Result<std::vector<TrainerTensor>>& tensors) {
   const Interrupts interrupts;
   OperatorSink sink;
   const std::unique_ptr<comm::Comm> comm = CommOf(*request);
@@ -245,7 +245,8 @@ Result<json> Load(json* request, const Result<std::vector<Given>>& tensors) {
 
 }  // namespace
 
-std::string LoadRequest(const std::string& request, const Result<std::vector<Given>>& tensors) {
+std::string LoadRequest(const std::string& request,
+                        const Result<std::vector<TrainerTensor>>& tensors) {
   return Answer(request, [&](json parsed) { return Load(&parsed, tensors); });
 }
 

@@ -59,16 +59,18 @@ std::optional<std::string> NameOf(ScalarType type) {
   }
 }
 
-Result<std::vector<Given>> Take(const std::vector<Tensor>& tensors) {
-  std::vector<Given> out;
+Result<std::vector<TrainerTensor>> Take(const std::vector<Tensor>& tensors) {
+  std::vector<TrainerTensor> out;
   for (std::size_t i = 0; i < tensors.size(); ++i) {
     const Tensor& tensor = tensors[i];
     // The package reports this with the tensor's name; this check is for other callers.
-    const std::string where = "tensor " + std::to_string(i);
-    if (!tensor.is_contiguous()) return Fail(Errc::kUnsupported, where, ": has strides");
+    const std::string where = StrCat("tensor ", i);
+    if (!tensor.is_contiguous()) {
+      return Fail(Errc::kUnsupported, where, ": only contiguous tensors are supported");
+    }
     std::optional<std::string> name = NameOf(tensor.scalar_type());
-    if (!name) return Fail(Errc::kUnsupported, where, ": an element type that is not known");
-    Given given;
+    if (!name) return Fail(Errc::kUnsupported, where, ": unknown element type");
+    TrainerTensor given;
     given.elems = static_cast<std::uint64_t>(tensor.numel());
     given.dtype = *std::move(name);
     if (tensor.is_cpu()) {

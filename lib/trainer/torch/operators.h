@@ -21,7 +21,7 @@
 namespace shardwright::trainer_torch {
 
 /// A tensor of the trainer as an operator received it, without strides.
-struct Given {
+struct TrainerTensor {
   std::byte* data = nullptr;                   ///< null if it is on a device
   std::shared_ptr<trainer::DeviceTensor> far;  ///< null on the CPU; otherwise copies to the device
   std::uint64_t elems = 0;
@@ -34,6 +34,7 @@ struct Given {
 /// \param tensors  one per entry; then LoadOptions::staging if some are on a device
 /// \returns  JSON: {"result": as trainer::LoadResultJson} or {"error": {"code", "message", "rank"}}
 /// Collective. Nothing is thrown.
-std::string LoadRequest(const std::string& request, const Result<std::vector<Given>>& tensors);
+std::string LoadRequest(const std::string& request,
+                        const Result<std::vector<TrainerTensor>>& tensors);
 
 }  // namespace shardwright::trainer_torch

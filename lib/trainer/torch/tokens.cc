@@ -36,12 +36,13 @@ constexpr std::int64_t kGrainBytes = std::int64_t{1} << 18;
 
 /// Throws, because an operator on tensors cannot return an error. The package parses the text.
 [[noreturn]] void Raise(const Error& error) {
-  throw std::runtime_error("shardwright error " + std::to_string(static_cast<int>(error.code)) +
-                           ": " + error.message);
+  throw std::runtime_error(
+      StrCat("shardwright error ", static_cast<int>(error.code), ": ", error.message));
 }
 
-void Require(bool holds, Errc code, const std::string& message) {
-  if (!holds) Raise({code, message});
+template <class... Parts>
+void Require(bool holds, Errc code, const Parts&... message) {
+  if (!holds) Raise({code, StrCat(message...)});
 }
 
 template <class T>
@@ -60,18 +61,16 @@ std::string ShapeText(const Tensor& tensor) {
 
 /// Fails unless a tensor is on the CPU, without strides, and has so many dimensions.
 void RequirePlain(const Tensor& tensor, const char* name, std::int64_t dims) {
-  Require(tensor.is_cpu(), Errc::kUnsupported, std::string(name) + ": not on the CPU");
-  Require(tensor.dim() == dims, Errc::kUsage,
-          std::string(name) + ": " + std::to_string(dims) + " dimensions expected, found shape " +
-              ShapeText(tensor));
-  Require(tensor.is_contiguous(), Errc::kUnsupported,
-          std::string(name) + ": has strides: give .contiguous()");
+  Require(tensor.is_cpu(), Errc::kUnsupported, name, ": a tensor on the CPU expected");
+  Require(tensor.dim() == dims, Errc::kUsage, name, ": ", dims,
+          " dimensions expected, found shape ", ShapeText(tensor));
+  Require(tensor.is_contiguous(), Errc::kUnsupported, name,
+          ": only contiguous tensors are supported: pass tensor.contiguous()");
 }
 
 std::span<const std::int64_t> Numbers(const Tensor& tensor, const char* name, std::int64_t dims) {
   RequirePlain(tensor, name, dims);
-  Require(tensor.scalar_type() == ScalarType::Long, Errc::kUsage,
-          std::string(name) + ": int64 expected");
+  Require(tensor.scalar_type() == ScalarType::Long, Errc::kUsage, name, ": int64 expected");
   return {static_cast<const std::int64_t*>(tensor.const_data_ptr()),
           static_cast<std::size_t>(tensor.numel())};
 }
@@ -96,8 +95,7 @@ void ForFloating(const Tensor& tensor, const char* name, Visit&& visit) {
     case ScalarType::BFloat16:
       return visit(c10::BFloat16{});
     default:
-      Raise({Errc::kUnsupported,
-             std::string(name) + ": float64, float32, float16 or bfloat16 expected"});
+      Raise({Errc::kUnsupported, StrCat(name, ": float64, float32, float16 or bfloat16 expected")});
   }
 }
 
@@ -126,9 +124,8 @@ Places PlacesOf(const Tensor& place, std::int64_t rows) {
   for (std::size_t i = 0; i < out.place.size(); ++i) {
     if (out.place[i] < rows) continue;
     const auto choices = static_cast<std::size_t>(out.choices);
-    Raise({Errc::kUsage, "place: token " + std::to_string(i / choices) + " choice " +
-                             std::to_string(i % choices) + ": row " + std::to_string(out.place[i]) +
-                             ", there are " + std::to_string(rows)});
+    Raise({Errc::kUsage, StrCat("place: token ", i / choices, " choice ", i % choices, ": row ",
+                                out.place[i], " does not exist, there are ", rows)});
   }
   return out;
 }
@@ -139,13 +136,12 @@ void RequireEachRowOnce(const Places& places, std::int64_t rows) {
   std::int64_t count = 0;
   for (const std::int64_t row : places.place) {
     if (row < 0) continue;
-    Require(!used[static_cast<std::size_t>(row)], Errc::kUsage,
-            "place: row " + std::to_string(row) + " is taken twice");
+    Require(!used[static_cast<std::size_t>(row)], Errc::kUsage, "place: row ", row,
+            " is used twice");
     used[static_cast<std::size_t>(row)] = true;
     ++count;
   }
-  Require(count == rows, Errc::kUsage,
-          "place: " + std::to_string(count) + " of " + std::to_string(rows) + " rows are taken");
+  Require(count == rows, Errc::kUsage, "place: only ", count, " of ", rows, " rows are used");
 }
 
 void RequireWeights(const std::optional<Tensor>& weights, const Places& places,
@@ -153,13 +149,12 @@ void RequireWeights(const std::optional<Tensor>& weights, const Places& places,
   if (!weights) return;
   RequirePlain(*weights, "weights", 2);
   Require(weights->size(0) == places.tokens && weights->size(1) == places.choices, Errc::kUsage,
-          "weights: shape [" + std::to_string(places.tokens) + ", " +
-              std::to_string(places.choices) + "] as of place expected, found " +
-              ShapeText(*weights));
+          "weights: the shape of place, [", places.tokens, ", ", places.choices,
+          "], expected, found ", ShapeText(*weights));
   const ScalarType type = SumTypeOf(values);
   Require(weights->scalar_type() == type, Errc::kUsage,
-          std::string("weights: ") + (type == ScalarType::Double ? "float64" : "float32") +
-              " expected, as sums of the tokens are");
+          "weights: ", type == ScalarType::Double ? "float64" : "float32",
+          " expected, the type in which tokens are added");
 }
 
 template <class T>
@@ -188,11 +183,10 @@ void ForTokens(std::int64_t tokens, std::int64_t bytes_each, const Body& body) {
 
 Tensor PackTokens(Tensor tokens, Tensor place, std::optional<Tensor> weights, std::int64_t rows) {
   RequirePlain(tokens, "tokens", 2);
-  Require(rows >= 0, Errc::kUsage, "rows: " + std::to_string(rows));
+  Require(rows >= 0, Errc::kUsage, "rows: a number from 0 on expected, found ", rows);
   const Places places = PlacesOf(place, rows);
-  Require(tokens.size(0) == places.tokens, Errc::kUsage,
-          "place: of " + std::to_string(places.tokens) + " tokens, given are " +
-              std::to_string(tokens.size(0)));
+  Require(tokens.size(0) == places.tokens, Errc::kUsage, "place: has ", places.tokens,
+          " tokens, but tokens has ", tokens.size(0));
   RequireEachRowOnce(places, rows);
   RequireWeights(weights, places, tokens);
   const std::int64_t hidden = tokens.size(1);
@@ -231,9 +225,8 @@ Tensor TokenDots(Tensor rows, Tensor tokens, Tensor place) {
   const Places places = PlacesOf(place, rows.size(0));
   Require(tokens.size(0) == places.tokens && tokens.size(1) == rows.size(1) &&
               tokens.scalar_type() == rows.scalar_type(),
-          Errc::kUsage,
-          "tokens: shape [" + std::to_string(places.tokens) + ", " + std::to_string(rows.size(1)) +
-              "] and the type of rows expected, found shape " + ShapeText(tokens));
+          Errc::kUsage, "tokens: shape [", places.tokens, ", ", rows.size(1),
+          "] and the type of rows expected, found shape ", ShapeText(tokens));
   Tensor out = torch::stable::empty({places.tokens, places.choices}, SumTypeOf(rows));
   ForFloating(rows, "rows", [&](auto zero) {
     using T = decltype(zero);
@@ -249,7 +242,7 @@ Tensor TokenDots(Tensor rows, Tensor tokens, Tensor place) {
 
 Tensor SumParts(Tensor parts) {
   RequirePlain(parts, "parts", 2);
-  Require(parts.size(0) > 0, Errc::kUsage, "parts: none");
+  Require(parts.size(0) > 0, Errc::kUsage, "parts: at least one part expected");
   const std::int64_t elems = parts.size(1);
   Tensor out = torch::stable::empty({elems}, parts.scalar_type());
   ForFloating(parts, "parts", [&](auto zero) {
@@ -267,17 +260,15 @@ Tensor SumParts(Tensor parts) {
 
 Tensor CountExperts(Tensor chosen, std::int64_t experts) {
   const auto numbers = Numbers(chosen, "chosen", 2);
-  Require(
-      experts > 0 && experts <= static_cast<std::int64_t>(limits::kMoeExperts), Errc::kLimit,
-      "experts: " + std::to_string(experts) + ", at most " + std::to_string(limits::kMoeExperts));
+  Require(experts > 0 && experts <= static_cast<std::int64_t>(limits::kMoeExperts), Errc::kLimit,
+          "experts: a number from 1 to ", limits::kMoeExperts, " expected, found ", experts);
   std::vector<std::int64_t> count(static_cast<std::size_t>(experts), 0);
   const auto choices = static_cast<std::size_t>(std::max<std::int64_t>(1, chosen.size(1)));
   for (std::size_t i = 0; i < numbers.size(); ++i) {
     if (numbers[i] == placement::kNoRow) continue;
-    Require(numbers[i] >= 0 && numbers[i] < experts, Errc::kBadInput,
-            "chosen: token " + std::to_string(i / choices) + " choice " +
-                std::to_string(i % choices) + ": expert " + std::to_string(numbers[i]) +
-                " does not exist, there are " + std::to_string(experts) + " (-1 is none)");
+    Require(numbers[i] >= 0 && numbers[i] < experts, Errc::kBadInput, "chosen: token ", i / choices,
+            " choice ", i % choices, ": expert ", numbers[i], " does not exist, there are ",
+            experts, " (-1 means no expert)");
     ++count[static_cast<std::size_t>(numbers[i])];
   }
   return MakeNumbers(count, {experts});
@@ -292,8 +283,9 @@ placement::DispatchTable TableOf(const Tensor& replicas, const Tensor& tokens, c
   Require(tokens.size(0) == replicas.size(0) && tokens.size(1) == replicas.size(1) &&
               node.size(0) == replicas.size(1),
           Errc::kUsage,
-          "replicas, tokens and node: [expert][rank] twice and [rank] expected, found shapes " +
-              ShapeText(replicas) + ", " + ShapeText(tokens) + ", " + ShapeText(node));
+          "replicas, tokens and node: shapes [expert][rank], [expert][rank] and [rank] expected, "
+          "found ",
+          ShapeText(replicas), ", ", ShapeText(tokens), ", ", ShapeText(node));
   const auto wrong = [](std::int64_t number) { return number < 0 || number > UINT32_MAX; };
   Require(std::none_of(held.begin(), held.end(), wrong) &&
               std::none_of(nodes.begin(), nodes.end(), wrong) &&
@@ -313,7 +305,7 @@ placement::DispatchTable TableOf(const Tensor& replicas, const Tensor& tokens, c
         holders, load, std::vector<std::uint32_t>(nodes.begin(), nodes.end())));
   }
   Require(rule == "capacity" || rule == "proportional", Errc::kUsage,
-          "rule: capacity, proportional or topology expected, found \"" + rule + "\"");
+          "rule: capacity, proportional or topology expected, found \"", rule, "\"");
   return ValueOf(placement::DispatchByCapacity(
       std::vector<std::uint32_t>(held.begin(), held.end()), load, experts, ranks,
       rule == "capacity" ? placement::Split::kExact : placement::Split::kProportional));
@@ -325,7 +317,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> DispatchPlan(Tensor chosen, Tensor to
   const auto numbers = Numbers(chosen, "chosen", 2);
   const placement::DispatchTable table = TableOf(replicas, tokens, node, rule);
   Require(rank >= 0 && rank < static_cast<std::int64_t>(table.ranks), Errc::kUsage,
-          "rank: " + std::to_string(rank) + " of " + std::to_string(table.ranks));
+          "rank: a rank below ", table.ranks, " expected, found ", rank);
   const auto me = static_cast<std::uint32_t>(rank);
   std::vector<std::int64_t> sent(table.ranks, 0);
   for (const placement::Send& send : table.sends) {
@@ -346,12 +338,11 @@ Tensor ExtraCapacity(Tensor tokens, Tensor capacity, Tensor debt, std::int64_t d
   const auto owed = Numbers(debt, "debt", 1);
   const std::size_t experts = routed.size();
   Require(room.size() == experts && owed.size() == experts, Errc::kUsage,
-          "tokens, capacity and debt: a number for each expert expected, found shapes " +
-              ShapeText(tokens) + ", " + ShapeText(capacity) + ", " + ShapeText(debt));
+          "tokens, capacity and debt: a number for each expert expected, found shapes ",
+          ShapeText(tokens), ", ", ShapeText(capacity), ", ", ShapeText(debt));
   const auto parts = static_cast<std::size_t>(std::max<std::int64_t>(devices, 0));
   Require(parts > 0 && experts % parts == 0, Errc::kUsage,
-          "devices: " + std::to_string(devices) + ", a divisor of " + std::to_string(experts) +
-              " experts expected");
+          "devices: a divisor of the number of experts, ", experts, ", expected, found ", devices);
   for (const auto& numbers : {routed, room, owed}) {
     Require(std::all_of(numbers.begin(), numbers.end(), [](std::int64_t n) { return n >= 0; }),
             Errc::kUsage, "tokens, capacity and debt: numbers from 0 on expected");

@@ -26,7 +26,7 @@ class Commands(DemoTest):
 
     def test_output_folder_excludes_a_positional_output(self):
         done = self.run_in("ucp-union", "ckpt", "atoms", "--output_folder", "made", code=2)
-        self.assertIn("exclude each other", done.stderr)
+        self.assertIn("--output_folder cannot be combined with OUTPUT", done.stderr)
         self.assertEqual(self.left(), ["ckpt"])
 
     def test_an_output_is_still_needed(self):
@@ -36,13 +36,13 @@ class Commands(DemoTest):
     def test_input_and_output_that_have_changed_places_are_told(self):
         for command in ("ucp-extract", "ucp-union", "ucp-load"):
             done = self.run_in(command, "out", "ckpt", code=3)
-            self.assertIn("OUTPUT ckpt holds one, so the two seem to have changed places: INPUT comes first", done.stderr)
-            self.assertNotIn("changed places", self.run_in(command, "out", "none", code=3).stderr)
+            self.assertIn("OUTPUT ckpt contains a checkpoint; the arguments may be swapped: pass INPUT first", done.stderr)
+            self.assertNotIn("may be swapped", self.run_in(command, "out", "none", code=3).stderr)
         self.assertEqual(self.left(), ["ckpt"])
 
     def test_a_key_of_another_format_is_told_with_it(self):
         done = self.run_in("ucp-load", "ckpt", "out", "--target", "dp_shard=3", code=2)
-        self.assertIn("it is one of --format dcp, --format dtensor", done.stderr)
+        self.assertIn("it belongs to --format dcp, --format dtensor", done.stderr)
 
     def test_packed_catalogues_outlive_their_source(self):
         self.run_in("ucp-load", "ckpt", "wanted", "--target", "zero=1,dp=3")

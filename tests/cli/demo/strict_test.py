@@ -44,7 +44,7 @@ class Strict(DemoTest):
         self.run_in("ucp-load", "ckpt", "out", "--target", "dp=1", "--strict", "--siblings", "none")
         (self.work / "ckpt" / "model.safetensors").write_bytes(b"of somebody else")
         named = self.refused("ckpt", "hub", "--format", "safetensors")
-        self.assertIn("beside the checkpoint: model.safetensors: it would be taken for a part of the output", named)
+        self.assertIn("sibling file: model.safetensors: readers would mistake it for a part of the output", named)
 
     def test_it_means_nothing_with_check(self):
         said = self.run_in("ucp-load", "--check", "ckpt", "ckpt", "--strict", code=2).stderr

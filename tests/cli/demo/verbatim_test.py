@@ -64,7 +64,7 @@ class Verbatim(DemoTest):
         self.assertEqual(self.files("out"), self.files("ckpt"))
         self.assertTrue(result["verbatim"])
         self.assertFalse(result["linked"])
-        self.assertEqual(result["run"]["members_without_sum"], 0)
+        self.assertEqual(result["run"]["members_without_checksum"], 0)
         self.assertGreater(result["run"]["members_verified"], 10)
         self.assertEqual(self.without_manifest_digests("out"), [])
         self.run_in("ucp-load", "--check", "ckpt", "out")
@@ -120,7 +120,7 @@ class Verbatim(DemoTest):
         self.assertIn("changes both checkpoints", done.stderr)
         self.assertEqual(self.inodes(f"out/{TAG}"), self.inodes(f"ckpt/{TAG}"))
         self.assertTrue(self.manifest("out")["linked"])
-        self.assertEqual({line.get("twin") for line in self.manifest("out")["files"]}, {"link", None})
+        self.assertEqual({line.get("clone_mode") for line in self.manifest("out")["files"]}, {"link", None})
         self.assertNotEqual((self.work / "out/latest").stat().st_ino,
                             (self.work / "ckpt/latest").stat().st_ino)
 

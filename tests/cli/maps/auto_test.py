@@ -96,7 +96,7 @@ class Auto(ModelTest):
                     self.assertEqual(self.files(out), self.files(f"direct_{name}"))
                     self.run_in("ucp-load", "--check", "hf", name, *asked)
         said = self.run_in("pec-save", "catalogue00", "store", code=9).stderr
-        self.assertIn("a catalogue that was made with --map", said)
+        self.assertIn("this catalogue was made with --map", said)
         # Further maps apply to that output.
         self.run_in("ucp-load", "catalogue00", "back", "--format", "safetensors", "--map", "llama:hf",
                     "--map-sizes", "kv_heads=2,heads=6")
@@ -111,13 +111,13 @@ class Auto(ModelTest):
         self.make()
         self.assertEqual(self.mapped("ucp-load", "hf", "out", "--format", "safetensors", "--map", "auto"), [])
         said = self.run_in("ucp-load", "hf", "out", "--format", "safetensors", "--map", "auto", "--force").stderr
-        self.assertIn("the names are those of side hf of map llama already", said)
+        self.assertIn("the names already follow the naming scheme hf of map llama", said)
         self.assertEqual(unpack(self.work / "out" / "model.safetensors")[0], self.tensors)
 
     def test_names_of_another_program_are_refused_for_megatron(self):
         self.make()
         said = self.run_in("ucp-load", "hf", "out", "--format", "megatron", code=2).stderr
-        self.assertIn("run ucp-load hf out --format megatron --map auto to write the names", said)
+        self.assertIn("run ucp-load hf out --format megatron --map auto to write the expected names", said)
         self.assertIn("--map none to keep the present names", said)
         self.assertFalse((self.work / "out").exists())
         self.assertEqual(self.mapped("ucp-load", "hf", "kept", "--format", "megatron", "--map", "none"), [])
@@ -125,7 +125,7 @@ class Auto(ModelTest):
         self.run_in("ucp-load", "hf", "titan", "--format", "megatron", "--map", "auto")
         self.run_in("ucp-load", "titan", "again", "--format", "megatron")
         said = self.run_in("ucp-load", "titan", "weights", "--format", "safetensors").stderr
-        self.assertIn("add --map auto to write the names that those readers expect", said)  # several maps have Megatron's
+        self.assertIn("add --map auto to write the expected names", said)  # several maps have Megatron's
 
     def test_of_two_maps_the_one_that_fits(self):
         self.make({"model_type": "qwen3"}, **NORMS)
@@ -145,7 +145,7 @@ class Auto(ModelTest):
     def test_nothing_is_guessed(self):
         self.make()
         self.say({**CONFIG, "model_type": "t5"})
-        self.refused(9, 'hf/config.json: model_type "t5" is of no map: there are experts, gpt2, llama')
+        self.refused(9, 'hf/config.json: no map matches model_type "t5"; available maps: experts, gpt2, llama')
         self.say({**CONFIG, "model_type": "mixtral", "num_local_experts": 2})
         self.refused(9, "map mixtral (model_type=mixtral of hf/config.json): ", "no rule of patterns/maps/mixtral.json")
         self.say({**CONFIG, "num_key_value_heads": 3, "num_attention_heads": 6})
@@ -155,18 +155,18 @@ class Auto(ModelTest):
         self.say("{")
         self.refused(4, "hf/config.json")
         (self.work / "hf" / "config.json").unlink()
-        self.refused(2, "neither a config.json next to", "--map MAP:TO")
+        self.refused(2, "cannot detect the model family", "--map MAP:TO")
         self.make({"model_type": "qwen2"}, **BIASES)
-        self.refused(9, "has no form for side torchtitan",
+        self.refused(9, "has no form for naming scheme torchtitan",
                      words=("--format", "dcp", "--flavour", "torchtitan", "--map", "auto"))
 
     def test_what_the_flags_mean_together(self):
         self.make()
-        self.refused(2, "it stands alone", words=("--map", "auto", "--map", "llama:hf"))
-        self.refused(2, "say --map auto:SIDE, of hf, ", words=("--format", "dcp", "--map", "auto"))
-        self.refused(2, "say --map auto:SIDE, of hf, ", words=("--map", "auto"), command="ucp-union")
-        self.refused(9, "no side nobody: there are hf, ", words=("--format", "dcp", "--map", "auto:nobody"))
-        self.refused(2, 'no size "bits"', words=("--format", "megatron", "--map", "auto", "--map-sizes", "bits=4"))
+        self.refused(2, "--map auto cannot be combined with another --map", words=("--map", "auto", "--map", "llama:hf"))
+        self.refused(2, "--map auto:TO, where TO is one of hf, ", words=("--format", "dcp", "--map", "auto"))
+        self.refused(2, "--map auto:TO, where TO is one of hf, ", words=("--map", "auto"), command="ucp-union")
+        self.refused(9, "no naming scheme nobody; it has hf, ", words=("--format", "dcp", "--map", "auto:nobody"))
+        self.refused(2, 'unknown size "bits"', words=("--format", "megatron", "--map", "auto", "--map-sizes", "bits=4"))
 
 
 if __name__ == "__main__":

@@ -67,19 +67,19 @@ class Maps(ModelTest):
 
     def test_what_is_refused(self):
         cases = (
-            (["--map", "map.json"], 2, "give --map-sizes heads=N"),
+            (["--map", "map.json"], 2, "pass --map-sizes heads=N"),
             (["--map", "map.json", "--map-sizes", "heads=4"], 4, "with heads=4"),
             (["--map", "map.json", "--map-sizes", "heads=x"], 2, "NAME=NUMBER,... expected"),
             (["--map", "map.json", "--map-sizes", "heads"], 2, "NAME=NUMBER,... expected"),
-            (["--map", "map.json", "--map-sizes", "bits=4"], 2, 'no size "bits": there are heads'),
+            (["--map", "map.json", "--map-sizes", "bits=4"], 2, 'unknown size "bits"; known sizes: heads'),
             (["--map-sizes", "heads=3"], 2, "--map-sizes requires --map"),
-            (["--map", "nobody"], 3, 'map "nobody": there are experts, gpt2, llama'),
+            (["--map", "nobody"], 3, 'map "nobody" does not exist; available maps: experts, gpt2, llama'),
             (["--map", "none.json"], 3, "none.json"),
             (["--map", "map.json:"], 2, "MAP:FROM:TO expected"),
             (["--map", "map.json:x:y:z"], 2, "MAP:FROM:TO expected"),
-            (["--map", "map.json:other"], 2, 'no side "other": there are fused, apart'),
-            (["--map", "map.json:fused"], 2, "are those of side fused of map demo already"),
-            (["--map", "llama:megatron"], 9, "no rule of patterns/maps/llama.json covers it on side hf; add one such as"),
+            (["--map", "map.json:other"], 2, 'no naming scheme "other"; it has fused, apart'),
+            (["--map", "map.json:fused"], 2, "already has the names of naming scheme fused of map demo"),
+            (["--map", "llama:megatron"], 9, "no rule of patterns/maps/llama.json covers it in naming scheme hf; add one such as"),
             (["--map", "map.json", "--map-sizes", "heads=3", "--link"], 2, "with --map its tensors get other names"),
         )
         for words, code, message in cases:
@@ -96,7 +96,7 @@ class Maps(ModelTest):
         (self.work / "map.json").write_text(json.dumps({**MAP, "sides": sides}))
         words = ("--map", "map.json", "--map-sizes", "heads=3")
         said = self.run_in("ucp-load", "ckpt", "out", *words, "--target", "zero=1,dp=2", code=9).stderr
-        self.assertIn('map.json does not tell in which order models of side "apart" have their parameters', said)
+        self.assertIn('map.json does not specify the parameter order of naming scheme "apart"', said)
         self.convert(*words, source="ckpt", out="files")
 
 

@@ -107,7 +107,7 @@ class Legacy(unittest.TestCase):
     def test_weights_prove_the_order(self):
         done = self.load()
         self.assertEqual(done.code, 0, str(done))
-        self.assertIn("the places of 8 parameters were worked out, and their weights prove them", done.stderr)
+        self.assertIn("the positions of 8 parameters were inferred, and their weights confirm them", done.stderr)
         done = harness.run([self.bin / "ucp-load", "--check", self.work / "ckpt", self.out])
         self.assertEqual(done.code, 0, str(done))
 
@@ -124,7 +124,7 @@ class Legacy(unittest.TestCase):
         order = list(self.run_.shapes)
         a, b = order.index(FIRST), order.index(SECOND)
         order[a], order[b] = order[b], order[a]
-        self.refused(self.load(order=order), UNSUPPORTED, f'"{FIRST}"', "are not where they should be")
+        self.refused(self.load(order=order), UNSUPPORTED, f'"{FIRST}"', "are not at the inferred position")
 
     def test_state_that_no_group_has_is_refused(self):
         self.load()
@@ -140,7 +140,7 @@ class Legacy(unittest.TestCase):
         self.run_.weights[SECOND][MIDDLE] ^= 1
         done = self.load("--dry-run")
         self.assertEqual(done.code, 0, str(done))
-        self.assertIn("are proved by their weights when they are read", done.stderr)
+        self.assertIn("a run that reads the weights verifies them", done.stderr)
 
 
 if __name__ == "__main__":

@@ -87,11 +87,11 @@ class Forms(Case):
         self.write("v.json", {"expert_load": physical, "physical_to_logical_map": maps})
         self.assertEqual(self.loads_of("v.json"), self.one)
         self.assertEqual(self.loads_of(self.pt("expert_load_view.pt", tensor(COUNTS[-1])),
-                                       said="taken for those of logical experts"), self.one)
+                                       said="they are used as counts of logical experts"), self.one)
         passes = [{"forward_pass_id": i, "rank": 0, "gatherer_key": "primary",
                    "global_physical_count": tensor([[*counts, 0] for counts in step])} for i, step in enumerate(COUNTS)]
         dump = {"records": passes, "last_physical_to_logical_map": tensor(maps)}
-        self.assertEqual(self.loads_of(self.pt("passes.pt", dump), form="sglang", said="passes of one rank"), self.all)
+        self.assertEqual(self.loads_of(self.pt("passes.pt", dump), form="sglang", said="has the passes of one SGLang rank"), self.all)
 
     def test_sparse_rows_of_sglang(self):
         rows = [f"{layer},{e},{count}" for layer, counts in enumerate(COUNTS[-1]) for e, count in enumerate(counts)
@@ -99,7 +99,7 @@ class Forms(Case):
         self.write("rank0.csv", "\n".join(["layer_id,expert_id,count", *rows]) + "\n")
         wanted = [list(counts) for counts in self.one]
         wanted[2][3] = wanted[4][0] = 0
-        self.assertEqual(self.loads_of("rank0.csv", said="2 counts without a row are 0; the highest expert_id makes 16"),
+        self.assertEqual(self.loads_of("rank0.csv", said="2 counts have no row and are set to 0; the highest expert_id implies 16"),
                          wanted)
         self.write("rank0.csv", "layer_id,expert_id,count\n3,0,24990\n3,18,39249\n")
         self.run_in("rank0.csv", "--nodes", "1", "--gpus", "4", "--slots", "6", "-o", "q.json")
@@ -120,7 +120,7 @@ class Forms(Case):
                  for step, load in zip([1, 2, 1, 2], COUNTS)]
         self.write("v.jsonl", "".join(lines) + lines[0][:40])
         self.assertEqual(self.loads_of("v.jsonl", said="step 1 after step 2, as after a restart of the server"), self.all)
-        self.loads_of("v.jsonl", said="the last line is cut short and is ignored")
+        self.loads_of("v.jsonl", said="the last line is truncated and is ignored")
 
     def test_a_rank_without_an_iteration(self):
         folder = self.work / "statistics"
@@ -136,7 +136,7 @@ class Forms(Case):
                     data += more
             text = json.dumps(header).encode()
             (folder / f"rank{rank}.safetensors").write_bytes(struct.pack("<Q", len(text)) + text + data)
-        self.loads_of("statistics", said="rank1.safetensors: lacks iteration 51 of other ranks")
+        self.loads_of("statistics", said="rank1.safetensors: lacks iteration 51, which other ranks have")
 
     def test_messages_name_the_form(self):
         bad = [[*COUNTS[-1][0][:-1], -5], *COUNTS[-1][1:]]
@@ -146,19 +146,19 @@ class Forms(Case):
                 (4, "layer 1 expert 0: not a number", self.binary("nan.npy", npy([[1.0, 2.0], [float("nan"), 3.0]], "<f8", "d"))),
                 (4, "layer 1 expert 1: more than", self.binary("huge.npy", npy([[1.0, 2.0], [0.0, 1e300]], "<f8", "d"))),
                 (9, "a .npy file of type '>i8'", self.binary("big.npy", npy(COUNTS[-1], ">i8"))),
-                (4, "a .npy file of [2, 2] has 32 bytes of elements, found 24", self.binary("cut.npy", npy([[1, 2], [3, 4]])[:-8])),
+                (4, "shape [2, 2]: expected 32 bytes of elements, found 24", self.binary("cut.npy", npy([[1, 2], [3, 4]])[:-8])),
                 (4, "not a .npy file of NumPy", self.binary("no.npy", b"1,2,3\n4,5,6\n")),
                 (4, "found the shape [1, 1, 1, 1]", self.binary("deep.npy", npy([[[[1]]]]))),
-                (9, "token counts in a .npz file are not read", self.binary("a.npz", b"PK")),
-                (4, "a placement (physical_to_logical_map) without token counts, which --old reads",
+                (9, "token counts in a .npz file are not supported", self.binary("a.npz", b"PK")),
+                (4, "a placement (physical_to_logical_map) without token counts",
                  self.pt("map.pt", {"physical_to_logical_map": tensor([[0, 1]])})),
-                (4, "a placement (physical_to_logical_map) without token counts, which --old reads",
+                (4, "a placement (physical_to_logical_map) without token counts",
                  self.write("map.json", {"physical_to_logical_map": [[0, 1]]})),
                 (4, "no token counts: found dict", self.pt("other.pt", {"weights": tensor([[1, 2]])})),
                 (4, "lacks last_physical_to_logical_map", self.pt("r.pt", {"records": []})),
                 (4, "counts [2, 3], but the physical_to_logical_map is [2, 2]",
                  self.pt("m.pt", {"expert_load": tensor([[1, 2, 3]] * 2), "physical_to_logical_map": tensor([[0, 1]] * 2)})),
-                (4, 'column "gpu" is unknown: known are layer (layer_id)', self.write("c.csv", "layer_id,gpu,count\n1,2,3\n"))):
+                (4, 'column "gpu" is unknown: known columns are layer (layer_id)', self.write("c.csv", "layer_id,gpu,count\n1,2,3\n"))):
             with self.subTest(part):
                 self.refused(code, part, name, *CLUSTER, "-o", "p")
 

@@ -115,7 +115,7 @@ class Loads(Case):
                       for layer, counts in enumerate(share)}
             ptfile.save(folder / f"mp_rank_0{rank}_model_states.pt", {"module": module, "global_steps": 8})
         done = self.run_in("ckpt", *CLUSTER, "--strategy", "eplb", "-o", "p.json")
-        self.assertIn("counters of several ranks differ and were added up", done.stderr)
+        self.assertIn("counters differ between ranks, so they were added up", done.stderr)
         result = self.same("ckpt", "checkpoint")
         self.assertEqual(result["iteration"], 8)
         for path in folder.iterdir():
@@ -147,7 +147,7 @@ class Plans(Case):
             result = self.result("evaluate", form, "loads.jsonl")
             self.assertEqual((result["nodes"], result["gpus"], result["live_slots"]), (4, 8, 32))
         self.plan("--strategy", "eplb", "--format", "vllm", "-o", "v")
-        self.refused(2, "does not tell its cluster", "evaluate", "v", "loads.jsonl")
+        self.refused(2, "does not describe its cluster", "evaluate", "v", "loads.jsonl")
 
     def test_a_map_of_sglang_in_a_tensor(self):
         self.plan("--strategy", "eplb", "--format", "sglang", "-o", "p.json")
@@ -160,20 +160,20 @@ class Plans(Case):
         for form in ("eplb", "sglang", "vllm", "tensorrt-llm", "vllm-ascend"):
             # Fifteen slots do not divide among two gpus.
             self.write("c.json", {"nodes": [{"gpus": [9, 10]}]})
-            self.refused(9, "the format has as many on every gpu", "loads.jsonl", "--cluster", "c.json", "--format",
+            self.refused(9, "the format requires the same number on every gpu", "loads.jsonl", "--cluster", "c.json", "--format",
                          form, "-o", "p")
         # One hot expert, so that eplb puts it on a gpu twice.
         self.write("hot.json", [[1000] + [1] * 7])
         short = ["--nodes", "1", "--gpus", "2", "--slots", "8", "--strategy", "eplb"]
-        self.refused(9, "twice on rank", "hot.json", *short, "--format", "vllm-ascend", "-o", "p")
+        self.refused(9, "occurs twice on rank", "hot.json", *short, "--format", "vllm-ascend", "-o", "p")
         done = self.run_in("hot.json", *short, "--format", "vllm", "-o", "v")
-        self.assertIn("the second copy takes memory for nothing", done.stderr)
+        self.assertIn("the second copy wastes memory", done.stderr)
 
     def test_a_part_of_the_model_is_told(self):
         done = self.plan("--strategy", "eplb", "--layers", "2-3", "--format", "vllm", "-o", "v")
         self.assertIn("these are 2 of 6", done.stderr)
         done = self.plan("--strategy", "eplb", "--layers", "2-3", "--format", "sglang", "-o", "s")
-        self.assertIn("2 layers without a plan", done.stderr)
+        self.assertIn("2 layers below the last one have no plan", done.stderr)
 
 
 class Logs(Case):
@@ -190,9 +190,9 @@ class Logs(Case):
                 done = self.run_in(f"{name}.jsonl", *CLUSTER, *words, "-o", f"{name}.json", "--force")
                 plans.append(self.read(f"{name}.json"))
             self.assertEqual(*[plan["layers"] for plan in plans])
-            self.assertIn("warning: resumed.jsonl:8: iteration 6 again, as after a restart of the training: the earlier lines "
+            self.assertIn("warning: resumed.jsonl:8: iteration 6 occurs again, as after a restart of training: earlier lines "
                           "of iterations from 6 on are ignored\n", done.stderr)
-            self.assertIn("warning: resumed.jsonl:12: the last line is cut short and is ignored\n", done.stderr)
+            self.assertIn("warning: resumed.jsonl:12: the last line is truncated and is ignored\n", done.stderr)
         self.write("torn.jsonl", lines[0] + lines[1][:30] + "\n" + lines[2])
         self.refused(4, "torn.jsonl:2: line 1, column", "torn.jsonl", *CLUSTER, "-o", "p")
 
@@ -204,7 +204,7 @@ class BadInput(Case):
                 (4, "layer 0 expert 1: negative", "[[1,-2]]"), (4, 'cannot read "NaN"', "[[1,NaN]]"),
                 (4, "layer 0 expert 0: more than", "[[1e300]]"), (4, "more than", "[[9007199254740992,1]]"),
                 (4, "a count expected, found a text", '[["1"]]'), (4, "layer 0: no experts", "[[]]"),
-                (4, "no loads: none of tokens", '{"token":[[1]]}'), (4, 'key "tokens" twice',
+                (4, "no token counts: expected one of tokens", '{"token":[[1]]}'), (4, 'key "tokens" appears twice',
                                                                      '{"tokens":[[1]],"tokens":[[2]]}'),
                 (4, "bad:2: line 1, column", '{"iteration":3,"tokens":[[1]]}\n{"iteration":4,"tok\n{"iteration":5,"tokens":[[1]]}'),
                 (4, "bad:2: 2 layers of 2 experts, the first record has 1",
@@ -223,12 +223,12 @@ class BadInput(Case):
 
     def test_windows(self):
         for part, words in (("layer 9", ["--layers", "9"]), ("window of 9", ["--window", "9"]),
-                            ("the range runs backward", ["--layers", "3-1"]),
-                            ("is no list of layers", ["--layers", "a"])):
+                            ("the end of a range is before its start", ["--layers", "3-1"]),
+                            ("a list of layers below", ["--layers", "a"])):
             self.refused(2, part, "loads.jsonl", *CLUSTER, *words, "-o", "p")
         self.write("late.jsonl", '{"iteration":5,"tokens":[[1,2]]}\n')
-        self.refused(2, "the loads start at iteration 5", "late.jsonl", *CLUSTER, "--at", "4", "-o", "p")
-        self.refused(2, "the loads start at iteration 5", "late.jsonl", *CLUSTER, "--measured-at", "4", "-o", "p")
+        self.refused(2, "the token counts start at iteration 5", "late.jsonl", *CLUSTER, "--at", "4", "-o", "p")
+        self.refused(2, "the token counts start at iteration 5", "late.jsonl", *CLUSTER, "--measured-at", "4", "-o", "p")
 
     def test_zero_loads_have_a_plan(self):
         self.write("zero", [[0] * EXPERTS] * 2)
@@ -241,8 +241,8 @@ class BadInput(Case):
         for code, part, cluster in (
                 (4, "nodes is missing", {}), (4, 'unknown member "node"', {"node": 3}),
                 (4, "gpus is missing", {"nodes": 2, "slots": 1}), (4, "slots or memory is missing", {"nodes": 2, "gpus": 2}),
-                (4, "memory needs expert_bytes", {"nodes": 2, "gpus": 2, "memory": "80GB"}),
-                (4, "slots and memory exclude", {"nodes": 2, "gpus": 2, "slots": 1, "memory": "1GB"}),
+                (4, "memory requires expert_bytes", {"nodes": 2, "gpus": 2, "memory": "80GB"}),
+                (4, "slots cannot be combined with memory", {"nodes": 2, "gpus": 2, "slots": 1, "memory": "1GB"}),
                 (4, 'the name "a" is taken', {"nodes": [{"name": "a"}, {"name": "a"}], "gpus": 2, "slots": 9}),
                 (4, "id 0 is taken", {"nodes": [{"gpus": [{"id": 0, "slots": 9}, {"id": 0, "slots": 9}]}]}),
                 (4, 'id "u" is taken', {"nodes": [{"gpus": [{"id": "u", "slots": 9}]}, {"gpus": [{"id": "u", "slots": 9}]}]}),
@@ -272,11 +272,11 @@ class BadInput(Case):
         self.refused(10, "multiple", "loads.jsonl", *CLUSTER, "--strategy", "eplb", "--groups", "3", "-o", "p")
 
     def test_old_plans(self):
-        for part, text in (("old: plan: no layer", "[[0,1,2]]"), ("old: is empty", ""), ("layer 0 slot 1: a whole number", "[[0,-7]]"),
-                           ("slots", json.dumps([[0] * 5] * LAYERS)), ("no plan: none of layers", "{}"),
+        for part, text in (("old: plan: layer", "[[0,1,2]]"), ("old: is empty", ""), ("layer 0 slot 1: a whole number", "[[0,-7]]"),
+                           ("slots", json.dumps([[0] * 5] * LAYERS)), ("not a plan: expected one of layers", "{}"),
                            ("a plan without layers", '{"layers":[]}'),
                            ("16", '{"layers":[{"layer":0,"placement":[[0,1]]}]}'),
-                           ("layer 0 twice", '{"layers":[{"layer":0,"placement":[[0]]},{"layer":0,"placement":[[0]]}]}'),
+                           ("layer 0 occurs twice", '{"layers":[{"layer":0,"placement":[[0]]},{"layer":0,"placement":[[0]]}]}'),
                            ("cannot read", "hello\n"), ("eplb_initial_mapping", '{"record_type":"x"}')):
             with self.subTest(part):
                 self.write("old", text)
@@ -285,7 +285,7 @@ class BadInput(Case):
         self.plan("--strategy", "eplb", "-o", "four.json")
         self.refused(4, "gpus", "loads.jsonl", "--nodes", "4", "--gpus", "3", "--slots", "4", "--old", "four.json")
         self.write("few.jsonl", jsonl(trace(experts=8)))
-        self.refused(4, "16 experts, the loads have 8", "few.jsonl", *CLUSTER, "--old", "four.json")
+        self.refused(4, "16 experts, the token counts have 8", "few.jsonl", *CLUSTER, "--old", "four.json")
 
     def test_plans_of_others(self):
         self.write("p", [[e % EXPERTS for e in range(32)]] * (LAYERS - 1) + [[0] * 32])

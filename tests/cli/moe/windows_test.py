@@ -120,7 +120,7 @@ class Idle(Case):
         self.write("stats.jsonl", vllm(steps, first=1))
         for words in ([], ["--window", "1"]):
             done = self.run_in("stats.jsonl", "--nodes", "1", "--gpus", "4", "--slots", "2", *words, "-o", "p.json", "--force")
-            self.assertIn("1 of 2 records without a token left out: iteration 2", done.stderr)
+            self.assertIn("1 of 2 records have no tokens and are ignored: iteration 2", done.stderr)
             self.assertEqual(self.read("p.json")["layers"][0]["loads"], [9, 1, 5, 2])
         result = self.result("stats.jsonl", "--nodes", "1", "--gpus", "4", "--slots", "2")
         self.assertEqual((result["idle_records"], result["iteration"]), (1, 1))
@@ -137,7 +137,7 @@ class Idle(Case):
                 self.assertEqual(rows, [16, 16], (strategy, form))
         self.run_in(*base, "--format", "vllm-ascend", "-o", "p", "--force")
         done = self.run_in(*base)
-        self.assertIn("layers without a token: 0;", done.stderr)
+        self.assertIn("layers without tokens: 0;", done.stderr)
         result = self.result(*base)
         self.assertEqual(result["layers_without_tokens"], [0])
         metrics = result["plan"]["metrics"]
@@ -195,7 +195,7 @@ class Moves(Case):
         self.assertLessEqual(plan["metrics"]["imbalance_max"], target)
         self.assertLess(plan["migration"]["transfers"], self.curve[-1]["moves"])
         done = self.run_in("loads.jsonl", *CLUSTER, "--old", "old.json", "--target-balance", "1", "-o", "p.json")
-        self.assertIn("the target balance was not reached in layers 0-5: the worst of them has 1.", done.stderr)
+        self.assertIn("the target balance was not reached in layers 0-5: the worst balance is 1.", done.stderr)
 
     def test_wrong_limits(self):
         base = ["loads.jsonl", *CLUSTER, "--old", "old.json"]
@@ -208,7 +208,7 @@ class Moves(Case):
             with self.subTest(" ".join(words)):
                 self.refused(2, part, *base, *words, "-o", "p")
         self.refused(2, "--max-moves requires --old", "loads.jsonl", *CLUSTER, "--max-moves", "3")
-        self.refused(2, "needs the size of an expert", "loads.jsonl", *CLUSTER[:-2], "--old", "old.json", "--max-moves", "1GB")
+        self.refused(2, "requires the size of an expert", "loads.jsonl", *CLUSTER[:-2], "--old", "old.json", "--max-moves", "1GB")
         self.write("c.json", {"nodes": [{"name": f"node{n}", "alive": n != 1} for n in range(4)], "gpus": 2, "slots": 4})
         self.refused(10, "raise --max-moves", "loads.jsonl", "--cluster", "c.json", "--old", "old.json", "--max-moves", "1")
 

@@ -81,7 +81,7 @@ class Letting(Keyed):
         self.at(address, code=2)
         self.assertIn("--insecure to accept every client", self.stderr)
         self.at(address, "--insecure", code=2)
-        self.assertIn("the agent's key is needed here: --key FILE", self.stderr)
+        self.assertIn("this port requires the agent's key; pass --key FILE", self.stderr)
         self.at(address, "--key", self.other_key, code=5)
         self.at(address, "--key", self.key, "--insecure", code=2)
         self.at("127.0.0.1:1", "--key", self.key, code=3)

@@ -60,7 +60,7 @@ class Saving(Stores):
     def test_a_store_is_no_checkpoint(self):
         self.save(3)
         self.run_tool("ucp-load", self.store, self.work / "out", "--target", "dp=1", code=3)
-        self.assertIn("a store of partial checkpoints; pec-restore", self.report["error"]["message"])
+        self.assertIn("a store of partial checkpoints; restore a checkpoint from it with pec-restore", self.report["error"]["message"])
         other = self.shared / "run"
         self.run_tool("pec-restore", other, self.work / "out", code=3)
         self.assertIn("no store of partial checkpoints", self.report["error"]["message"])
@@ -267,7 +267,7 @@ class Restoring(Stores):
             warnings = [warning["message"] for warning in self.report["warnings"]]
             results.append((saved, self.restore(f"out-{log.stem}")["loss"]))
         self.assertEqual(*results)
-        for what in ("iteration 4 again, as after a restart of the training", "the last line is cut short and is ignored"):
+        for what in ("iteration 4 occurs again, as after a restart of training", "the last line is truncated and is ignored"):
             self.assertTrue(any(what in warning for warning in warnings), warnings)
         broken = self.work / "broken.jsonl"
         broken.write_text(lines[0] + lines[1][:20] + "\n" + "".join(lines[2:]))

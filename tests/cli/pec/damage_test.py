@@ -25,17 +25,17 @@ class Refusing(Stores):
         before = tree(self.store)
         self.save(4, "--resumed-from", 3, source=self.work / "run", code=5)
         self.assertEqual(tree(self.store), before)
-        self.assertIn('"blocks.0.more.weight" exp_avg: absent and float32 [3, 5]', self.stderr)
+        self.assertIn('"blocks.0.more.weight" exp_avg: expected none, found float32 [3, 5]', self.stderr)
         wide = moe_checkpoint.Model(hidden=8)
         moe_checkpoint.series(self.work / "wide", wide, [4])
         self.save(4, source=self.work / "wide", code=5)
-        self.assertIn("and float32 [", self.stderr)
+        self.assertIn(", found float32 [", self.stderr)
 
     def test_policies_that_need_tokens(self):
         self.save(3, "--tokens", self.tokens_path)
         for policy in ("load-aware", "budget", "budget-global"):
             self.save(4, "--policy", policy, code=2)
-            self.assertIn("give --tokens", self.stderr)
+            self.assertIn("pass --tokens", self.stderr)
 
     def test_tokens_that_are_not_there(self):
         self.save(3, "--tokens", self.work / "absent", code=3)
@@ -57,7 +57,7 @@ class Refusing(Stores):
     def test_a_store_that_is_ahead(self):
         self.save_series((3, 4, 5), "--k", 1)
         self.save(4, code=5)
-        self.assertIn("holds iteration 5, this checkpoint is of iteration 4", self.stderr)
+        self.assertIn("the store is at iteration 5, this checkpoint has iteration 4", self.stderr)
         self.save(4, "--k", 1, "--resumed-from", 3)
         self.restore("out")
         self.assertEqual(self.report["iteration"], 4)
@@ -109,7 +109,7 @@ class Refusing(Stores):
     def test_iterations_up_to_nothing(self):
         self.save(3)
         self.restore("out", "--at", 2, code=3)
-        self.assertIn("the first is of iteration 3", self.stderr)
+        self.assertIn("the first one has iteration 3", self.stderr)
 
 
 class Damage(Stores):

@@ -179,7 +179,7 @@ class State(Run):
         # Without tokens the loss of a recovery is unknown.
         self.save_as(12, limit=None, tokens=False)
         self.assertAlmostEqual(self.recover()["total"], cost, 12)
-        self.assertIn("not entered into the budget", self.stderr)
+        self.assertIn("the budget of dynamic K does not include them", self.stderr)
 
     def test_predict_raises_before(self):
         words = ["--k", 1, "--dynamic-k-mode", "predict"]

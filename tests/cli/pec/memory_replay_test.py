@@ -161,7 +161,7 @@ class MemoryReplay(Agents, Replaying):
         status = self.status("a")
         self.assertEqual((status["newest"], status["snapshots_failed"]), (8, 0))
         self.assertGreater(status["replays"]["older"], 0)
-        self.assertIn("of room for another snapshot", " ".join(status["replays"]["refused"]))
+        self.assertIn("reserved for the next snapshot", " ".join(status["replays"]["refused"]))
         # The log brings the rest.
         result = self.restored("out", "--agents", self.address("a"), "--replay=require")
         self.assertEqual(result["stale_modules"], 0)

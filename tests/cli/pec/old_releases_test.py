@@ -84,7 +84,7 @@ class OldReleases(Old):
         kinds = {row["name"]: row["kind"] for row in listed["parameters"]}
         self.assertEqual(kinds["blocks.0.scale"], "buffer")
         self.assertEqual(kinds["blocks.1.skip.weight"], "frozen")
-        self.assertIn("3 tensors are not trained, and buffer_names is not there", self.stderr)
+        self.assertIn("3 tensors are not trained, and there is no buffer_names", self.stderr)
 
     def test_a_tied_matrix_is_known_by_its_checksum(self):
         old = self.make(release=MIDDLE)
@@ -119,11 +119,11 @@ class OldReleases(Old):
             return experts[:told] + experts[told + 2:] + experts[told:told + 2]
 
         old = self.make(release=OLD, order=layers_swapped)
-        self.refuse(old, 9, "its master weights are not where they should be",
-                    "releases before 0.14.5 tell the places of only a part")
+        self.refuse(old, 9, "its master weights are not at the inferred position",
+                    "DeepSpeed before 0.14.5 records the positions of only some")
         shutil.rmtree(old)
         old = self.make(release=OLD, order=lambda experts: experts[::-1])
-        self.refuse(old, 9, "is not in the order of the model", "0.14.5 or newer")
+        self.refuse(old, 9, "is not in model order", "0.14.5 or newer")
         shutil.rmtree(old)
         old = self.make(release=MIDDLE, order=layers_swapped)
         new = self.make("new", order=layers_swapped)
@@ -141,7 +141,7 @@ class OldReleases(Old):
         """Of two matrices of one shape one is frozen, and no slice states which."""
         both = {"4.weight": (6, 7)}
         old = self.make(release=OLD, ep=4, ranks=4, layers=1, expert=both, frozen=("4.weight",))
-        self.refuse(old, 9, "tell only part of the experts' parameters", "2 selections of those")
+        self.refuse(old, 9, "list only some of the experts' parameters", "2 selections of the following parameters")
 
     def test_slices_that_contradict_the_files(self):
         def more(slices):
@@ -158,10 +158,10 @@ class OldReleases(Old):
         for change, release, code, words in (
                 (more, OLD, 4, ("42 elements in its file, 43 in param_slice_mappings",)),
                 (more, MIDDLE, 4, ("param_slice_mappings",)),
-                (unknown, OLD, 4, ("9.weight", "no file of an expert holds it")),
+                (unknown, OLD, 4, ("9.weight", "no expert file contains it")),
                 (unknown, MIDDLE, 4, ("9.weight", "its weight is in no file")),
-                (less, OLD, 9, ("does not fit its sizes",)),
-                (less, MIDDLE, 9, ("does not fit its sizes",))):
+                (less, OLD, 9, ("do not fit its sizes",)),
+                (less, MIDDLE, 9, ("do not fit its sizes",))):
             with self.subTest(change=change.__name__, release=release):
                 old = self.make(release=release)
                 self.change(old, change)

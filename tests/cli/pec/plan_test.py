@@ -79,7 +79,7 @@ class Plan(Stores):
         result = self.plan(*words, "--policy", "sequential", "--checkpoints", 4)
         self.assertEqual(result["selection"]["checkpoints"][3]["layers"], {"0": [6, 7]})
         self.plan(*words[2:], "--policy", "load-aware", "--experts", 8, code=2)
-        self.assertIn("give --tokens", self.stderr)
+        self.assertIn("pass --tokens", self.stderr)
 
     # Section 7.1: DP 4, EP 2, a full save of two layers, and 7.4: start (6, 0, 2).
     def test_shares(self):
@@ -194,7 +194,7 @@ class Plan(Stores):
         self.assertEqual(sent[-1]["window"], 36)
         sent = self.plan(*words, "--gradient-budget", 7000)["gradients"]
         self.assertEqual(sent[-1]["over_bytes"], 1000)
-        self.assertIn("1000 B above the budget", self.stdout)
+        self.assertIn("exceeds the budget by 1000 B", self.stdout)
 
     def test_a_log_beside_the_checkpoints(self):
         words = ["--experts", 8, "--moe-layers", 2, "--expert-params", 1000, "--nonexpert-params",

@@ -113,7 +113,7 @@ class Planning(Stores):
         kept = self.simulate(*words, "--k", 2, "--keep", "master")["rows"]
         self.assertNotIn("gradient-log", [r["policy"] for r in kept])
         self.assertIn("no row gradient-log: ", self.stdout)
-        for more, said in ((["--keep", "moments"], "--keep"), (["--partial-start"], "has all experts"),
+        for more, said in ((["--keep", "moments"], "--keep"), (["--partial-start"], "must have all experts"),
                            (["--param-bytes", "2,0,4"], "float32"),
                            (["--k", 2, "--k-persist", 1], "one K"),
                            (["--gradient-budget", 3], "--gradients")):
@@ -156,7 +156,7 @@ class Planning(Stores):
         self.assertIn("use --policy full every ", self.stdout)
         result = self.run_tool("pec-save", "tune", "--persist-bandwidth", "10MiB")
         self.assertIsNone(result["replay"])
-        self.assertIn("the gradients of a rank take 256 MiB/s, storage 10.0 MiB/s", result["no_replay"])
+        self.assertIn("the gradients of a rank take 256 MiB/s, storage allows 10.0 MiB/s", result["no_replay"])
         self.assertIn("no column REPLAY", self.stdout)
 
     def test_kept_components_and_two_levels(self):
@@ -368,7 +368,7 @@ class Planning(Stores):
                                "--iterations", 100000, "--snapshot-bandwidth", "100MB")
         self.assertIsNone(result["chosen"])
         self.assertEqual(result["best"], "full")
-        self.assertIn("no column CHOSEN: none within the limit of 3.750 % lost tokens", self.stdout)
+        self.assertIn("no column CHOSEN: no K is within the limit of 3.750 % lost tokens", self.stdout)
         self.assertIn(f"\nuse --policy full every {result['full']['interval']} iterations\n", self.stdout)
         result = result["closest"]
         k, interval = result["k"], result["interval"]

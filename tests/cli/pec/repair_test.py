@@ -113,7 +113,7 @@ class Repairs(Repairing):
         before = tree(self.store)
         moe_checkpoint.series(self.work / "other", moe_checkpoint.Model(seed=9), [4])
         result = self.repair(4, source=self.work / "other", code=5)
-        self.assertIn("is of iteration 4 too, but has other content", result["repair"]["blobs"][0]["reason"])
+        self.assertIn("has the same iteration 4, but other content", result["repair"]["blobs"][0]["reason"])
         self.assertEqual(tree(self.store), before)
 
     def test_foreign_files_at_the_names_of_blobs(self):

@@ -302,7 +302,7 @@ class Broken(Replaying):
 
     def test_no_log(self):
         self.restore("required", "--replay=require", code=5)
-        self.assertIn("no log of gradients", self.stderr)
+        self.assertIn("no gradient log", self.stderr)
 
     def test_experts_that_start_again(self):
         self.restore("out", "--replay=require", "--restart-missing", self.shared / "run", code=2)
@@ -328,7 +328,7 @@ class Broken(Replaying):
         log.path.write_bytes(data[:-64 - 80])
         versions = {last: self.stale[last]} if last in self.stale else {}
         result = self.refused("iteration 8: no record", versions)
-        self.assertTrue(any("cut short" in line for line in result["replay"]["torn"]))
+        self.assertTrue(any("truncated" in line for line in result["replay"]["torn"]))
 
     def test_damage_in_the_middle(self):
         log = self.log()
@@ -429,7 +429,7 @@ class GoingOn(Replaying):
         del recovery["older"], recovery["xxh3_128"]
         path.write_text(json.dumps(recovery))
         self.restore("unknown", "--replay=require", code=5)
-        self.assertIn("does not say with which state", self.stderr)
+        self.assertIn("not recorded with which state", self.stderr)
 
     def test_what_was_replayed_goes_on(self):
         self.store_series(upto=6)

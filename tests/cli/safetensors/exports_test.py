@@ -35,7 +35,7 @@ class ModelFolder(ModelTest):
     def test_holds_only_what_belongs_to_a_model(self):
         done = self.run_in("ucp-load", "ckpt", "out", "--format", "safetensors", "--json=report")
         self.assertEqual(set(self.files("out")), set(OF_MODEL) | {"model.safetensors"})
-        left = {one["name"] for one in json.loads((self.work / "report").read_text())["result"]["neighbours"]["left_out"]}
+        left = {one["name"] for one in json.loads((self.work / "report").read_text())["result"]["siblings"]["left_out"]}
         self.assertLessEqual(set(OF_TRAINER), left)
         self.assertNotIn("rng_state", done.stderr)
         # Files for a trainer have all of it.
@@ -58,7 +58,7 @@ class ModelFolder(ModelTest):
         self.assertEqual((self.work / "native/config.json").read_text(), CONFIG, "files for a trainer keep every byte")
 
     def test_a_missing_configuration_is_a_warning(self):
-        said = "no config.json was found beside the checkpoint"
+        said = "no config.json was found next to the checkpoint"
         self.assertNotIn(said, self.convert(source="ckpt", out="with").stderr)
         (self.work / "ckpt/config.json").unlink()
         self.assertIn(said, self.convert(source="ckpt", out="without").stderr)
@@ -96,7 +96,7 @@ class DefaultFormat(ModelTest):
 
     def test_keys_of_another_format_name_it(self):
         done = self.run_in("ucp-load", "model", "out", "--target", "zero=2,dp=2", code=2)
-        self.assertIn('target key "zero" is none of', done.stderr)
+        self.assertIn('target key "zero" is not one of', done.stderr)
         self.assertIn("--format deepspeed", done.stderr)
         self.assertFalse((self.work / "out").exists())
 

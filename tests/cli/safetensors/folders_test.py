@@ -36,7 +36,7 @@ class Configuration(ModelTest):
                          {"config.json", "tokenizer.json", "model.safetensors"})
         self.assertEqual(out["config.json"], b"config.json")
         self.assertIn("embed.weight", unpack(self.work / "out/model.safetensors")[0])
-        self.assertIn("huggingface/model.safetensors: it would be taken for a part of the output", done.stderr)
+        self.assertIn("huggingface/model.safetensors: readers would mistake it for a part of the output", done.stderr)
 
     def test_a_file_that_is_next_to_the_checkpoint_comes_first(self):
         (self.work / "actor/config.json").write_text("mine")
@@ -157,7 +157,7 @@ class Folders(ModelTest):
             (self.work / "other" / name).mkdir(parents=True)
             (self.work / "other" / name / "x.npz").write_text("x")
         refused = self.run_in("ucp-load", "other", "out", code=3)
-        self.assertIn("model/: no files of torch.distributed.checkpoint", refused.stderr)
+        self.assertIn("model/: no torch.distributed.checkpoint files found", refused.stderr)
 
     def test_what_olmo_core_has_around_its_folder_is_reported(self):
         step = self.work / "step4"
@@ -168,10 +168,10 @@ class Folders(ModelTest):
             (step / name).write_text("{}")
         for source in ("step4", "step4/model_and_optim", "step4/model_and_optim/"):
             result = self.report_of("ucp-load", source, "out", "--format", "dcp", "--target", "dp_shard=1", "--force")
-            self.assertEqual({one["name"] for one in result["neighbours"]["left_out"]},
+            self.assertEqual({one["name"] for one in result["siblings"]["left_out"]},
                              {"config.json", ".metadata.json", "train"}, source)
             done = self.run_in("ucp-load", source, "-n", "out2", "--format", "dcp")
-            self.assertIn("around model_and_optim, not carried over: .metadata.json, config.json, train", done.stderr)
+            self.assertIn("next to model_and_optim, not carried over: .metadata.json, config.json, train", done.stderr)
             self.run_in("ucp-load", "--check", str(DATA / "dcp/nested_w3/ckpt"), "out")
 
     def test_of_several_folders_one_has_to_be_named(self):

@@ -19,7 +19,7 @@ DEMO = SOURCE / "tests/data/demo"
 COMMANDS = ("ucp-extract", "ucp-union", "ucp-load", "pec-save", "pec-restore", "moe-replace")
 GOOD = ("12.5GB", "62.5MB", "1.5GiB", "1048576", "4194304.0", "0.25T")
 BAD = {"1e9": 'unknown unit "e9"', "-1GB": "is not a", "nan": "is not a", "inf": "is not a", "12.5 GB": 'unknown unit " GB"',
-       "1.0000000000000000001GB": "more than 18 digits after the point", "1.5": "a fraction of a byte",
+       "1.0000000000000000001GB": "more than 18 digits after the point", "1.5": "not a whole number of bytes",
        "99999999999GB": "does not fit in 64 bits", "18446744073709551616": "does not fit in 64 bits"}
 
 

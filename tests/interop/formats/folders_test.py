@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checkpoints in the folders of verl and slime, with the configuration of a model in them, as real programs save them.
+"""Checkpoints in verl and slime folders, with the configuration of a model in them, as real programs save them.
 
     folders_test.py BIN
 """

@@ -144,7 +144,7 @@ class Hops(unittest.TestCase):
                              ep=1 if family == "llama" else 2)
 
     def by_way_of_torchtitan(self, first, stayed, *, fused):
-        """`first` continues in torchtitan, and the checkpoint of torchtitan in DeepSpeed."""
+        """`first` continues in torchtitan, and the torchtitan checkpoint in DeepSpeed."""
         sizes = ("--map-sizes", "heads=4,kv_heads=2")
         to_titan = ("--map", "llama:torchtitan", *(("--map", "torchtitan_qkv:saved") if fused else ()), *sizes)
         to_hf = ("--map", "llama:hf", *sizes)

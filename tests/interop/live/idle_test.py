@@ -155,7 +155,7 @@ class Idle(live.InFolder):
                                   ("a port", 9, "socket file expected"), ("a rank", 2, "rank=-1")):
             self.assertEqual(found[what][0], code, found[what])
             self.assertIn(words, found[what][1])
-        self.assertRegex(found["lenient"][0], "idle times are not told: .*cannot connect")
+        self.assertRegex(found["lenient"][0], "idle times are not reported: .*cannot connect")
         self.assertEqual(found["lenient"][1:], [False])
         self.assertEqual((found["here"], found["gone"], found["check"]), (2, 1, False))
         print(f"{found['microseconds']:.2f} us for a pair of marks", file=sys.stderr)

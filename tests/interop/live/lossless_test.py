@@ -116,7 +116,7 @@ def agent_dies(folder, case):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             taken = pec.step()
-        said.append((taken, pec.gradients.active, [str(one.message) for one in caught if "log of gradients" in str(one.message)]))
+        said.append((taken, pec.gradients.active, [str(one.message) for one in caught if "gradient log" in str(one.message)]))
         live.keep(engine, case, folder, iteration)
     return said + [pec.close()]
 

@@ -191,8 +191,8 @@ class Refusals(Scratch):
                 ("width", 5, ["float32[...][5], float32[...][4]"]), ("gate", 2, ["torch.float64"]),
                 ("missing", 2, ["rank 0 holds experts", "parameters of"]), ("form", 5, ["float64[12, 19]", "float64[12, 20]"]),
                 ("strides", 9, ["strides"]), ("digest", 5, ["ffffffffffffffff"]), ("file", 5, ["another plan"]),
-                ("ranks", 5, ["3 live gpus, the group has 2 ranks"]), ("rule", 2, ['found "fair"']), ("layer", 2, ["no layer 7"]),
-                ("held", 2, ["tensors of experts [] given", "it holds [0]"]), ("owner", 2, ["owner 2, holders [0, 1]"]),
+                ("ranks", 5, ["3 live gpus, but the process group has 2 ranks"]), ("rule", 2, ['found "fair"']), ("layer", 2, ["no layer 7"]),
+                ("held", 2, ["tensors of experts [] given", "it holds [0]"]), ("owner", 2, ["owner 2, ranks [0, 1]"]),
                 ("another form", 5, ["float32[3], expected float32[2]"]), ("state", 2, ["tensors of layer 0 expert", "are missing"]), ("other old", 5, ["made for another old plan"])):
             for answer in answers[what]:
                 self.assertIsNotNone(answer, what)
@@ -269,22 +269,22 @@ class Operators(unittest.TestCase):
         node = torch.zeros(1, dtype=torch.int64)
         tokens, rows, weights, place = self.tokens.detach(), self.rows.detach(), self.weights.detach(), self.place
         for words, code, operator, *arguments in (
-                ("row 4, there are 4", 2, "pack_tokens", tokens, place, None, 4),
-                ("5 of 6 rows are taken", 2, "pack_tokens", tokens, place, None, 6),
-                ("row 3 is taken twice", 2, "pack_tokens", tokens, torch.where(place == 4, 3, place), None, 5),
-                ("of 4 tokens, given are 3", 2, "pack_tokens", tokens[:3], place, None, 5),
+                ("row 4 does not exist, there are 4", 2, "pack_tokens", tokens, place, None, 4),
+                ("5 of 6 rows are used", 2, "pack_tokens", tokens, place, None, 6),
+                ("row 3 is used twice", 2, "pack_tokens", tokens, torch.where(place == 4, 3, place), None, 5),
+                ("has 4 tokens, but tokens has 3", 2, "pack_tokens", tokens[:3], place, None, 5),
                 ("tokens: 2 dimensions expected", 2, "pack_tokens", tokens[0], place, None, 5),
-                ("tokens: has strides", 9, "pack_tokens", tokens.t()[:4].t().t(), place[:], None, 5),
+                ("tokens: only contiguous tensors are supported", 9, "pack_tokens", tokens.t()[:4].t().t(), place[:], None, 5),
                 ("tokens: float64, float32", 9, "pack_tokens", tokens.to(torch.int64), place, None, 5),
                 ("weights: float64 expected", 2, "unpack_tokens", rows, place, weights.float()),
-                ("weights: shape [4, 2]", 2, "unpack_tokens", rows, place, weights[:3]),
+                ("weights: the shape of place, [4, 2]", 2, "unpack_tokens", rows, place, weights[:3]),
                 ("place: int64 expected", 2, "unpack_tokens", rows, place.int(), weights),
                 ("type of rows expected", 2, "token_dots", rows, tokens.float(), place),
-                ("parts: none", 2, "sum_parts", rows[:0]),
+                ("parts: at least one part expected", 2, "sum_parts", rows[:0]),
                 ("expert 5 does not exist, there are 2", 4, "count_experts", torch.tensor([[0, 5]]), 2),
                 ("expert -2 does not exist", 4, "count_experts", torch.tensor([[0, -2]]), 2),
                 ('found "fair"', 2, "dispatch_plan", chosen, ones, ones, node, "fair", 0),
-                ("rank: 1 of 1", 2, "dispatch_plan", chosen, ones, ones, node, "capacity", 1),
+                ("rank: a rank below 1 expected, found 1", 2, "dispatch_plan", chosen, ones, ones, node, "capacity", 1),
                 ("expert 1: 1 tokens but no replica", 10, "dispatch_plan", chosen, ones, ones * torch.tensor([[1], [0]]), node, "topology", 0),
                 ("sends 2 tokens, found 1", 5, "dispatch_plan", chosen, ones * 2, ones, node, "capacity", 0),
                 ("numbers from 0 on", 2, "dispatch_plan", chosen, -ones, ones, node, "capacity", 0)):

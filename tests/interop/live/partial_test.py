@@ -289,15 +289,16 @@ class Partial(live.InFolder):
         found = ranks.run(2, misuse, self.folder, agent, other)
         self.assertEqual(found.pop("taken all the same"), [True, 2])
         for what, code, *words in [
-                ("ranks ask for different k", 2, "k: rank 0 asks for 1, rank 1 for 2"),
-                ("ranks ask for different steps", 2, "every: rank 0 asks for 1, rank 1 for 2"),
+                ("ranks ask for different k", 2, "k: rank 0 passes 1, rank 1 passes 2"),
+                ("ranks ask for different steps", 2, "every: rank 0 passes 1, rank 1 passes 2"),
                 ("nothing", 2, "every=0"), ("more experts than a layer has", 2, "k=5", "4 experts"),
                 ("a store in no folder", 3, "typo"),
-                ("a store that is a folder of something else", 6, "a-run/store", '"latest" and no store'), ("no program", 3, "no such program"), ("wrong flags", 2, "by-name"),
+                ("a store that is a folder of something else", 6, "a-run/store", 'not a store: it contains "latest"'),
+                ("no program", 3, "the program does not exist"), ("wrong flags", 2, "by-name"),
                 ("no agent", 3, "cannot connect"), ("an agent at a port", 9, "socket file expected"),
-                ("another store", 5, "saves into", "other"), ("another k", 5, "takes 1 experts", "k=2"),
-                ("a folder in use", 2, "checkpoints of its own"), ("tokens of another model", 2, "(3,)", "(4, 4)"),
-                ("a shape that changed", 5, "another model", "fingerprint"), ("no experts", 9, "without MoE layers"),
+                ("another store", 5, "saves into", "other"), ("another k", 5, "saves 1 experts", "k=2"),
+                ("a folder in use", 2, "contains other checkpoints"), ("tokens of another model", 2, "(3,)", "(4, 4)"),
+                ("a shape that changed", 5, "another model", "fingerprint"), ("no experts", 9, "no DeepSpeed MoE layers"),
                 ("stage 3", 9, "stage 3")]:
             with self.subTest(what):
                 answers = found.pop(what)

@@ -138,7 +138,7 @@ class Refused(unittest.TestCase):
 
     def test_another_shape(self):
         wider = model_of(lambda name, one: (name, torch.zeros(*one.shape[:-1], one.shape[-1] + 1)))
-        self.expect(5, ["the trainer has shape", "the checkpoint ["], (wider, None))
+        self.expect(5, ["the trainer has shape", "the checkpoint has ["], (wider, None))
 
     def test_a_name_that_is_not_there(self):
         import shardwright
@@ -189,7 +189,7 @@ class Refused(unittest.TestCase):
         for rank, (code, message) in enumerate(ranks.run(2, one_rank_calls, scratch.path)):
             self.assertEqual(code, 2, message)
             self.assertIn(f"shardwright.load: rank {rank} has waited 1 s, and ", message)
-            self.assertIn("all ranks of the process group have to call it", message)
+            self.assertIn("all ranks of the process group must call it", message)
             if rank == 0:
                 self.assertIn("rank 1 has not called it", message)
 

@@ -96,7 +96,7 @@ def agent_dies(folder, every):
                 pec._wait()
                 until_persisted(pec.agent, iteration)
         dist.barrier()
-        said.append([str(one.message) for one in caught if "log of gradients" in str(one.message)])
+        said.append([str(one.message) for one in caught if "gradient log" in str(one.message)])
     return said + [pec.close()]
 
 
@@ -215,7 +215,7 @@ class PolicyReplay(live.InFolder):
     def test_refused(self):
         code, message = ranks.run(1, without_gradients, self.folder)
         self.assertEqual(code, 2, message)
-        self.assertIn("--policy gradient-log needs the gradients of every step: lossless=True", message)
+        self.assertIn("--policy gradient-log requires the gradients of every step; pass lossless=True", message)
 
 
 if __name__ == "__main__":

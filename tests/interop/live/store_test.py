@@ -123,10 +123,10 @@ class Stores(unittest.TestCase):
         gone = self.folder / "gone"
         expected = [
                 (3, ["no such folder"], gone, {}),
-                (2, ["are for stores", "none"], self.folder / "ckpt1", {"at": 3}),
-                (9, ["a port", "pec-restore"], self.folder / "store", {"agents": ["localhost:4711"]}),
+                (2, ["require a store", "is not a store"], self.folder / "ckpt1", {"at": 3}),
+                (9, ["TCP ports", "pec-restore"], self.folder / "store", {"agents": ["localhost:4711"]}),
                 (3, ["cannot connect", "lost"], self.folder / "store", {"agents": [f"unix:{gone}"]}),
-                (9, ["a store holds what was saved"], self.folder / "store", {"maps": ["auto"]}),
+                (9, ["maps= is not supported for a store"], self.folder / "store", {"maps": ["auto"]}),
                 (3, ["up to"], self.store("before-all"), {"at": 0})]
         answers = ranks.run(2, refuse, [(source, options) for *_, source, options in expected])
         for (code, words, source, options), found in zip(expected, answers):

@@ -122,7 +122,7 @@ class Trainers(live.InFolder):
         optimizer = torch.optim.AdamW(model.parameters())
         self.refuse(failure(self.source, model), "the trainer comes first")
         self.refuse(failure((optimizer, model), self.source), "a model expected, found AdamW", "the model comes first")
-        self.refuse(failure((model, model), self.source), "an optimizer of PyTorch expected, found Model")
+        self.refuse(failure((model, model), self.source), "a PyTorch optimizer expected, found Model")
         self.refuse(failure((model, None), model), "source: a path or a list of paths expected, found Model")
         self.refuse(failure((model, None), [3]), "source: a path or a list of paths expected, found int")
 

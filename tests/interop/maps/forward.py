@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Forward passes of the layouts of Megatron-Core and of Meta, written after the computations of their modules, so that
+"""Forward passes of the Megatron-Core and Meta layouts, written after the computations of their modules, so that
 a wrong row of a matrix shows in the logits."""
 
 import math

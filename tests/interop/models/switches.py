@@ -12,9 +12,9 @@ OFF = (
 
 # Target format, exit code, pattern of the message, and why the refusal is right.
 REFUSALS = (
-    ("*", 9, "does not tell which parameter is which in the optimizer",
+    ("*", 9, "does not record which optimizer state belongs to which parameter",
      "stage 0 has neither names nor an order where groups have parameters of one shape (docs/formats/deepspeed.md)"),
-    ("deepspeed", 9, "have stepped differently, and one flat group", "a flat group has one step (docs/formats/deepspeed.md)"),
+    ("deepspeed", 9, "have different numbers of steps, but they share a flat group", "a flat group has one step (docs/formats/deepspeed.md)"),
     ("dcp", 5, r"(?m)^iteration: \d+ and \d+$[^\n]*\n\d+ tensors equal, 1 differences",
      "without ZeRO DeepSpeed's 16-bit optimizers count one step more than the engine, and DCP records steps alone"),
     ("deepspeed", 9, "round_robin=true: with zero=1, bf16 weights and gradients in float32",

@@ -5,7 +5,7 @@
 // "steps": [{"options", "count", "gradient_factor", "skipped", "first_momentum"}...]}, then in
 // float32 the parameter and three states, then the gradient of every step. RESULTS gets the
 // parameter and the three states after every step. A case that fails ends RESULTS: its message goes
-// to standard error and the exit code is the code of the error. ROOTS has the trainer's
+// to standard error and the exit code is the code of the error. `ROOTS` has the trainer's
 // square roots of all numbers of [1, 4), and LAST is as for RootTable.
 
 #include <cstdio>

@@ -155,9 +155,9 @@ class Refused(unittest.TestCase):
         self.path.write_bytes(struct.pack("<Q", 2) + b"{}")
         self.refuse(UNSUPPORTED, "safetensors")
         self.path.write_bytes(pickle.dumps({"a": 1}, 2))
-        self.refuse(BAD_INPUT, "not a file of torch.save")
+        self.refuse(BAD_INPUT, "not a torch.save file")
         self.path.write_bytes(b"")
-        self.refuse(BAD_INPUT, "not a file of torch.save")
+        self.refuse(BAD_INPUT, "not a torch.save file")
 
     def test_module_in_a_legacy_stream(self):
         torch.save(torch.nn.Linear(2, 2), self.path, _use_new_zipfile_serialization=False)

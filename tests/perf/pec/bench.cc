@@ -68,9 +68,9 @@ Status Carry() {
   for (std::size_t m = 0; m < experts.size(); ++m) {
     for (std::uint32_t e = 0; e < experts[m]; ++e) {
       manifest.names.push_back("layers." + std::to_string(m) + ".moe.experts." + std::to_string(e));
-      HeldModule& held = manifest.modules.emplace_back();
+      StoredModule& held = manifest.modules.emplace_back();
       for (auto& one : held) {
-        one = Held{random() % 1000, {}};
+        one = StoredComponent{random() % 1000, {}};
         one->blob.bytes = random() >> 30;
         one->blob.crc32 = static_cast<std::uint32_t>(random());
         for (auto& byte : one->blob.digest) byte = static_cast<std::uint8_t>(random());

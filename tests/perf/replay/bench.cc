@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Times AdamW steps: replay_bench ELEMS THREADS REPEATS [ROOTS LAST]
-// With ROOTS (square roots of all float32 numbers of [1, 4), as torch has them) also with that
+// With `ROOTS` (square roots of all float32 numbers of [1, 4), as torch has them) also with that
 // table. For comparison, times a copy that moves the bytes of a step: 28 for each element, 14 of
 // them read and 14 written. The best of REPEATS is the limit of the machine.
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Times one AdamW step of torch, as replay_bench does: torch_step.py ELEMS THREADS REPEATS [ROOTS]
+"""Times one AdamW step of torch, as replay_bench does: torch_step.py ELEMS THREADS REPEATS [FILE]
 
-With ROOTS it also writes what replay_bench takes as ROOTS.
+With FILE it also writes the table that replay_bench takes.
 """
 
 import sys

@@ -124,19 +124,19 @@ TEST_F(DcpRanks, ACommonIndexIsPreferred) {
   ASSERT_TRUE(checkpoint) << checkpoint.error().message;
   EXPECT_TRUE(checkpoint->left_out.empty());
   ASSERT_EQ(checkpoint->warnings.size(), 1U);
-  EXPECT_NE(checkpoint->warnings[0].find("the index of all ranks, .metadata, is taken"),
+  EXPECT_NE(checkpoint->warnings[0].find("using the index of all ranks, .metadata;"),
             std::string::npos)
       << checkpoint->warnings[0];
 }
 
 TEST_F(DcpRanks, AMissingIndexIsNamed) {
   fs::remove(folder_ / "__1.metadata");
-  ExpectError(Errc::kNotFound, "no __1.metadata: each rank has an index of its own");
+  ExpectError(Errc::kNotFound, "__1.metadata is missing: each rank has an index of its own");
 }
 
 TEST_F(DcpRanks, TheLastIndexIsMissedByItsData) {
   fs::remove(folder_ / "__2.metadata");
-  ExpectError(Errc::kNotFound, "no __2.metadata");
+  ExpectError(Errc::kNotFound, "__2.metadata is missing");
 }
 
 TEST_F(DcpRanks, TheLastRankIsMissedByItsRows) {
@@ -144,7 +144,7 @@ TEST_F(DcpRanks, TheLastRankIsMissedByItsRows) {
   fs::remove(folder_ / "__2_0.distcp");
   const std::string message = Error(Errc::kBadInput);
   EXPECT_NE(message.find("a part of it is missing"), std::string::npos) << message;
-  EXPECT_NE(message.find("ranks 0 to 1 are there"), std::string::npos) << message;
+  EXPECT_NE(message.find("found the indexes of ranks 0 to 1"), std::string::npos) << message;
 }
 
 TEST_F(DcpRanks, AMissingDataFileIsNamed) {

@@ -123,7 +123,7 @@ TEST_F(DcpSets, TheAverageIsTakenWhereItIsAskedFor) {
   ASSERT_TRUE(read) << read.error().message;
   EXPECT_EQ(read->weight_sets[0].name, "ema");
   EXPECT_TRUE(Mentions(read->left_out, "the weights of \"model\""));
-  EXPECT_TRUE(Mentions(read->warnings, "other weights than \"ema\""));
+  EXPECT_TRUE(Mentions(read->warnings, "--weights-of selects \"ema\""));
   // In a DCP folder the average then has the place of the model.
   const auto& own = dynamic_cast<const DcpState&>(*read->own);
   EXPECT_EQ(own.naming.model, std::vector<std::string>{"model"});

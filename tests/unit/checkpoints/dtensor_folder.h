@@ -129,4 +129,46 @@ class Folder {
   MadeUp tensor_;
 };
 
+/// Returns the object of a class with this number, or null if there are fewer.
+inline pickle::Node* ObjectIn(Document* document, std::string_view cls, std::size_t number = 0) {
+  for (pickle::Node& node : document->arena.nodes()) {
+    const bool is_it = node.kind == pickle::Kind::kObject &&
+                       node.callable->kind == pickle::Kind::kGlobal &&
+                       node.callable->text.ends_with("." + std::string(cls));
+    if (is_it && number-- == 0) return &node;
+  }
+  return nullptr;
+}
+
+inline pickle::Node* Mutable(const pickle::Node* node) { return const_cast<pickle::Node*>(node); }
+
+/// Sets an attribute of the objects of a class.
+inline void SetIn(Document* document, std::string_view cls, std::string_view key,
+                  const pickle::Node* value) {
+  for (pickle::Node& node : document->arena.nodes()) {
+    const bool is_it = node.kind == pickle::Kind::kObject &&
+                       node.callable->kind == pickle::Kind::kGlobal &&
+                       node.callable->text.ends_with("." + std::string(cls));
+    if (is_it) Set(document->arena, Mutable(node.state), key, value);
+  }
+}
+
+inline void ExpectRefused(const Folder& folder, Errc code, std::string_view words) {
+  const auto read = folder.Read();
+  ASSERT_FALSE(read) << words;
+  EXPECT_EQ(read.error().code, code) << read.error().message;
+  EXPECT_NE(read.error().message.find(words), std::string::npos) << read.error().message;
+}
+
+/// Expects that reading the folder fails after a change to one item of rank 1.
+inline void ExpectRefusedWith(const std::string& changed,
+                              const std::function<void(Document*)>& change, Errc code,
+                              std::string_view words) {
+  Folder folder;
+  folder.Write([&](std::uint64_t rank, const std::string& item, Document* document) {
+    if (rank == 1 && item == changed) change(document);
+  });
+  ExpectRefused(folder, code, words);
+}
+
 }  // namespace shardwright::checkpoints::dtensor

@@ -47,7 +47,7 @@ Model WeightsOnly() {
   source.groups.clear();
   source.states.clear();
   source.own = nullptr;
-  source.iteration = Fail(Errc::kBadInput, "no file tells the iteration");
+  source.iteration = Fail(Errc::kBadInput, "no file records the iteration");
   source.consumed_samples.reset();
   std::erase_if(source.map.tensors, [](const layout::LogicalTensor& tensor) {
     return tensor.state != "weight" && tensor.state != "buffer";
@@ -105,7 +105,7 @@ TEST(ForeignSource, OfRoundedWeightsAloneHasNoMasters) {
   const auto written = WriteDeepSpeed(model.source(), Zero(1));
   ASSERT_TRUE(written.has_value()) << written.error().message;
   EXPECT_EQ(written->not_carried.size(), 4U);
-  EXPECT_TRUE(Mentions(written->not_carried, "no master weights"));
+  EXPECT_TRUE(Mentions(written->not_carried, "master weights, which the source lacks"));
 }
 
 TEST(ForeignSource, OfWeightsAloneBeginsItsOptimizerAnew) {
@@ -115,8 +115,8 @@ TEST(ForeignSource, OfWeightsAloneBeginsItsOptimizerAnew) {
     ASSERT_TRUE(written.has_value()) << written.error().message;
     const Rendered out(model, written->target);
     EXPECT_EQ(written->not_carried.size(), 3U) << "weights of float32 are their own masters";
-    EXPECT_FALSE(Mentions(written->not_carried, "no master weights"));
-    EXPECT_TRUE(Mentions(written->not_carried, "moments and steps begin anew"));
+    EXPECT_FALSE(Mentions(written->not_carried, "master weights, which the source lacks"));
+    EXPECT_TRUE(Mentions(written->not_carried, "moments and steps start at zero"));
     EXPECT_TRUE(Mentions(written->not_carried, "lr=0.001"));
     EXPECT_TRUE(Mentions(written->not_carried, "counted from 0"));
     if (stage == 0 || stage == 3) continue;
@@ -258,11 +258,11 @@ TEST(Table, SidesAreThoseOfTheProgram) {
   EXPECT_EQ(first("deepspeed", {}), "");
 }
 
-TEST(Table, KeysAreThoseOfTheDialect) {
+TEST(Table, KeysAreThoseOfTheFormat) {
   EXPECT_TRUE(ParseTarget(*FindFormat("universal"), "zero=1,loader=any"));
   const auto refused = ParseTarget(*FindFormat("deepspeed"), "loader=any");
   ASSERT_FALSE(refused.has_value());
-  EXPECT_NE(refused.error().message.find("none of dp, tp"), std::string::npos);
+  EXPECT_NE(refused.error().message.find("is not one of dp, tp"), std::string::npos);
   EXPECT_EQ(ParseTarget(*FindFormat("universal"), "loader=none").error().code, Errc::kUsage);
 }
 

@@ -175,10 +175,10 @@ TEST(Maps, WhatCannotBecomeOneIsRefusedByName) {
       {[](Checkpoint* c) { c->params[2].scalars[0].bytes[3] = 'A'; }, "optimizer steps differ"},
       {[](Checkpoint* c) { c->params[2].scalars.clear(); }, "has stepped some and not others"},
       {[](Checkpoint* c) { c->params[2].kind = ParamKind::kFrozen; }, "trained, frozen or buffers"},
-      {[](Checkpoint* c) { c->params[2].dtype = DType::kBF16; }, "different types"},
+      {[](Checkpoint* c) { c->params[2].dtype = DType::kBF16; }, "dtypes differ"},
       {[](Checkpoint* c) { c->map.tensors.erase(c->map.tensors.begin() + 5); },
        "states that others lack"},
-      {[](Checkpoint* c) { c->params[2].layer = 3; }, "different layers of a pipeline"},
+      {[](Checkpoint* c) { c->params[2].layer = 3; }, "different pipeline layers"},
   };
   for (const Refusal& refusal : refusals) {
     Checkpoint source = MadeUp(TinyLlama());
@@ -193,18 +193,20 @@ TEST(Maps, WhatCannotBecomeOneIsRefusedByName) {
 
 TEST(Maps, MissingPartsRulesAndSizesAreNamed) {
   Checkpoint source = MadeUp(TinyLlama());
-  EXPECT_EQ(MapError(Llama(), {"", "megatron", {}}, source),
-            "2 \"model.layers.0.self_attn.q_proj.weight\" [24, 5]: patterns/maps/llama.json rule 2 "
-            "needs sizes that neither shapes nor a config.json beside the checkpoint tell "
-            "(kv_heads, query, rotary): give --map-sizes kv_heads=N");
+  EXPECT_EQ(
+      MapError(Llama(), {"", "megatron", {}}, source),
+      "2 \"model.layers.0.self_attn.q_proj.weight\" [24, 5]: patterns/maps/llama.json rule 2 "
+      "needs sizes that neither the shapes nor a config.json next to the checkpoint determine "
+      "(kv_heads, query, rotary): pass --map-sizes kv_heads=N");
   EXPECT_EQ(MapError(Llama(), {"", "megatron", {{"kv_heads", 3}}}, source),
             "4 \"model.layers.0.self_attn.k_proj.weight\" [8, 5]: patterns/maps/llama.json rule 2 "
             "expects \"(kv_heads part.k half rotary) hidden\" with kv_heads=3, half=2, hidden=5");
-  EXPECT_EQ(MapError(Llama(), {"", "hf", {}}, source).substr(0, 50),
-            "2 the names of the checkpoint are those of side hf");
-  EXPECT_EQ(MapError(Llama(), {"", "", {}}, source).substr(0, 31),
-            "2 map llama has several sides (");
-  EXPECT_EQ(MapError(Llama(), {"", "jax", {}}, source).substr(0, 24), "2 map llama has no side ");
+  EXPECT_EQ(MapError(Llama(), {"", "hf", {}}, source).substr(0, 58),
+            "2 the checkpoint already has the names of naming scheme hf");
+  EXPECT_EQ(MapError(Llama(), {"", "", {}}, source).substr(0, 40),
+            "2 map llama has several naming schemes (");
+  EXPECT_EQ(MapError(Llama(), {"", "jax", {}}, source).substr(0, 33),
+            "2 map llama has no naming scheme ");
   Checkpoint more = MadeUp({{"model.norm.weight", {5}}, {"model.layers.3.adapter.1.weight", {5}}});
   const std::string uncovered = MapError(Llama(), {"", "megatron", {}}, more);
   EXPECT_EQ(uncovered.substr(0, 2), "9 ");
@@ -283,30 +285,31 @@ TEST(Maps, RefusesFilesThatAreNoMaps) {
       R"({"map": "m", "sizes": {"n": {}}, "sides": [{"name": "a"}, {"name": "b"}], "rules": [)";
   const std::pair<const char*, const char*> files[] = {
       {"[]", "object expected"},
-      {"{", "the text ends"},
-      {R"({"map": "m", "sides": [{"name": "a"}], "rules": []})", "2 to 16 sides"},
-      {R"({"map": "M", "sides": []})", "word of small letters"},
-      {R"({"map": "m", "sides": [{"name": "a"}, {"name": "a"}], "rules": []})", "two sides \"a\""},
+      {"{", "unexpected end of the text"},
+      {R"({"map": "m", "sides": [{"name": "a"}], "rules": []})", "2 to 16 naming schemes"},
+      {R"({"map": "M", "sides": []})", "word of lower-case letters"},
+      {R"({"map": "m", "sides": [{"name": "a"}, {"name": "a"}], "rules": []})",
+       "two naming schemes are named \"a\""},
       {R"({"map": "m", "sides": [{"name": "a"}, {"name": "b"}], "rules": []})", "list of rules"},
       {R"({"map": "m", "sides": [{"name": "a"}, {"name": "b"}], "rules": [], "x": 1})",
        "not known"},
-      {R"({"map": "m", "relations": ["n = k"], "sides": []})", "no size \"n\""},
-      {R"({"a": "x"}]})", "two sides at least"},
-      {R"({"a": "x", "c": "y"}]})", "no side \"c\""},
-      {R"({"a": "x.{i}", "b": "y"}]})", "captures other things"},
+      {R"({"map": "m", "relations": ["n = k"], "sides": []})", "unknown size \"n\""},
+      {R"({"a": "x"}]})", "at least two naming schemes"},
+      {R"({"a": "x", "c": "y"}]})", "unknown naming scheme \"c\""},
+      {R"({"a": "x.{i}", "b": "y"}]})", "captures differ"},
       {R"({"a": "x.{i", "b": "y.{i}"}]})", "braces do not match"},
-      {R"({"a": "x.{i}.{i}", "b": "y.{i}"}]})", "a name of its own"},
-      {R"({"a": "x", "b": {"y": "n"}}]})", "says nothing of shapes"},
+      {R"({"a": "x.{i}.{i}", "b": "y.{i}"}]})", "a unique name"},
+      {R"({"a": "x", "b": {"y": "n"}}]})", "some naming schemes specify shapes"},
       {R"({"a": {"x": "n m"}, "b": {"y": "n"}}]})", "lacks the axis \"m\""},
-      {R"({"a": {"x": "n n"}, "b": {"y": "n"}}]})", "an axis comes twice"},
+      {R"({"a": {"x": "n n"}, "b": {"y": "n"}}]})", "an axis appears twice"},
       {R"({"a": {"x": "(n m"}, "b": {"y": "n m"}}]})", "parentheses do not match"},
       {R"({"a": {"x": "n.k"}, "b": {"y": "n"}}]})", "no such segment"},
-      {R"({"a": {"x": "{e} n"}, "b": {"y": "e n"}}]})", "has no number"},
-      {R"({"a": {"x.{*e}": "{e} n"}, "b": {"y": "e n"}}]})", "has no number"},
+      {R"({"a": {"x": "{e} n"}, "b": {"y": "e n"}}]})", "does not capture the number"},
+      {R"({"a": {"x.{*e}": "{e} n"}, "b": {"y": "e n"}}]})", "does not capture the number"},
       {R"({"stacks": {"s": ["k", "l"]}, "a": {"x": "s.k"}, "b": {"y": "s"}}]})", "hold 1 of 2"},
       {R"({"stacks": {"s": ["k", "l"]}, "a": {"x": "s.k", "z": "s"}, "b": {"y": "s"}}]})",
        "repeats"},
-      {R"({"stacks": {"s": ["k"]}, "a": {"x": "s"}, "b": {"y": "s"}}]})", "two segments at least"},
+      {R"({"stacks": {"s": ["k"]}, "a": {"x": "s"}, "b": {"y": "s"}}]})", "at least 2 segments"},
       {R"({"stacks": {"s": ["k=0", "l"]}, "a": {"x": "s"}, "b": {"y": "s"}}]})", "at least 1"},
   };
   for (const auto& [text, message] : files) {
@@ -325,10 +328,10 @@ TEST(Maps, RefusesFilesThatAreNoMaps) {
 TEST(Maps, NamesThatDoNotLeadBackAreRefused) {
   const ModelMap map = ParseMap(R"({"map": "m", "sides": [{"name": "a"}, {"name": "b"}], "rules": [
     {"a": "x.{i}", "b": "y.{i}"}, {"a": "{*rest}", "b": "{*rest}"}]})");
-  EXPECT_NE(MapError(map, {"a", "b", {}}, MadeUp({{"y.1", {2}}})).find("would not lead back"),
+  EXPECT_NE(MapError(map, {"a", "b", {}}, MadeUp({{"y.1", {2}}})).find("cannot be mapped back"),
             std::string::npos);
   EXPECT_NE(MapError(map, {"a", "b", {}}, MadeUp({{"x.1", {2}}, {"y.1", {2}}}))
-                .find("two parameters would be \"y.1\""),
+                .find("two parameters would be named \"y.1\""),
             std::string::npos);
 }
 

@@ -77,7 +77,7 @@ TEST_F(OddStates, AStateWithTheNameOfAWeightBindsTheCheckpoint) {
   ExpectBound(Read([](const Group& group) {
                 SetState(group, "weight", group.file.Flat(Zeros(group.partition)));
               }),
-              {"\"weight\"", "its name is that of a tensor of the model"});
+              {"\"weight\"", "its name is reserved for tensors of the model"});
 }
 
 TEST_F(OddStates, TheRmsOfAdafactorIsLeftOutAndSaid) {

@@ -108,7 +108,7 @@ TEST_F(OnlyWeights, TwoOptimizersInOneDcpFolder) {
     const std::size_t group = name->find(".param_groups.1.");
     if (group != std::string::npos) name->replace(group, 16, ".param_groups.0.");
   });
-  ExpectOnlyWeights(folder, *whole, Errc::kUnsupported, "several optimizers");
+  ExpectOnlyWeights(folder, *whole, Errc::kUnsupported, "found several");
 }
 
 TEST_F(OnlyWeights, AFormOfMegatronsOptimizerThatIsNotKnown) {
@@ -119,7 +119,7 @@ TEST_F(OnlyWeights, AFormOfMegatronsOptimizerThatIsNotKnown) {
     const std::size_t at = name->find("optimizer.state.");
     if (at != std::string::npos) name->replace(at, 15, "optimizer.newer");
   });
-  ExpectOnlyWeights(folder, *whole, Errc::kUnsupported, "of a form that is not known");
+  ExpectOnlyWeights(folder, *whole, Errc::kUnsupported, "unknown form of optimizer state");
 }
 
 TEST_F(OnlyWeights, AWrongModelIsNoMatterOfTheOptimizer) {

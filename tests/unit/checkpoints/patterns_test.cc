@@ -247,7 +247,7 @@ TEST(Patterns, SubTensorsByRatioSizeAndView) {
 
 TEST(Patterns, ErrorsNameFileRuleAndKey) {
   const std::vector<std::pair<std::string, std::string>> bad = {
-      {"{", "line 1, column 2: the text ends"},
+      {"{", "line 1, column 2: unexpected end of the text"},
       {"[]", "object expected"},
       {R"({"family": "f"})", "\"rules\""},
       {R"({"rules": []})", "\"family\""},

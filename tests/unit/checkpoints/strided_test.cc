@@ -114,7 +114,7 @@ TEST(Strided, ElementsInOnePlaceAreRefusedWithWhatToDo) {
     const auto parts = StoredParts(tensor, 5, 9);
     ASSERT_FALSE(parts.has_value());
     EXPECT_EQ(parts.error().code, Errc::kUnsupported);
-    EXPECT_NE(parts.error().message.find("save it contiguous"), std::string::npos);
+    EXPECT_NE(parts.error().message.find("save a contiguous copy"), std::string::npos);
   }
 }
 

@@ -96,7 +96,8 @@ TEST(TargetSpecTest, ExpertsMustDivide) {
     model.AddExpert(0, expert, "weight", {2, 2}, 0);
   }
   const Checkpoint& source = model.source();
-  ExpectRefused(Resolve("ep=3,dp=3", source), Errc::kInfeasible, "ep=3: 4 experts");
+  ExpectRefused(Resolve("ep=3,dp=3", source), Errc::kInfeasible,
+                "ep=3 does not divide the 4 experts");
   ExpectRefused(Resolve("ep=4,dp=2", source), Errc::kInfeasible, "dp=2");
   ExpectRefused(Resolve("zero=3", source), Errc::kUnsupported, "zero=3");
   EXPECT_TRUE(Resolve("ep=4,dp=4", source).has_value());

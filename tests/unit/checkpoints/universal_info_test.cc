@@ -323,7 +323,7 @@ TEST(AutoTp, OfReleasesThatNameOnlyCutsLeavesTheRestOpen) {
   const auto refused = ReadCheckpoint(*source, Patterns());
   ASSERT_FALSE(refused.has_value());
   EXPECT_EQ(refused.error().code, Errc::kUnsupported);
-  EXPECT_NE(refused.error().message.find("\"embed.emb.weight\": no rule says how 2"),
+  EXPECT_NE(refused.error().message.find("\"embed.emb.weight\": no rule specifies how 2"),
             std::string::npos)
       << refused.error().message;
 

@@ -214,7 +214,7 @@ TEST_F(CheckedAgainstDcp, FrozenAndTiedTensorsAreTheSame) {
     EXPECT_EQ(report.difference_count, 0U) << testing::PrintToString(report.differences);
     EXPECT_TRUE(Notes(report, "trained, frozen or buffers"))
         << testing::PrintToString(report.notes);
-    EXPECT_TRUE(Notes(report, "stored twice")) << testing::PrintToString(report.notes);
+    EXPECT_TRUE(Notes(report, "stored twice in the other")) << testing::PrintToString(report.notes);
   }
 }
 
@@ -344,7 +344,7 @@ TEST_F(OneDifference, InWhatIsTrained) {
           }
         }
       },
-      "trainable, frozen or buffer differ");
+      "different kinds (trainable, frozen or buffer)");
 }
 
 TEST_F(OneDifference, InTheShapeOfAState) {

@@ -72,8 +72,8 @@ TEST_F(Conversions, WarnOnceOfEachKindOfLoss) {
   ASSERT_TRUE(written);
   EXPECT_EQ(written->not_carried.size(), 301U) << "the report has each";
   EXPECT_EQ(sink.said,
-            (std::vector<std::string>{"not carried over: \"rng.0\" of rank 0, and 299 more like it",
-                                      "not carried over: the schedule"}));
+            (std::vector<std::string>{
+                "not carried over: \"rng.0\" of rank 0, and 299 more like it; the schedule"}));
 }
 
 TEST_F(Conversions, ByWayOfAtomsGiveTheFilesOfADirectOne) {

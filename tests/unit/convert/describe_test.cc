@@ -67,7 +67,7 @@ TEST(Described, UnknownNamesGetANearOne) {
   const auto near = ExplainParam(input->checkpoint, "emb.weight");
   ASSERT_FALSE(near.has_value());
   EXPECT_EQ(near.error().code, Errc::kNotFound);
-  EXPECT_NE(near.error().message.find("there is \"embed.emb.weight\""), std::string::npos)
+  EXPECT_NE(near.error().message.find("a similar name is \"embed.emb.weight\""), std::string::npos)
       << near.error().message;
   const auto none = ExplainJson(input->checkpoint, "nobody");
   ASSERT_FALSE(none.has_value());

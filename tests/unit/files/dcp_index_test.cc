@@ -364,11 +364,11 @@ TEST(DcpIndex, RefusesBoxes) {
   parts.offsets[1] = {0, 0};
   EXPECT_TRUE(Has(Refused(parts), "two chunks at [0, 0]"));
   parts.offsets[1] = {2, 1};
-  EXPECT_TRUE(Has(Refused(parts), "outside of its tensor"));
+  EXPECT_TRUE(Has(Refused(parts), "outside its tensor"));
   parts.offsets[1] = {2};
-  EXPECT_TRUE(Has(Refused(parts), "of another rank"));
+  EXPECT_TRUE(Has(Refused(parts), "the number of dimensions differs"));
   parts.offsets[1] = {2, ~std::uint64_t{0}};
-  EXPECT_TRUE(Has(Refused(parts), "is no number"));
+  EXPECT_TRUE(Has(Refused(parts), "is not a number"));
   parts = {};
   parts.size = {std::uint64_t{1} << 62, 64};
   EXPECT_TRUE(Has(Refused(parts), "overflow"));
@@ -377,12 +377,12 @@ TEST(DcpIndex, RefusesBoxes) {
 TEST(DcpIndex, RefusesPlaces) {
   Parts parts;
   parts.places.pop_back();
-  EXPECT_TRUE(Has(Refused(parts), "chunk at [2, 0]: storage_data does not say"));
+  EXPECT_TRUE(Has(Refused(parts), "chunk at [2, 0]: storage_data has no location for it"));
   parts.places.push_back({"w", {1, 0}});
   EXPECT_TRUE(Has(Refused(parts), "has a chunk at [1, 0] that the tensor does not have"));
   parts.places.back() = {"w", {2, 0}};
   parts.places.push_back({"w", {2, 0}});
-  EXPECT_TRUE(Has(Refused(parts), "more places than chunks"));
+  EXPECT_TRUE(Has(Refused(parts), "more locations than chunks"));
   parts.places.back() = {"other", {0}};
   EXPECT_TRUE(Has(Refused(parts), "state_dict_metadata does not"));
   parts = {};
@@ -427,7 +427,7 @@ TEST(DcpIndex, RefusesPaths) {
   parts.paths = {{"w", {"w"}}};
   EXPECT_TRUE(Has(Refused(parts), "planner_data does not have \"n\""));
   parts.paths = {{"w", {"w"}}, {"n", {"m"}}};
-  EXPECT_TRUE(Has(Refused(parts), "no path that its name is made of"));
+  EXPECT_TRUE(Has(Refused(parts), "no path that matches its name"));
   parts.paths = {{"w", {"w"}}, {"n", {"n"}}, {"n", {"n"}}};
   EXPECT_TRUE(Has(Refused(parts), "twice"));
 }
@@ -450,13 +450,13 @@ TEST(DcpIndex, RefusesContainersThatDisagree) {
   add("a.1", {{1, false}, {3, true}});
   EXPECT_EQ(error(), "accepted");
   index.entries[1].path[1].is_index = false;
-  EXPECT_TRUE(Has(error(), "one thing by one path and another by another"));
+  EXPECT_TRUE(Has(error(), "has different kinds in different paths"));
   index.entries[1].path[1].is_index = true;
   index.entries[1].name = "a.2";
   EXPECT_TRUE(Has(error(), "none with index 1"));
   index.entries.pop_back();
   add("a", {});
-  EXPECT_TRUE(Has(error(), "one thing by one path"));
+  EXPECT_TRUE(Has(error(), "has different kinds"));
 }
 
 TEST(DcpIndex, NamesMissingVolume) {

@@ -129,9 +129,9 @@ TEST_F(Items, ThatAreCompressedLieInStretches) {
   EXPECT_TRUE(ParseItems(items->metadata));
   for (const std::uint32_t transforms : {2U, 3U}) {
     wanted_[1].at.transforms = transforms;
-    ExpectRefused(
-        transforms == 2 ? "transform \"other/1\" is not known" : "2 transforms, one of another",
-        Errc::kUnsupported);
+    ExpectRefused(transforms == 2 ? "transform \"other/1\" is not known"
+                                  : "2 nested transforms, at most 1 is supported",
+                  Errc::kUnsupported);
   }
 }
 
@@ -145,7 +145,7 @@ TEST_F(Items, AtOnePlaceAreOne) {
   EXPECT_EQ(ParseItems(items->metadata)->items.size(), 2U);
   EXPECT_EQ(items->metadata.storages.size(), 1U);
   wanted_[1].sizes = {4};
-  ExpectRefused("items \"item0\" and \"again\" are two at one place");
+  ExpectRefused("items \"item0\" and \"again\" differ but have the same location");
 }
 
 TEST_F(Items, MustBeWhatTheIndexSays) {
@@ -170,7 +170,7 @@ TEST_F(Items, MustFillTheirFile) {
   bytes_.resize(bytes_.size() - 5);
   ExpectRefused("item \"item3\": ");
   bytes_.clear();
-  ExpectRefused("it is damaged or of another save");
+  ExpectRefused("it is damaged or belongs to another save");
 }
 
 TEST_F(Items, WithoutTheirBytesAreRefused) {

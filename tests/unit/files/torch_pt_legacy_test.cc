@@ -57,9 +57,9 @@ TEST_F(LegacyStream, Refuses) {
   refuse(&L::machine, Pickle("}" + Str("little_endian") + "\x89s"), Errc::kUnsupported,
          "big-endian");
   refuse(&L::keys, Pickle("N"), Errc::kBadInput, "list of storage keys");
-  refuse(&L::keys, Pickle("](" + Str("5") + Str("5") + "e"), Errc::kBadInput, "5 is twice");
+  refuse(&L::keys, Pickle("](" + Str("5") + Str("5") + "e"), Errc::kBadInput, "5 appears twice");
   refuse(&L::keys, Pickle("](" + Str("5") + Str("6") + "e"), Errc::kBadInput,
-         "6 is twice or in no tensor");
+         "6 appears twice or in no tensor");
   refuse(&L::keys, Pickle("]" + Str("5") + "a"), Errc::kBadInput, "77 is missing");
   refuse(&L::data, data + "x", Errc::kBadInput, "1 bytes after the last storage");
   refuse(&L::data, Le(3, 8) + data.substr(8), Errc::kBadInput,

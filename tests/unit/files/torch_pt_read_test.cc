@@ -73,7 +73,7 @@ TEST_F(TorchPt, ReadsAContainerInsideAFile) {
     EXPECT_TRUE(Parse(*metadata).has_value());
   }
   ExpectFails(ReadMetadata(files::Part(*file, 0, bytes.size())), Errc::kBadInput,
-              "not a file of torch.save");
+              "not a torch.save file");
   ExpectFails(ReadMetadata(files::Part(*file, before.size() + 1, 2 * bytes.size())),
               Errc::kBadInput, "the file ends at");
 }
@@ -87,14 +87,14 @@ TEST_F(TorchPt, ChecksumThatWasNotComputed) {
 }
 
 TEST_F(TorchPt, OtherKindsOfFiles) {
-  ExpectFails(Read(""), Errc::kBadInput, "not a file of torch.save");
-  ExpectFails(Read("hello, world"), Errc::kBadInput, "not a file of torch.save");
-  ExpectFails(Read(Pickle("N")), Errc::kBadInput, "not a file of torch.save");
+  ExpectFails(Read(""), Errc::kBadInput, "not a torch.save file");
+  ExpectFails(Read("hello, world"), Errc::kBadInput, "not a torch.save file");
+  ExpectFails(Read(Pickle("N")), Errc::kBadInput, "not a torch.save file");
   ExpectFails(Read("PYTORCH1xxxx"), Errc::kUnsupported, "preview");
   ExpectFails(Read(Le(2, 8) + "{}"), Errc::kUnsupported, "safetensors");
   ExpectFails(Read(std::string(257, '\0') + "ustar" + std::string(250, '\0')), Errc::kUnsupported,
               "tar");
-  ExpectFails(Read("x" + Build(One())), Errc::kBadInput, "not a file of torch.save");
+  ExpectFails(Read("x" + Build(One())), Errc::kBadInput, "not a torch.save file");
 }
 
 TEST_F(TorchPt, MissingMembers) {

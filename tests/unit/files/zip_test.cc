@@ -229,7 +229,7 @@ TEST_F(Zip, OverlappingMembers) {
   file.members = {Plain("a/first", "1234"), Plain("a/second", "")};
   std::string bytes = Build(file);
   bytes[28] = 5;
-  ExpectFails(ReadBytes(bytes), Errc::kBadInput, "overlap what follows");
+  ExpectFails(ReadBytes(bytes), Errc::kBadInput, "overlap the data at");
   // Many entries for one member: how a small file becomes a large one.
   ExpectMemberRefused("overlaps", [](ZipMember& m) { m.offset_delta = -38; });
 }
@@ -254,8 +254,8 @@ TEST_F(Zip, LocalHeaderDiffers) {
 }
 
 TEST_F(Zip, NameTwice) {
-  ExpectMemberRefused("there twice", [](ZipMember& m) { m.name = "a/first"; });
-  ExpectMemberRefused("there twice", [](ZipMember& m) { m.name = "A/FIRST"; });
+  ExpectMemberRefused("appears twice", [](ZipMember& m) { m.name = "a/first"; });
+  ExpectMemberRefused("appears twice", [](ZipMember& m) { m.name = "A/FIRST"; });
 }
 
 TEST_F(Zip, UnsafeNames) {

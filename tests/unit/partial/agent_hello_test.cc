@@ -69,7 +69,7 @@ TEST_F(HelloTest, AHelloComesFirstAtAPort) {
   EXPECT_TRUE(older.starts_with("error 2 a client of an older version")) << older;
   const std::string newer = first("hello 3 agent peer id");
   EXPECT_TRUE(newer.starts_with("error 9 ")) << newer;
-  EXPECT_NE(newer.find("version 2 of the agents' protocol expected, found version 3"),
+  EXPECT_NE(newer.find("version 2 of the agent protocol expected, found version 3"),
             std::string::npos)
       << newer;
   for (const char* line : {"hello ", "hello 2", "hello 2 server a b", "hello 2 agent a b c",
@@ -84,8 +84,8 @@ TEST_F(HelloTest, AnAgentIsNotItsOwnPeer) {
   // The same process behind an address that leads back to it, and another one of the same name.
   Hello same_name = HelloOf("this");
   same_name.id = "another";
-  for (const auto& [self, what] : {std::pair(HelloOf("this"), "this one itself"),
-                                   std::pair(same_name, "an agent with this agent's name")}) {
+  for (const auto& [self, what] : {std::pair(HelloOf("this"), "comes from this agent itself"),
+                                   std::pair(same_name, "both agents have the name \"this\"")}) {
     AgentClient client(servers_[1]->address(), {}, {}, kAgentPatience, self);
     const auto answer = client.AskText("status");
     ASSERT_FALSE(answer);
@@ -152,14 +152,14 @@ TEST_F(HelloTest, RefusesACopyUnderItsOwnNameOrAnothers) {
   const auto own = self.Push(*other_->Newest(), limiter);
   ASSERT_FALSE(own);
   EXPECT_EQ(own.error().code, Errc::kMismatch);
-  EXPECT_NE(own.error().message.find("this agent's own name"), std::string::npos);
+  EXPECT_NE(own.error().message.find("both agents have the name \"this\""), std::string::npos);
   // At a port it is the name that the sender has stated.
   auto connection = os::Connection::Open(servers_[1]->address(), milliseconds(10'000));
   ASSERT_TRUE(connection && Greet(*connection, HelloOf("peer")));
   ASSERT_TRUE(connection->Send("push third 10 10 0\n"));
   const auto answer = ReceiveAnswer(*connection);
   ASSERT_FALSE(answer);
-  EXPECT_NE(answer.error().message.find("a copy of agent \"third\" from a connection of \"peer\""),
+  EXPECT_NE(answer.error().message.find("\"peer\" sends a copy of agent \"third\""),
             std::string::npos)
       << answer.error().message;
   auto client = os::Connection::Open(servers_[1]->address(), milliseconds(10'000));

@@ -191,7 +191,7 @@ TEST_F(AgentReplayTest, StepsThatAreNotThoseOfTheCheckpointAreRefused) {
   ASSERT_TRUE(agent.Replay());
   EXPECT_EQ(agent.Newest(), before);
   ASSERT_FALSE(agent.status().replays.refused.empty());
-  EXPECT_NE(agent.status().replays.refused[0].find("the checkpoint has made"), std::string::npos)
+  EXPECT_NE(agent.status().replays.refused[0].find("of the checkpoint expected"), std::string::npos)
       << agent.status().replays.refused[0];
 }
 

@@ -194,7 +194,7 @@ TEST_P(RandomReplay, EveryDurableCheckpointIsWhole) {
       case 2: {  // the trainer is killed, and resumes from the agent's memory
         const auto newest = agent->status().newest;
         if (!newest || !logs || i == kLast) break;
-        ASSERT_TRUE(agent->logs().AppendHeld());  // as when a client requests its list
+        ASSERT_TRUE(agent->logs().AppendBuffered());  // as when a client requests its list
         agent->logs().Leave(0);
         const bool stored = Stored()->iteration == *newest;
         Restore(*newest);

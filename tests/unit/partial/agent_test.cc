@@ -13,7 +13,7 @@
 
 #include "engine/exec/byte_source.h"
 #include "partial/store/check_store.h"
-#include "partial/store/save_tokens.h"
+#include "partial/store/token_log.h"
 #include "support/os/fault.h"
 #include "unit/partial/agent_fixture.h"
 
@@ -122,7 +122,7 @@ TEST_F(AgentTest, SnapshotsAllThenASelection) {
   Agent agent(Options());
   ASSERT_EQ(*Snapshot(agent, 1), 1U);
   const auto first = agent.Newest();
-  for (const HeldModule& module : first->manifest.modules) {
+  for (const StoredModule& module : first->manifest.modules) {
     for (const auto& held : module) {
       EXPECT_TRUE(!held || held->version == 1);
     }
@@ -137,7 +137,7 @@ TEST_F(AgentTest, SnapshotsAllThenASelection) {
   std::size_t fresh = 0;
   std::size_t old = 0;
   for (std::size_t i = 0; i < second->manifest.modules.size(); ++i) {
-    const HeldModule& held = second->manifest.modules[i];
+    const StoredModule& held = second->manifest.modules[i];
     const bool expert = second->manifest.names[i].find("deepspeed_experts") != std::string::npos;
     ASSERT_TRUE(held[0]);
     if (!expert) {

@@ -143,7 +143,8 @@ TEST(Buffers, AnIncompleteSnapshotDoesNotEnd) {
   ASSERT_TRUE(second);
   const Status ended = buffers.End();
   ASSERT_FALSE(ended);
-  EXPECT_EQ(ended.error().message, "non-expert module 0 is of iteration 10 in a snapshot of 20");
+  EXPECT_EQ(ended.error().message,
+            "non-expert module 0 is of iteration 10 in a snapshot of iteration 20");
   EXPECT_EQ(buffers.state(*second), kFilling);
 }
 
@@ -169,7 +170,7 @@ TEST(Buffers, EventsAtTheWrongTime) {
   EXPECT_EQ(buffers.Begin(20).error().code, Errc::kBusy);
   ASSERT_TRUE(buffers.End());
   EXPECT_EQ(buffers.Begin(9).error().message,
-            "snapshot of iteration 9: there is one of iteration 10 already");
+            "snapshot of iteration 9: the newer snapshot of iteration 10 already exists");
   EXPECT_STREQ(Name(kRecovery), "recovery");
 }
 

@@ -25,7 +25,7 @@ std::string ManifestOf(std::size_t n) {
   manifest.names.reserve(n);
   for (std::size_t i = 0; i < n; ++i) {
     manifest.names.push_back("module." + Digits(i));
-    manifest.modules[i][0] = Held{5, BlobRef()};
+    manifest.modules[i][0] = StoredComponent{5, BlobRef()};
   }
   return ToText(manifest);
 }

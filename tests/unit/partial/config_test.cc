@@ -154,7 +154,7 @@ TEST(AutoConfig, Refusals) {
   input = Input();
   input.persist_bytes_per_s = 0;
   EXPECT_EQ(ChooseConfig(input).error().message,
-            "the persist bandwidth in bytes per second is 0.000000, expected a positive number");
+            "the persist bandwidth in bytes per second is 0, expected a positive number");
 }
 
 TEST(AutoConfig, BottlenecksComeFromThePlan) {
@@ -236,7 +236,7 @@ TEST(DynamicK, ExpectedCostsAreTheExamples) {
   EXPECT_NEAR(EvenFaultCost({16, 4}, 1, 3000)(4), Cost(4) / 2, 1e-15);
   EXPECT_TRUE(CheckExperts(*MakeDynamicK(16, 1, 0.1, false), {4, 16}));
   EXPECT_EQ(CheckExperts(*MakeDynamicK(16, 1, 0.1, false), {4, 8}).error().message,
-            "dynamic K of 16 experts, the largest layer has 8");
+            "dynamic K: expected 16 experts in the largest layer, found 8");
 }
 
 // Returns the number of faults that each level lasts, until K = N.

@@ -41,7 +41,8 @@ TEST(History, Refusals) {
   EXPECT_EQ(history->Add(0, {{1, 1}}).error().message,
             "tokens of iteration 0: iterations count from 1");
   ASSERT_TRUE(history->Add(5, {{1, 1}}));
-  EXPECT_EQ(history->Add(5, {{1, 1}}).error().message, "tokens of iteration 5 after those of 5");
+  EXPECT_EQ(history->Add(5, {{1, 1}}).error().message,
+            "tokens of iteration 5 follow those of iteration 5");
   EXPECT_EQ(history->Add(6, {{1}}).error().message,
             "tokens of iteration 6: MoE layer 0: 1 experts, expected 2");
   EXPECT_FALSE(history->Add(6, {{~std::uint64_t{0}, 1}}));

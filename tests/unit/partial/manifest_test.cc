@@ -34,9 +34,9 @@ Manifest Sample() {
   manifest.passed = Blob("client state");
   manifest.names = {"emb \"odd\\name\"", "experts.0", "experts.1"};
   manifest.modules.resize(3);
-  manifest.modules[0][0] = Held{500, Blob("a")};
-  manifest.modules[1][1] = Held{480, Blob("b", true)};
-  manifest.modules[1][2] = Held{0, Blob("")};
+  manifest.modules[0][0] = StoredComponent{500, Blob("a")};
+  manifest.modules[1][1] = StoredComponent{480, Blob("b", true)};
+  manifest.modules[1][2] = StoredComponent{0, Blob("")};
   manifest.state.snapshot = MakeLevelState({2}, 2);
   manifest.state.persist = MakeLevelState({2}, 1);
   manifest.state.persist.tokens = {{5, 1ULL << 60}};
@@ -162,8 +162,8 @@ TEST(Manifest, DynamicKIsOptionalAndMustBePossible) {
   for (const auto& [field, wrong, said] : {std::tuple{"k", "3", "k is 3, expected 1 to 2"},
                                            {"k", "4294967297", "is too large"},
                                            {"levels", "0", "0 levels do not lead"},
-                                           {"spent", "0.9", "this level spent 0.9"},
-                                           {"limit", "0", "a limit of 0.0"},
+                                           {"spent", "0.9", "losses of 0.9"},
+                                           {"limit", "0", "a limit of 0,"},
                                            {"limit", "-1", "a limit of -1"},
                                            {"predict", "1", "true or false"},
                                            {"iterations", "-1", "a number from 0"}}) {

@@ -116,15 +116,15 @@ TEST(Fingerprint, TellsShapesTypesStatesAndTies) {
       [](auto& source) {
         source.map.tensors[0].shape = {4, 5};
       },
-      "\"emb.weight\" fp32: float32 [5, 4] and float32 [4, 5]");
+      "\"emb.weight\" fp32: expected float32 [5, 4], found float32 [4, 5]");
   differs([](auto& source) { source.map.tensors[1].dtype = DType::kBF16; },
-          "\"emb.weight\" weight: float32 [5, 4] and bfloat16 [5, 4]");
+          "\"emb.weight\" weight: expected float32 [5, 4], found bfloat16 [5, 4]");
   differs([](auto& source) { source.map.tensors[2].state = "momentum"; },
-          "\"emb.weight\" exp_avg: float32 [5, 4] and absent");
+          "\"emb.weight\" exp_avg: expected float32 [5, 4], found none");
   Model tied = TwoLayers();
   tied.AddAlias("head.weight", "emb.weight");
   EXPECT_EQ(FirstDifference(TwoLayers().source(), tied.source()),
-            "\"head.weight\": absent and tied to \"emb.weight\"");
+            "\"head.weight\": expected none, found tied to \"emb.weight\"");
 }
 
 TEST(PassedMembers, AreThoseThatNoTensorUses) {

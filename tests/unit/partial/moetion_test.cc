@@ -97,7 +97,7 @@ TEST(Replicas, GridsThatAreNone) {
   WorkerGrid grid = *StageMajorGrid(2, 2, 1);
   grid.peer[3] = 0;
   EXPECT_EQ(PlaceReplicas(grid, 1).error().message,
-            "worker 3: place 0 of stage 1 is taken already");
+            "worker 3: place 0 of stage 1 is already taken");
   grid.peer[3] = 2;
   EXPECT_EQ(PlaceReplicas(grid, 1).error().message, "worker 3: place 2 of stage 1 does not exist");
   EXPECT_FALSE(StageMajorGrid(0, 1, 1));
@@ -174,7 +174,7 @@ TEST(Gradients, AGapAndAnIntervalNeedFullCopies) {
   const Status again = EnterTransfers(&chains, *plan);
   ASSERT_FALSE(again);
   EXPECT_EQ(again.error().message,
-            "expert 0 of MoE layer 0: a message of iteration 6 after that of 6");
+            "expert 0 of MoE layer 0: a transfer of iteration 6 follows one of iteration 6");
 }
 
 TEST(Gradients, AFullCopyBoundsDrift) {
@@ -256,7 +256,7 @@ TEST(Gradients, ABudgetMovesTheWindow) {
   }
   options.rule = GradientRule::kAlgorithm3;
   EXPECT_EQ(PlanTransfers(GradientChains::Make({4}), kFour, kAllFour, 1, options).error().message,
-            "algorithm 3 has no budget of bytes");
+            "algorithm 3 does not support a byte budget");
 }
 
 /// Fewest bytes that `transfers` transfers of an expert can have, the first one its state: over all

@@ -93,25 +93,26 @@ TEST(PlanText, ASectionForEachQuestion) {
   request.gradients = true;
   request.checkpoints = 2;
   const std::string text = TextOf(request);
-  for (
-      const char* section :
-      {"\n\ncopies    3 of each worker (9 asked for, there are no more workers): 8 within a stage, "
-       "0 outside\n"
-       "to send   400 B in all\n"
-       "not placed: workers 0-3 have fewer copies, for there are too few nodes\n"
-       "\n"
-       "WORKER  STAGE  NODE  COPIES ON  HOLDS  SENDS  RECEIVES\n"
-       "     0      0     0  2, 3           2  200 B       0 B\n",
-       "\n\ngradients in place of state\n"
-       "ITERATION  GRADIENTS  STATES   SENT  STATE ONLY  FACTOR  WINDOW\n"
-       "        1          0       2  200 B       200 B    1.00       1\n",
-       "\nWINDOW  iterations in which every expert was sent in full\n",
-       "\n\npipeline  an iteration takes 6.000 s, each stage idles 0.000 s\n"
-       "snapshot  rank 0 needs 0.000 s: 0 B in the bubble, 100 B beside computation\n",
-       "\nMODULE               IN THE BUBBLE  BESIDE\n"
-       "expert 0 of layer 0            0 B   100 B\n",
-       "\n\nrecovery  25 lost tokens, 1 more than the capacity in an iteration: 25 iterations\n",
-       "\n\nfailure   wastes 2.750 s: checkpoint 0.000 s, retrieval 2.000 s, half an interval\n"}) {
+  for (const char* section :
+       {"\n\ncopies    3 of each worker (requested: 9; there are no more workers): 8 within a "
+        "stage, 0 outside\n"
+        "to send   400 B in all\n"
+        "not placed: workers 0-3 have fewer copies, because there are too few nodes\n"
+        "\n"
+        "WORKER  STAGE  NODE  COPIES ON  HOLDS  SENDS  RECEIVES\n"
+        "     0      0     0  2, 3           2  200 B       0 B\n",
+        "\n\ngradients instead of state\n"
+        "ITERATION  GRADIENTS  STATES   SENT  STATE ONLY  FACTOR  WINDOW\n"
+        "        1          0       2  200 B       200 B    1.00       1\n",
+        "\nWINDOW  iterations in which every expert was sent in full\n",
+        "\n\npipeline  an iteration takes 6.000 s, each stage idles 0.000 s\n"
+        "snapshot  rank 0 needs 0.000 s: 0 B in the bubble, 100 B during computation\n",
+        "\nMODULE               IN THE BUBBLE  OUTSIDE\n"
+        "expert 0 of layer 0            0 B    100 B\n",
+        "\n\nrecovery  25 lost tokens, made up with 1 token above capacity per iteration: 25 "
+        "iterations\n",
+        "\n\nfailure   wastes 2.750 s: checkpoint 0.000 s, retrieval 2.000 s, half an "
+        "interval\n"}) {
     EXPECT_TRUE(Has(text, section)) << section << "in:\n" << text;
   }
 }
@@ -126,11 +127,11 @@ TEST(PlanText, ALogBesideTheCheckpoints) {
   // saved: 2800 + 5 * 3200 bytes, and 2800 + 2 * 3200 are still fewer than 11200.
   const std::string text = TextOf(request);
   EXPECT_TRUE(Has(text,
-                  "\n\ngradients 2.34 KiB in an iteration, 600 B of a rank; with the checkpoint of "
-                  "5 iterations 14.5 KiB\n"
+                  "\n\ngradients 2.34 KiB per iteration, 600 B per rank; with the checkpoint, "
+                  "14.5 KiB in 5 iterations\n"
                   "window    20 iterations in which every expert is saved once\n"
-                  "full      checkpoints of all write 10.9 KiB: less with more than 3 iterations "
-                  "between\n"))
+                  "full      a full checkpoint writes 10.9 KiB; this is less at intervals above "
+                  "3 iterations\n"))
       << text;
   NullSink sink;
   request.job.keep[1] = true;
@@ -138,7 +139,7 @@ TEST(PlanText, ALogBesideTheCheckpoints) {
   ASSERT_FALSE(kept);
   EXPECT_EQ(kept.error().message,
             "--policy gradient-log: gradients are replayed on master weights and moments of one "
-            "iteration, and --keep saves some of all experts each time");
+            "iteration, but with --keep these have different iterations");
   request.job.keep[1] = false;
   request.job.param_bytes = {2, 0, 8};
   EXPECT_EQ(
@@ -160,10 +161,10 @@ TEST(PlanText, DynamicK) {
                   "K  A FAULT COSTS %  FAULTS\n"
                   "1          0.00150    1334\n"
                   "2          0.00050    4000\n"
-                  "then all experts are saved: 5334 faults are covered\n"))
+                  "then all experts are saved; the limit covers 5334 faults\n"))
       << text;
   answer->dynamic_k->levels.reset();
-  EXPECT_TRUE(Has(PlanText(*answer), " for each K\nK stays: faults cost nothing\n"));
+  EXPECT_TRUE(Has(PlanText(*answer), " for each K\nK stays the same: faults cost nothing\n"));
 }
 
 Simulation OneRow() {
@@ -196,9 +197,12 @@ TEST(SimulationText, TheRunAndItsRows) {
       "POLICY      K   WRITTEN  LARGEST  BOUND  PLT %  MLT %  RISK %  STALL s  COST s\n"
       "sequential  2  2.00 KiB      0 B    0 B  5.000   0.00    0.00    0.000     0.0\n"
       "\n"
-      "WRITTEN  bytes of all checkpoints; LARGEST  of a rank in one, BOUND  the least possible\n"
-      "PLT, MLT  lost tokens, mean and sum of the layers; RISK  unsaved after a checkpoint, mean\n"
-      "STALL  of the longest snapshot; COST  stalls, restarts and repeated work of the run\n"
+      "WRITTEN  bytes of all checkpoints\n"
+      "LARGEST  largest share of a rank in a checkpoint; BOUND  its lower bound\n"
+      "PLT, MLT  share of lost tokens, mean and sum over layers\n"
+      "RISK  mean share of unsaved tokens after a checkpoint\n"
+      "STALL  stall of the longest snapshot\n"
+      "COST  time of all stalls, restarts and repeated work\n"
       "\n"
       "no row has a PLT up to 3.75 %\n");
   simulation.best = 0;
@@ -230,9 +234,10 @@ TEST(SimulationText, GradientsHaveATableOfTheirOwn) {
       "sequential             2     102 B         -           -  6.00 KiB       -       300.0\n"
       "gradient-log           2     102 B  2.00 KiB       0.062  6.00 KiB      20       420.5\n"
       "gradient-log, least *  4     102 B  2.00 KiB       0.062  6.00 KiB      20           -\n"
-      "\nSTATE, LOG  bytes of an iteration"))
+      "\nSTATE, LOG  bytes per iteration"))
       << text;
-  EXPECT_TRUE(Has(text, "\n* computed only, gradients as large as weights: no command does it"));
+  EXPECT_TRUE(
+      Has(text, "\n* computed only, for gradients as large as weights; no command runs this"));
   // A row that no command can run is never the best.
   simulation.rows[2].loss.plt = simulation.rows[1].loss.plt = 0;
   simulation.rows[1].overhead_s = 7;
@@ -271,7 +276,7 @@ TEST(TuningText, NumbersBesideThoseOfFullCheckpoints) {
             "K of a persist                     1         16\n"
             "iterations between                 6          1\n"
             "checkpoint          5, 6         0 B        0 B\n"
-            "of the full one     6      100.000 %  100.000 %\n"
+            "share of full       6      100.000 %  100.000 %\n"
             "snapshot of a rank  8, 9         0 B        0 B\n"
             "persist of a rank   8, 9         0 B        0 B\n"
             "snapshot takes      10       0.000 s    0.000 s\n"
@@ -309,7 +314,7 @@ TEST(TuningText, NoneWithinTheLimit) {
   EXPECT_TRUE(Has(text, "\nlost tokens (PLT)   7        0.000 %\n")) << text;
   EXPECT_TRUE(
       Has(text,
-          "\n\nno column CHOSEN: none within the limit of 3.750 % lost tokens; the closest, "
+          "\n\nno column CHOSEN: no K is within the limit of 3.750 % lost tokens; the closest, "
           "--k 9 --k-persist 7 every 80 iterations, loses 40.950 %\n"
           "no column REPLAY: why\n"
           "use --policy full every 79 iterations\n"))

@@ -123,8 +123,8 @@ TEST(Recovery, AtAnOlderIteration) {
   ASSERT_FALSE(none);
   EXPECT_EQ(none.error().code, Errc::kInfeasible);
   EXPECT_EQ(none.error().message,
-            "non-expert module 0: no version up to 9 that every module of a checkpoint has, its "
-            "newest is 20");
+            "non-expert module 0: no version up to iteration 9 is available for all required "
+            "modules; its newest version is 20");
 }
 
 TEST(Recovery, AnExpertWithoutAnyCopy) {
@@ -136,7 +136,7 @@ TEST(Recovery, AnExpertWithoutAnyCopy) {
   ASSERT_FALSE(none);
   EXPECT_EQ(none.error().code, Errc::kInfeasible);
   EXPECT_EQ(none.error().message,
-            "no copy up to the resume point 20 is left of expert 3 of MoE layer 0");
+            "expert 3 of MoE layer 0: no copy up to the resume point 20 is left");
   options.restart_missing = 0;
   const auto plan = PlanRecovery(input, options);
   ASSERT_TRUE(plan);
@@ -195,8 +195,8 @@ TEST(Recovery, NoCommonIterationNamesTheObstacle) {
   const auto plan = PlanRecovery(input, {});
   ASSERT_FALSE(plan);
   EXPECT_EQ(plan.error().message,
-            "non-expert module 1: no version that every module of a checkpoint has, its newest is "
-            "15");
+            "non-expert module 1: no version is available for all required modules; its newest "
+            "version is 15");
 }
 
 TEST(Recovery, InputThatMakesNoSense) {

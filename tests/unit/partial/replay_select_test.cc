@@ -130,14 +130,16 @@ TEST(ReplaySelection, Refusals) {
     return SelectReplay(run.map, run.level.cursor, version, k, point).error().message;
   };
   EXPECT_EQ(error({3, 1}, 1),
-            "policy gradient-log: sizes and gradients of a running trainer are needed");
+            "policy gradient-log requires model sizes and gradients from a running trainer");
   ReplayPoint point{3, 4};
   point.model = &run.model;
   EXPECT_EQ(error(point, 1),
-            "policy gradient-log: iteration 3, 4 after the checkpoint before, K = 1");
+            "policy gradient-log: iteration 3, 4 iterations after the previous checkpoint, K = 1: "
+            "expected 1 or more for K, and an interval from 1 to the iteration");
   point.interval = 3;
   EXPECT_EQ(error(point, 0),
-            "policy gradient-log: iteration 3, 3 after the checkpoint before, K = 0");
+            "policy gradient-log: iteration 3, 3 iterations after the previous checkpoint, K = 0: "
+            "expected 1 or more for K, and an interval from 1 to the iteration");
 }
 
 // For any input, each expert has its state or gradients of the interval, chains are bounded,

@@ -111,8 +111,10 @@ TEST(Sizes, RealSizesOfUnequalExperts) {
   const auto guess = SizeForK(model, 1, kMaster);
   ASSERT_FALSE(guess);
   EXPECT_EQ(guess.error().code, Errc::kUsage);
-  EXPECT_EQ(guess.error().message,
-            "MoE layer 0: expert 1 has another size than expert 0: K alone tells no size");
+  EXPECT_EQ(
+      guess.error().message,
+      "MoE layer 0: expert 1 and expert 0 differ in size, so K does not determine the size of a "
+      "checkpoint");
 }
 
 TEST(Sizes, OverflowIsAnError) {

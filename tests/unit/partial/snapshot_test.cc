@@ -51,8 +51,8 @@ TEST_F(SnapshotTest, SaysWhatItReads) {
     const auto input = Open(iteration);
     std::vector<ReadOf> reads;
     input->bytes = std::make_unique<NotedBytes>(std::move(input->bytes), &reads);
-    std::vector<FileStretch> told;
-    const auto fill = [&](const std::vector<FileStretch>& stretches) -> Status {
+    std::vector<FileByteRange> told;
+    const auto fill = [&](const std::vector<FileByteRange>& stretches) -> Status {
       EXPECT_TRUE(reads.empty());
       told = stretches;
       return {};
@@ -65,7 +65,7 @@ TEST_F(SnapshotTest, SaysWhatItReads) {
       const std::string& file = input->set.files[member.file].name;
       const std::uint64_t first = member.offset + read.offset;
       EXPECT_TRUE(std::any_of(told.begin(), told.end(),
-                              [&](const FileStretch& one) {
+                              [&](const FileByteRange& one) {
                                 return one.name == file && one.first <= first &&
                                        first + read.bytes <= one.first + one.bytes;
                               }))
@@ -99,7 +99,7 @@ TEST_F(SnapshotTest, KeptComponentsAreOfAllExperts) {
   const auto newest = agent.Newest();
   std::size_t older = 0;
   for (std::size_t i = 0; i < newest->manifest.modules.size(); ++i) {
-    const HeldModule& held = newest->manifest.modules[i];
+    const StoredModule& held = newest->manifest.modules[i];
     EXPECT_EQ(held[kMaster]->version, 2U) << newest->manifest.names[i];
     older += held[kMoments]->version == 1 ? 1 : 0;
   }

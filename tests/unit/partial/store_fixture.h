@@ -42,7 +42,7 @@ class StoreTest : public os::Scratch {
     manifest.iteration = iteration;
     manifest.names = {"module"};
     manifest.modules.resize(1);
-    Held held;
+    StoredComponent held;
     held.version = iteration;
     const exec::UnitSum sum = exec::SumOf(os::AsBytes(text));
     held.blob = Summarize({&sum, 1});

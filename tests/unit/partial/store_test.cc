@@ -131,7 +131,8 @@ TEST_F(StoreTest, CheckNamesDamagedTexts) {
   const TokenRecord tokens{0, {{20, {{1, 2}}}}};
   Manifest manifest = *store.ReadManifest({1, 10, false});
   ASSERT_TRUE(store.Commit({1, 10, false}, ToText(manifest), "", tokens));
-  EXPECT_NE(said().find(store.TokensPath(1) + ": of iteration 10, found tokens up to 20"),
+  EXPECT_NE(said().find(store.TokensPath(1) +
+                        ": expected tokens up to iteration 10, found tokens up to iteration 20"),
             std::string::npos)
       << said();
 }

@@ -63,7 +63,7 @@ TEST(EplbTest, WhatTheAlgorithmNeedsIsAsked) {
   refused(uneven, "equal slots");
   refused(UniformCluster(1, 4, 2), "12 experts do not fit in 8 live slots");
   options.eplb_groups = 5;
-  refused(UniformCluster(2, 4, 2), "no multiple of 5 groups");
+  refused(UniformCluster(2, 4, 2), "not a multiple of 5 groups");
   options.eplb_groups = 3;
   options.eplb_policy = EplbPolicy::kHierarchical;
   refused(UniformCluster(2, 4, 2), "multiple of 2 nodes");

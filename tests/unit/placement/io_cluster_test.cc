@@ -81,9 +81,9 @@ INSTANTIATE_TEST_SUITE_P(
         std::tuple("{\"nodes\":2}", Errc::kBadInput, "node \"node0\": gpus is missing"),
         std::tuple("{\"nodes\":2,\"gpus\":1}", Errc::kBadInput, "slots or memory is missing"),
         std::tuple("{\"nodes\":2,\"gpus\":1,\"slot\":1}", Errc::kBadInput,
-                   "unknown member \"slot\", known are nodes"),
+                   "unknown member \"slot\", known members are nodes"),
         std::tuple("{\"nodes\":2,\"nodes\":3,\"gpus\":1,\"slots\":1}", Errc::kBadInput,
-                   "key \"nodes\" twice"),
+                   "key \"nodes\" appears twice"),
         std::tuple("{\"nodes\":0,\"gpus\":1,\"slots\":1}", Errc::kBadInput, "from 1 to"),
         std::tuple("{\"nodes\":1e9,\"gpus\":1,\"slots\":1}", Errc::kBadInput, "from 1 to 16384"),
         std::tuple("{\"nodes\":16384,\"gpus\":65536,\"slots\":1}", Errc::kLimit, "at most"),
@@ -98,9 +98,9 @@ INSTANTIATE_TEST_SUITE_P(
                    "{\"gpus\":[{\"id\":\"GPU-1\"}]}]}",
                    Errc::kBadInput, "node \"node1\": gpu 0: id \"GPU-1\" is taken"),
         std::tuple("{\"nodes\":1,\"gpus\":1,\"slots\":1,\"memory\":1}", Errc::kBadInput,
-                   "exclude each other"),
+                   "slots cannot be combined with memory"),
         std::tuple("{\"nodes\":1,\"gpus\":1,\"memory\":\"1GiB\"}", Errc::kBadInput,
-                   "memory needs expert_bytes"),
+                   "memory requires expert_bytes"),
         std::tuple("{\"nodes\":1,\"gpus\":1,\"memory\":\"1 parsec\",\"expert_bytes\":1}",
                    Errc::kBadInput, "memory"),
         std::tuple("{\"nodes\":1,\"gpus\":1,\"slots\":1,\"bandwidth\":{\"node\":0}}",
@@ -121,17 +121,17 @@ TEST(IoEventsTest, LinesAreRead) {
 
 TEST(IoEventsTest, BadLinesAreNamed) {
   const std::pair<const char*, const char*> cases[] = {
-      {"", "holds no events"},
+      {"", "contains no events"},
       {"0,add\n", "e:1: milliseconds,add|remove,node expected"},
-      {"x,add,a\n", "e:1: \"x\" is no number"},
-      {"-1,add,a\n", "e:1: \"-1\" is no number"},
-      {"99999999999999999999,add,a\n", "is no number"},
+      {"x,add,a\n", "e:1: \"x\" is not a number"},
+      {"-1,add,a\n", "e:1: \"-1\" is not a number"},
+      {"99999999999999999999,add,a\n", "is not a number"},
       {"0,plus,a\n", "e:1: \"plus\" is neither"},
       {"0,add,\n", "the name of one node"},
       {"0,add,a,b\n", "the name of one node"},
       {"5,add,a\n4,add,b\n", "e:2: time runs backward: 4 after 5"},
-      {"0,add,a\n1,add,a\n", "e:2: node \"a\" is there already"},
-      {"0,remove,a\n1,remove,a\n", "e:2: node \"a\" is not there"}};
+      {"0,add,a\n1,add,a\n", "e:2: node \"a\" exists already"},
+      {"0,remove,a\n1,remove,a\n", "e:2: node \"a\" does not exist"}};
   for (const auto& [text, part] : cases) {
     const auto events = ParseNodeEvents(text, "e");
     ASSERT_FALSE(events) << text;

@@ -197,7 +197,8 @@ TEST(IoPlanTest, ForeignTextsAreWhatTheirReadersExpect) {
             "{\"physical_to_logical_map\":[[0,1,2,0],\n[0,1,2,0],\n[0,1,2,0],\n[0,2,1,2],\n"
             "[0,1,2,0],\n[0,1,2,1]]}\n");
   ASSERT_EQ(notes.size(), 1U);
-  EXPECT_EQ(notes[0], "4 layers without a plan below the last one are in plain order");
+  EXPECT_EQ(notes[0],
+            "4 layers below the last one have no plan: their experts are in default order");
   const std::string eplb = text(PlanFormat::kEplb);
   EXPECT_NE(eplb.find("\"groups\":4"), std::string::npos);
   EXPECT_NE(eplb.find("\"logical_to_physical\":[[[0,-1],\n[2,-1],\n[1,3]]"), std::string::npos)
@@ -219,7 +220,8 @@ TEST(IoPlanTest, WhatAFormatCannotSayIsRefused) {
   const Placement twice = Placed(loads, cluster, {0, 1, 2, 2, 0, 1, 2, 1});
   text = ForeignPlanText(PlanFormat::kAscend, twice, loads, cluster, 1, 2, &notes);
   ASSERT_FALSE(text);
-  EXPECT_NE(text.error().message.find("layer 3 expert 2: twice on rank 1"), std::string::npos);
+  EXPECT_NE(text.error().message.find("layer 3 expert 2: occurs twice on rank 1"),
+            std::string::npos);
   EXPECT_TRUE(notes.empty());
   EXPECT_TRUE(ForeignPlanText(PlanFormat::kVllm, twice, loads, cluster, 1, 24, &notes));
   ASSERT_EQ(notes.size(), 2U);
@@ -236,7 +238,7 @@ TEST(IoPlanTest, DeadGpusAreNoRanks) {
   ASSERT_TRUE(text);
   EXPECT_NE(text->find("\"0\":[0,2,1,2]"), std::string::npos);
   ASSERT_EQ(notes.size(), 1U);
-  EXPECT_NE(notes[0].find("1 dead ones left out"), std::string::npos);
+  EXPECT_NE(notes[0].find("1 dead ones are left out"), std::string::npos);
   const auto again = PlacedOn(Read(*text), loads, cluster);
   ASSERT_TRUE(again) << again.error().message;
   EXPECT_EQ(again->slot_expert, placement.slot_expert);
@@ -278,10 +280,10 @@ TEST(IoPlanTest, PlansOfAnotherShapeAreRefused) {
     EXPECT_EQ(placed.error().code, Errc::kBadInput);
     return placed.error().message;
   };
-  EXPECT_NE(message("[[0,1,2,3],[0,1,2,3]]").find("4 experts, the loads have 3"),
+  EXPECT_NE(message("[[0,1,2,3],[0,1,2,3]]").find("4 experts, the token counts have 3"),
             std::string::npos);
   EXPECT_NE(message("[[0,1,2],[0,1,2]]").find("3 slots do not divide among 2"), std::string::npos);
-  EXPECT_NE(message("[[0,1,2,0]]").find("no layer 3, it has 1"), std::string::npos);
+  EXPECT_NE(message("[[0,1,2,0]]").find("layer 3 is missing"), std::string::npos);
   EXPECT_NE(message("{\"gpus\":4,\"nodes\":1,\"physical_to_logical\":[[0,1,2,0],[0,1,2,0]]}")
                 .find("gpus"),
             std::string::npos);
@@ -300,7 +302,7 @@ TEST_P(BadPlan, IsRefusedWithItsPlace) {
 INSTANTIATE_TEST_SUITE_P(
     IoPlanTest, BadPlan,
     testing::Values(
-        std::tuple("", "is empty"), std::tuple("{}", "no plan: none of"),
+        std::tuple("", "is empty"), std::tuple("{}", "not a plan: expected one of"),
         std::tuple("[[0,1],[0]]", "layer 1: 1 slots, layer 0 has 2"),
         std::tuple("[[0,-2]]", "layer 0 slot 1: a whole number"),
         std::tuple("[[0,1.5]]", "layer 0 slot 1"), std::tuple("[[0,70000]]", "slot 1"),
@@ -309,7 +311,7 @@ INSTANTIATE_TEST_SUITE_P(
         std::tuple("{\"layers\":[{\"layer\":0}]}", "layer and placement"),
         std::tuple("{\"layers\":[{\"layer\":0,\"placement\":[[0]]},"
                    "{\"layer\":0,\"placement\":[[0]]}]}",
-                   "layer 0 twice"),
+                   "layer 0 occurs twice"),
         std::tuple("{\"experts\":1,\"layers\":[{\"layer\":0,\"placement\":[[1]]}]}",
                    "expert 1 does not exist"),
         std::tuple("{\"nodes\":3,\"layers\":[{\"layer\":0,\"placement\":[[1],[0]]}]}", "3 nodes"),
@@ -346,9 +348,10 @@ INSTANTIATE_TEST_SUITE_P(
                    "layer a: a number expected"),
         std::tuple("{\"layer_list\":[{\"layer_id\":0}]}", "device_list"),
         std::tuple("{\"gpus\":3,\"physical_to_logical\":[[0,1]]}", "do not divide"),
-        std::tuple("num_slots: 4\n", "no initial_global_assignments"),
+        std::tuple("num_slots: 4\n", "initial_global_assignments is missing"),
         std::tuple("initial_global_assignments:\n  0: [0, 1\n", "the list does not end"),
-        std::tuple("initial_global_assignments:\n  0: [0, x]\n", "p:2: \"x\" is no expert"),
+        std::tuple("initial_global_assignments:\n  0: [0, x]\n",
+                   "p:2: the number of an expert expected, found \"x\""),
         std::tuple("initial_global_assignments:\n  a: [0]\n", "a layer number"),
         std::tuple("num_slots: 3\ninitial_global_assignments:\n  0: [0, 1]\n", "num_slots is 3"),
         std::tuple("hello\n", "cannot read \"hello\"")));

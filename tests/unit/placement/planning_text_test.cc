@@ -46,7 +46,7 @@ bool Has(const std::string& text, const std::string& part) {
 TEST(PlanningText, SummaryOfAPlan) {
   const PlanInput input = Input();
   EXPECT_EQ(SummaryText({}, input, Row(input)),
-            "loads     1 layer of 3 experts, iteration 7\n"
+            "tokens    1 layer of 3 experts, iteration 7\n"
             "cluster   2 nodes with 2 gpus, 4 slots per layer\n"
             "plan      hand\n"
             "balance   1.167 mean, 1.167 worst layer (busiest gpu / mean); bound 1.000, with any "
@@ -121,7 +121,7 @@ TEST(PlanningText, AComparisonNamesWhoHasNoPlan) {
   EXPECT_TRUE(Has(text, "  P(1)  ")) << text;
   EXPECT_TRUE(Has(text, "\nhand ")) << text;
   EXPECT_TRUE(Has(text, "0 !")) << text;
-  EXPECT_TRUE(Has(text, "; !:\nfewer failures than asked")) << text;
+  EXPECT_TRUE(Has(text, "; !: FAULTS is below --faults. ")) << text;
   EXPECT_TRUE(Has(text, "idle: no plan: no\\x09room\n")) << text;
   request.node_failure = 0.01;
   EXPECT_TRUE(Has(ComparisonText(request, input, {none}), "  ALIVE  "));

@@ -124,10 +124,11 @@ INSTANTIATE_TEST_SUITE_P(
         std::tuple("[]", Errc::kBadInput, "layer 0: no experts"),
         std::tuple("[[]]", Errc::kBadInput, "layer 0: no experts"),
         std::tuple("[[[[1]]]]", Errc::kBadInput, "4 levels of lists"),
-        std::tuple("{\"token\":[[1]]}", Errc::kBadInput, "no loads: none of tokens"),
-        std::tuple("{\"tokens\":[[1]],\"tokens\":[[2]]}", Errc::kBadInput, "key \"tokens\" twice"),
+        std::tuple("{\"token\":[[1]]}", Errc::kBadInput, "no token counts: expected one of tokens"),
+        std::tuple("{\"tokens\":[[1]],\"tokens\":[[2]]}", Errc::kBadInput,
+                   "key \"tokens\" appears twice"),
         std::tuple("{\"iteration\":1,\"tokens\":[[1]]}\n{\"tokens\":[[1]]}", Errc::kBadInput,
-                   "iteration 1 twice"),  // the second is iteration 1 by its place alone
+                   "iteration 1 occurs twice"),  // the second is iteration 1 by its place alone
         std::tuple("{\"iteration\":3,\"tokens\":[[1]]}\n{\"iteration\":4,\"tok\n", Errc::kBadInput,
                    "x:2: line 1, column"),
         std::tuple("{\"iteration\":3,\"tokens\":[[1]]}\n{\"iteration\":4,\"tok{\"iteration\":3,"
@@ -136,12 +137,12 @@ INSTANTIATE_TEST_SUITE_P(
         std::tuple("{\"iteration\":3,\"tokens\":[[1]]}\n{\"iteration\":4,\"tokens\":[[1x]]}",
                    Errc::kBadInput, "x:2: line 1, column"),  // whole, and wrong
         std::tuple("iteration,layer,expert,tokens\n1,0,0,1\n1,0,1,1\n1,0,1,1\n", Errc::kBadInput,
-                   "x:4: layer 0 expert 1 twice"),
+                   "x:4: layer 0 expert 1 occurs twice"),
         std::tuple("iteration,layer,expert,tokens\n1,0,0,1\n1,0\n2,0,0,1\n", Errc::kBadInput,
                    "x:3: 4 columns expected, found 2"),
         std::tuple("{\"iteration\":-1,\"tokens\":[[1]]}", Errc::kBadInput, "iteration: a whole"),
         std::tuple("{\"tokens\":[[1]]}\n[1]\n", Errc::kBadInput, "x:2: an object expected"),
-        std::tuple("{\"logical_count\":[[[0]]]}", Errc::kBadInput, "holds no loads"),
+        std::tuple("{\"logical_count\":[[[0]]]}", Errc::kBadInput, "contains no token counts"),
         std::tuple("{\"record_type\":\"other\"}", Errc::kBadInput, "eplb_load_stats"),
         std::tuple(
             "{\"record_type\":\"eplb_load_stats\",\"expert_load\":[[1]],\"p2l_map\":[[0,1]]}",
@@ -152,14 +153,14 @@ INSTANTIATE_TEST_SUITE_P(
         std::tuple("1,2\n3\n", Errc::kBadInput, "layer 1 has 1 experts"),
         std::tuple("layer,expert\n0,0\n", Errc::kBadInput, "lacks a column: layer"),
         std::tuple("layer,expert,tokens,foo\n", Errc::kBadInput, "column \"foo\" is unknown"),
-        std::tuple("layer,layer,expert,tokens\n", Errc::kBadInput, "column \"layer\" twice"),
+        std::tuple("layer,layer,expert,tokens\n", Errc::kBadInput, "column \"layer\" occurs twice"),
         std::tuple("layer,expert,tokens\n0,0,1\n0,2,1\n", Errc::kBadInput,
                    "no count for layer 0 expert 1"),
         std::tuple("layer,expert,tokens\n0,0,1\n0,0,1\n", Errc::kBadInput,
-                   "x:3: layer 0 expert 0 twice"),
+                   "x:3: layer 0 expert 0 occurs twice"),
         std::tuple("layer,expert,tokens\n0,0\n", Errc::kBadInput, "x:2: 3 columns expected"),
         std::tuple("layer,expert,tokens\n99999,0,1\n", Errc::kLimit, "at most 4096 layers"),
-        std::tuple("layer,expert,tokens\n", Errc::kBadInput, "holds no loads"),
+        std::tuple("layer,expert,tokens\n", Errc::kBadInput, "contains no token counts"),
         std::tuple("layer,expert,tokens\n0,0,nan\n", Errc::kBadInput, "not a number"),
         std::tuple("layer,expert,tokens\n0,0,inf\n", Errc::kBadInput, "more than")));
 
@@ -189,7 +190,7 @@ TEST(IoLoadsTest, ALogThatRepeatsIterationsCountsTheLaterLines) {
   EXPECT_FALSE(trace.torn);
   ASSERT_EQ(trace.warnings.size(), 1U);
   EXPECT_EQ(trace.warnings[0],
-            "x:8: iteration 6 again, as after a restart of the training: the earlier lines of "
+            "x:8: iteration 6 occurs again, as after a restart of training: earlier lines of "
             "iterations from 6 on are ignored");
   // Iterations after the restart point are discarded, also where the training has not come so
   // far again.
@@ -229,7 +230,7 @@ TEST(IoLoadsTest, ALogThatIsCutShortIsReadUpToThere) {
     EXPECT_EQ(trace.torn, torn) << end;
     ASSERT_EQ(trace.warnings.size(), torn ? 1U : 0U) << end;
     if (torn) {
-      EXPECT_EQ(trace.warnings[0], "x:3: the last line is cut short and is ignored");
+      EXPECT_EQ(trace.warnings[0], "x:3: the last line is truncated and is ignored");
     }
     EXPECT_EQ(trace.records.size(), end == whole.size() - 1 ? 3U : 2U) << end;
   }
@@ -250,7 +251,7 @@ TEST(IoLoadsTest, RestartsAndATornLineInRowsOfCounts) {
   add(3, 30);
   EXPECT_EQ(CountsIn(Parsed(text)), (Pairs{{1, 2}, {2, 4}, {3, 60}}));
   ASSERT_EQ(Parsed(text).warnings.size(), 1U);
-  EXPECT_NE(Parsed(text).warnings[0].find("x:18: iteration 3 again"), std::string::npos);
+  EXPECT_NE(Parsed(text).warnings[0].find("x:18: iteration 3 occurs again"), std::string::npos);
   // An incomplete iteration does not count.
   for (const char* torn : {"5", "5,0,0", "5,0,0,0,1\n5,0,0,1,1\n5,1,", "5,0,0,0,x"}) {
     const TokenTrace trace = Parsed(first_run + torn);
@@ -339,7 +340,7 @@ TEST_F(LoadLog, ARestartIsFoundFromTheEndToo) {
   ASSERT_EQ(trace->warnings.size(), 1U);
   EXPECT_LT(trace->bytes_read, std::uint64_t{2} << 20);
   EXPECT_NE(trace->warnings[0].find("line at byte " + std::to_string(restarted) +
-                                    ": iteration 450 again"),
+                                    ": iteration 450 occurs again"),
             std::string::npos)
       << trace->warnings[0];
 }
@@ -387,7 +388,8 @@ TEST_F(LoadLog, ALongLogIsReadInParts) {
   ASSERT_TRUE(trace);
   EXPECT_EQ(trace->bytes_read, std::filesystem::file_size(path_));
   ASSERT_EQ(trace->warnings.size(), 2U);
-  EXPECT_NE(trace->warnings[0].find("tokens.jsonl:260: iteration 2 again"), std::string::npos)
+  EXPECT_NE(trace->warnings[0].find("tokens.jsonl:260: iteration 2 occurs again"),
+            std::string::npos)
       << trace->warnings[0];
 
   std::ofstream(path_) << "1,2\n";
@@ -395,7 +397,8 @@ TEST_F(LoadLog, ALongLogIsReadInParts) {
   trace = ReadLoads(path_);
   ASSERT_FALSE(trace);
   EXPECT_EQ(trace.error().code, Errc::kLimit);
-  EXPECT_NE(trace.error().message.find("if it has a JSON object per line"), std::string::npos)
+  EXPECT_NE(trace.error().message.find("longer files must have one JSON object per line"),
+            std::string::npos)
       << trace.error().message;
 }
 

@@ -25,7 +25,7 @@ Result<std::uint64_t> RankOf(const pickle::Node* key) {
   std::uint64_t rank = 0;
   for (char c : key->text) {
     if (c < '0' || c > '9' || rank > (std::uint64_t{1} << 32)) {
-      return Fail(Errc::kBadInput, "\"" + key->text + "\" is not a rank");
+      return Fail(Errc::kBadInput, "\"", key->text, "\" is not a rank");
     }
     rank = rank * 10 + static_cast<std::uint64_t>(c - '0');
   }
@@ -58,8 +58,8 @@ Result<std::vector<std::uint64_t>> Unravel(const pickle::Node* side, const Shape
     same = piece[dim] <= 1 || strides[dim] == expected[dim];
   }
   if (!same) {
-    return Fail(Errc::kUnsupported, what, " strides ", ToString(strides), " of a piece ",
-                ToString(piece), " are not those of ", ToString(shape));
+    return Fail(Errc::kUnsupported, what, " strides ", ToString(strides), " of a piece of shape ",
+                ToString(piece), " are not the contiguous strides of shape ", ToString(shape));
   }
   std::vector<std::uint64_t> at(shape.size(), 0);
   for (std::size_t dim = 0; dim < shape.size(); ++dim) {
@@ -68,7 +68,7 @@ Result<std::vector<std::uint64_t>> Unravel(const pickle::Node* side, const Shape
     offset %= expected[dim];
   }
   if (offset != 0) {
-    return Fail(Errc::kBadInput, what, " offset lies outside ", ToString(shape));
+    return Fail(Errc::kBadInput, what, " offset is outside shape ", ToString(shape));
   }
   return at;
 }
@@ -80,19 +80,20 @@ Result<Piece> ReadPiece(const pickle::Node* node, const Shape& whole, const Shap
   if (const pickle::Node* scale = node->Find("scale")) {
     SW_TRY_ASSIGN(const double factor, pickle::AsFloat(scale));
     if (factor != 1.0) {
-      return Fail(Errc::kUnsupported, "a piece stored with a scale of ", factor);
+      return Fail(Errc::kUnsupported, "a piece is stored scaled by ", std::to_string(factor));
     }
   }
   SW_TRY_ASSIGN(const Shape locations, pickle::AsShape(node->Find("locations")));
   if (std::find(locations.begin(), locations.end(), rank) == locations.end()) {
-    return Fail(Errc::kBadInput, "a piece of rank ", rank, " lists the locations ",
+    return Fail(Errc::kBadInput, "a piece of rank ", rank, " lists only the locations ",
                 ToString(locations));
   }
   piece.shared = locations.size() > 1;
   piece.empty = std::count(piece.box.sizes.begin(), piece.box.sizes.end(), 0) > 0;
   if (piece.empty) {
     if (piece.box.sizes.size() != whole.size()) {
-      return Fail(Errc::kBadInput, "a piece ", ToString(piece.box.sizes), " of a tensor ",
+      return Fail(Errc::kBadInput, "a piece of shape ", ToString(piece.box.sizes),
+                  " has a different number of dimensions than the tensor of shape ",
                   ToString(whole));
     }
     piece.box.at_view.assign(whole.size(), 0);
@@ -112,7 +113,7 @@ Result<Shape> DescribedShape(const pickle::Node* entry, const Shape& shard, std:
   SW_TRY_ASSIGN(const std::uint64_t elems, CountElems(described));
   if (described != shard && (elems != Elems(shard) || described.size() <= shard.size())) {
     return Fail(Errc::kBadInput, "rank ", rank, " holds a shard of shape ", ToString(shard),
-                ", the map says ", ToString(described));
+                ", but the map records ", ToString(described));
   }
   return described;
 }
@@ -186,8 +187,9 @@ std::optional<SplitRule> AsStack(const std::vector<std::vector<Piece>>& ranks, c
 Status SeeThroughView(std::span<const Shape> shards, Ruled* ruled) {
   SplitRule& rule = ruled->rule;
   if (rule.split == Split::kListed) {
-    return Fail(Errc::kUnsupported, "blocks of a tensor seen as ", ToString(ruled->whole),
-                ", whose shards are stored in another shape: ", ToString(shards.front()));
+    return Fail(
+        Errc::kUnsupported, "blocks of a tensor viewed as ", ToString(ruled->whole),
+        " are not supported if its shards are stored in another shape: ", ToString(shards.front()));
   }
   if (rule.split == Split::kDim) {
     rule.split = Split::kSub;
@@ -199,7 +201,7 @@ Status SeeThroughView(std::span<const Shape> shards, Ruled* ruled) {
     SW_TRY_ASSIGN(const Shape shard, layout::ShardShape(rule, ruled->whole, shards.size(), rank));
     if (shard == shards[rank]) continue;
     return Fail(Errc::kBadInput, "rank ", rank, " holds a shard of shape ", ToString(shards[rank]),
-                ", by the map it is ", ToString(shard));
+                ", but the map records ", ToString(shard));
   }
   return {};
 }
@@ -220,7 +222,8 @@ Result<SplitRule> RuleOfPieces(std::vector<std::vector<Piece>>* ranks, const Sha
                        [](const Piece& piece) { return piece.shared; });
   });
   if (shared) {
-    return Fail(Errc::kUnsupported, "a part of the tensor is held by several ranks, the rest cut");
+    return Fail(Errc::kUnsupported,
+                "several ranks store the same part of the tensor, but the rest is sharded");
   }
   if (const auto dim = CutDimension(*ranks, whole)) {
     if (auto stack = AsStack(*ranks, whole, *dim)) return *std::move(stack);

@@ -35,8 +35,8 @@ Result<std::uint64_t> IterationOf(const EngineState& state, const std::string& t
     Result<std::uint64_t> count = pickle::AsCount(steps);
     if (!count) return Within(tag + ": global_steps", std::move(count).error());
     if (found && *found != *count) {
-      return Fail(Errc::kBadInput, tag, ": global_steps: ", *found, " and ", *count,
-                  " on different ranks");
+      return Fail(Errc::kBadInput, tag, ": global_steps differs between ranks: ", *found, " and ",
+                  *count);
     }
     found = *count;
   }
@@ -148,7 +148,7 @@ std::string DescribeEntries(const std::vector<OpaqueEntry>& entries) {
   for (const OpaqueEntry& entry : entries) {
     const Node* value = nullptr;
     for (const OpaqueEntry::Value& one : entry.by_tp) value = value == nullptr ? one.node : value;
-    names.push_back(entry.name + " (" + pickle::Describe(value) + ")");
+    names.push_back(StrCat(entry.name, " (", pickle::Describe(value), ")"));
   }
   return "entries of the state dict that are not tensors: " + FirstFew(names);
 }
@@ -173,8 +173,8 @@ std::vector<std::string> EntryDifferences(const Checkpoint& a, const Checkpoint&
       const OpaqueEntry::Value& y = others[tp];
       if (x.from == nullptr || y.from == nullptr) continue;
       if (SameValues(x.node, y.node, BySums(a, *x.from, b, *y.from))) continue;
-      lines.push_back(Quoted(entry.name) + ": " + pickle::Describe(x.node) + " and " +
-                      pickle::Describe(y.node) + " with other contents");
+      lines.push_back(StrCat(Quoted(entry.name), ": ", pickle::Describe(x.node), " and ",
+                             pickle::Describe(y.node), " with different contents"));
       break;
     }
     of_b.erase(found);
@@ -250,14 +250,12 @@ std::vector<std::string> LostClientState(const EngineState& state, const Topolog
   }
   std::vector<std::string> out;
   if (!lost.empty()) {
-    out.push_back("client state of model-parallel ranks for which others stand: " +
+    out.push_back("client state of model-parallel ranks, replaced by that of other ranks: " +
                   Joined(std::vector<std::string>(lost.begin(), lost.end()), ", "));
   }
   if (const std::vector<std::string> entries = LostEntries(state, from, to); !entries.empty()) {
-    out.push_back(
-        "entries of the state dict that tensor-parallel ranks have of their own, except those of "
-        "rank 0: " +
-        FirstFew(entries));
+    out.push_back("rank-specific state dict entries of tensor-parallel ranks other than rank 0: " +
+                  FirstFew(entries));
   }
   return out;
 }

@@ -34,8 +34,7 @@ Result<IdPlace> FindExpertId(std::string_view name) {
     }
   }
   return Fail(Errc::kBadInput, "\"", name,
-              "\": an expert parameter's name with deepspeed_experts.<id>. "
-              "expected");
+              "\": an expert parameter's name with deepspeed_experts.<id>. expected");
 }
 
 }  // namespace

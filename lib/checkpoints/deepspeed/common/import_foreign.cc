@@ -142,7 +142,7 @@ Status CheckParams(const Checkpoint& checkpoint) {
     if (param.kind != ParamKind::kTrainable || !param.alias_of.empty()) continue;
     if (param.group < 0 || static_cast<std::size_t>(param.group) >= checkpoint.groups.size()) {
       return Fail(Errc::kUnsupported, "\"", param.name,
-                  "\" is trained and in no group of the optimizer");
+                  "\" is trained, but in none of the optimizer's parameter groups");
     }
   }
   return {};
@@ -153,7 +153,7 @@ std::vector<std::string> Losses(const Checkpoint& source) {
   if (source.own != nullptr) {
     const std::vector<std::string> contents = source.own->Contents();
     if (!contents.empty()) {
-      lost.push_back("what only " + source.origin + " understands: " + Joined(contents, ", "));
+      lost.push_back(StrCat("data specific to ", source.origin, ": ", Joined(contents, ", ")));
     }
   }
   const std::vector<layout::LogicalTensor>& tensors = source.map.tensors;
@@ -165,21 +165,23 @@ std::vector<std::string> Losses(const Checkpoint& source) {
     return one.kind == ParamKind::kTrainable && one.dtype != DType::kF32;
   });
   if (!masters && rounded) {
-    lost.emplace_back("the source has no master weights: they are made of its weights");
+    lost.emplace_back(
+        "master weights, which the source lacks: they are made from its rounded weights");
   }
   if (source.states.empty()) {
-    lost.emplace_back("the source has no state of an optimizer: moments and steps begin anew");
+    lost.emplace_back("optimizer state, which the source lacks: moments and steps start at zero");
   }
   const bool known = !source.groups.empty() &&
                      std::all_of(source.groups.begin(), source.groups.end(),
                                  [](const Group& group) { return IsKnown(group.hyper); });
   if (!known) {
     lost.emplace_back(
-        "the source has no learning rate and other hyper-parameters: defaults of Adam are written "
-        "(lr=0.001), so set yours after loading");
+        "learning rate and other hyper-parameters, which the source lacks: Adam's defaults are "
+        "written (lr=0.001), so set yours after loading");
   }
   if (!source.iteration) {
-    lost.emplace_back("the source does not tell its iteration: training is counted from 0");
+    lost.emplace_back(
+        "the iteration, which the source does not record: training is counted from 0");
   }
   return lost;
 }

@@ -81,7 +81,7 @@ Result<Stages> ByRanges(std::string_view method, const std::vector<std::uint32_t
   for (const StageRange& range : ranges) bounds.push_back(range.second);
   if (layers.front() < bounds.front() || layers.back() >= bounds.back()) {
     return Fail(Errc::kUsage, "stages=", method, ": layers ", layers.front(), " to ", layers.back(),
-                " have state");
+                " have state, and the ranges do not cover them");
   }
   return ByBounds(layers, bounds);
 }
@@ -116,15 +116,14 @@ Result<Stages> LikeSource(const Topology& to, const Checkpoint& source,
   SW_TRY_ASSIGN(const Choice choice, ChoicesLike(to, source, layers));
   if (choice.uniform && choice.balanced && *choice.uniform != *choice.balanced) {
     return Fail(Errc::kUsage, "pp=", to.pp,
-                ": the source's stages fit partition methods \"uniform\" and "
-                "\"parameters\", which now differ: add stages=uniform, "
-                "stages=parameters or layer ranges");
+                ": the source's stages fit partition methods \"uniform\" and \"parameters\", which "
+                "differ for this target: add stages=uniform, stages=parameters or layer ranges");
   }
   if (choice.uniform) return *choice.uniform;
   if (choice.balanced) return *choice.balanced;
   return Fail(Errc::kUsage, "pp=", to.pp,
-              ": the source's stages fit no known partition method: add "
-              "stages=uniform, stages=parameters or layer ranges");
+              ": the source's stages fit no known partition method: add stages=uniform, "
+              "stages=parameters or layer ranges");
 }
 
 Result<Stages> Choose(std::string_view method, const Topology& to, const Checkpoint& source,
@@ -147,8 +146,7 @@ Result<Stages> Choose(std::string_view method, const Topology& to, const Checkpo
 Result<std::vector<StageRange>> ParseStageRanges(std::string_view text) {
   const auto bad = [&] {
     return Fail(Errc::kUsage, "target stages=", text,
-                ": uniform, parameters or ranges of layers such as 0-3,4-7 "
-                "expected");
+                ": uniform, parameters or ranges of layers such as 0-3,4-7 expected");
   };
   std::vector<StageRange> ranges;
   const char* at = text.data();

@@ -66,8 +66,7 @@ Result<Document> Open(const EngineReading& reading, std::uint32_t file) {
   if (!document) return Within(reading.source.files[file].path, std::move(document).error());
   if (document->root->is_string()) {
     return Fail(Errc::kUnsupported, reading.source.files[file].path,
-                ": holds a text where a checkpoint should be (Nebula keeps "
-                "its data elsewhere)");
+                ": contains a string instead of a checkpoint (Nebula stores its data elsewhere)");
   }
   if (!document->root->is_dict()) {
     return Fail(Errc::kBadInput, reading.source.files[file].path, ": dict expected, found ",
@@ -109,9 +108,8 @@ Result<std::optional<Scalar>> ScalarOf(EngineReading* reading, std::uint32_t fil
     return std::optional<Scalar>(std::move(out));
   }
   if (!IsPlainValue(*node)) {
-    return Fail(Errc::kUnsupported, reading->file_name(file) + ": " + what +
-                                        ": tensor or number expected, found " +
-                                        pickle::Describe(node));
+    return Fail(Errc::kUnsupported, reading->file_name(file), ": ", what,
+                ": tensor or number expected, found ", pickle::Describe(node));
   }
   out.value = node;
   return std::optional<Scalar>(std::move(out));
@@ -171,9 +169,8 @@ Result<Ties> TiesOf(const Node* root, const Node* module,
 
 std::string LeftOutToo(const std::string& file, const std::string& name) {
   return file + ": \"" + name +
-         "\" is another name of a frozen parameter that was left out when it was saved; no file "
-         "holds "
-         "its data, so it is left out too";
+         "\" is an alias of a frozen parameter that the save left out; no file contains its data, "
+         "so the alias is left out too";
 }
 
 std::unordered_map<std::string, std::string> TiedPlaceholders(

@@ -108,9 +108,9 @@ Status ListFolder(const Listing::Folder& folder, bool atoms, unsigned io_threads
         continue;
       }
       if (entry.name == "offloaded_tensors") {
-        return Fail(Errc::kUnsupported, path,
-                    ": optimizer state offloaded to NVMe: save the "
-                    "checkpoint without NVMe offload");
+        return Fail(
+            Errc::kUnsupported, path,
+            ": optimizer state offloaded to NVMe: save the checkpoint without NVMe offload");
       }
     } else if (IsFile(entry)) {
       if (entry.name == kAtomsFile) {
@@ -163,14 +163,13 @@ Result<std::vector<Container>> ReadEngineFile(const Found& found, const os::File
                                               const os::Identity& identity) {
   if (IsNebulaStub(file, identity)) {
     return Fail(Errc::kUnsupported, found.path,
-                ": a Nebula placeholder, its data is elsewhere: "
-                "load and save the checkpoint without Nebula");
+                ": a Nebula placeholder, its data is elsewhere: load and save the checkpoint "
+                "without Nebula");
   }
   Result<Container> read = ReadPickled(found, file, identity);
   if (!read && IsDataStates(file, identity)) {
     return Fail(Errc::kUnsupported, found.path,
-                ": a DataStates container: load and save the "
-                "checkpoint without DataStates");
+                ": a DataStates container: load and save the checkpoint without DataStates");
   }
   if (!read) return tl::unexpected<Error>(std::move(read).error());
   return std::vector<Container>{*std::move(read)};

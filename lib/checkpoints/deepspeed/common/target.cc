@@ -86,19 +86,17 @@ Status CheckExperts(const Topology& to, const Checkpoint& source) {
     if (foreign == nullptr) {
       return Fail(Errc::kInfeasible, Setting("ep", to.ep), ": the model has no experts");
     }
-    return Fail(Errc::kUnsupported, Setting("ep", to.ep) + ": \"" + foreign->name +
-                                        "\" is a parameter like others to DeepSpeed, which "
-                                        "shares out experts of its own MoE layers "
-                                        "(deepspeed_experts) only");
+    return Fail(Errc::kUnsupported, Setting("ep", to.ep), ": \"", foreign->name,
+                "\" is an ordinary parameter to DeepSpeed, which distributes only experts of its "
+                "own MoE layers (deepspeed_experts)");
   }
   for (const auto& [layer, count] : experts) {
     if (count % to.ep == 0) continue;
-    return Fail(Errc::kInfeasible, Setting("ep", to.ep), ": ", count, " experts of MoE layer ",
-                layer, " do not divide");
+    return Fail(Errc::kInfeasible, Setting("ep", to.ep), " does not divide the ", count,
+                " experts of MoE layer ", layer);
   }
   if (to.dp % to.ep != 0) {
-    return Fail(Errc::kInfeasible, Setting("ep", to.ep), ": ", Setting("dp", to.dp),
-                " data-parallel ranks do not divide");
+    return Fail(Errc::kInfeasible, Setting("ep", to.ep), " does not divide ", Setting("dp", to.dp));
   }
   if (to.zero == 3) {
     return Fail(Errc::kUnsupported,
@@ -106,7 +104,8 @@ Status CheckExperts(const Topology& to, const Checkpoint& source) {
   }
   if (to.pp > 1) {
     return Fail(Errc::kUnsupported, Setting("pp", to.pp),
-                ": MoE layers across pipeline stages are numbered by stage");
+                ": MoE layers in several pipeline stages are not supported, because DeepSpeed "
+                "numbers them by stage");
   }
   return {};
 }
@@ -114,9 +113,9 @@ Status CheckExperts(const Topology& to, const Checkpoint& source) {
 Status CheckPipeline(const Topology& to, const ZeroSpec& spec) {
   if (!to.pipeline) {
     if (to.pp > 1) {
-      return Fail(Errc::kUnsupported, Setting("pp", to.pp),
-                  ": the source is not a pipeline module, so nothing says "
-                  "which layers its parameters belong to");
+      return Fail(
+          Errc::kUnsupported, Setting("pp", to.pp),
+          ": the source is not a pipeline module, so the layers of its parameters are unknown");
     }
     if (!spec.stages.empty()) {
       return Fail(Errc::kUsage, "stages=", spec.stages, ": the source is not a pipeline module");
@@ -128,9 +127,9 @@ Status CheckPipeline(const Topology& to, const ZeroSpec& spec) {
                 ": DeepSpeed runs pipeline modules with zero=0 or 1");
   }
   if (to.zero == 0 && to.dtype == DType::kBF16) {
-    return Fail(Errc::kUnsupported,
-                "zero=0 with bf16 weights: DeepSpeed cannot resume a pipeline module from it; "
-                "use zero=1");
+    return Fail(
+        Errc::kUnsupported,
+        "zero=0 with bf16 weights: DeepSpeed cannot resume a pipeline module from it; use zero=1");
   }
   return {};
 }
@@ -142,8 +141,7 @@ Status CheckTied(const Topology& to, const Checkpoint& source) {
   for (const Param& param : source.params) {
     if (!param.name.starts_with("tied_modules.") || param.tied_layers.size() > 1) continue;
     return Fail(Errc::kUnsupported, Setting("pp", to.pp), ": \"", param.name,
-                "\" is tied, and the files do not tell which other layers "
-                "use it");
+                "\" is tied, and the files do not record which other layers use it");
   }
   return {};
 }
@@ -195,12 +193,12 @@ Result<Topology> ResolveTopology(const ZeroSpec& spec, const Checkpoint& source)
                 Setting("pp", to.pp), ": more than ", limits::kRanks, " ranks");
   }
   if (to.round_robin && to.zero != 1 && to.zero != 2) {
-    return Fail(Errc::kUnsupported, "round_robin=true: only zero=1 and 2 reorder, found ",
+    return Fail(Errc::kUnsupported, "round_robin=true: zero=1 or zero=2 expected, found ",
                 Setting("zero", to.zero));
   }
   if (spec.sub_group && to.zero != 3) {
     return Fail(Errc::kUnsupported, Setting("sub_group", *spec.sub_group),
-                ": only zero=3 has sub-groups, found ", Setting("zero", to.zero));
+                ": zero=3 expected, found ", Setting("zero", to.zero));
   }
   SW_TRY(CheckExperts(to, source));
   SW_TRY(CheckPipeline(to, spec));

@@ -23,10 +23,10 @@ inline constexpr std::array<TargetKey, 9> kZeroKeys = {{
     {.name = "pp", .help = "pipeline stages", .check = CheckZeroKey},
     {.name = "ep", .help = "expert-parallel ranks", .check = CheckZeroKey},
     {.name = "zero", .help = "ZeRO stage", .check = CheckZeroKey},
-    {.name = "dtype", .help = "of the compute weights", .check = CheckZeroKey},
+    {.name = "dtype", .help = "type of the compute weights", .check = CheckZeroKey},
     {.name = "sub_group", .help = "elements of a ZeRO-3 sub-group", .check = CheckZeroKey},
     {.name = "round_robin", .help = "order of round_robin_gradients", .check = CheckZeroKey},
-    {.name = "stages", .help = "layers by stage", .check = CheckZeroKey, .lists = true},
+    {.name = "stages", .help = "layers of each stage", .check = CheckZeroKey, .lists = true},
 }};
 
 /// Topology values that a specification sets. Unset values keep the source's value.

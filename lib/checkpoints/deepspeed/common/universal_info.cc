@@ -87,7 +87,8 @@ Result<SubParams> ReadSubParams(const Node* entry) {
       sub.shape.emplace_back(std::move(sizes));
     } else {
       SW_TRY_ASSIGN(const std::int64_t size, pickle::AsInt(item));
-      if (size < -1) return Fail(Errc::kBadInput, "shape: entry ", size);
+      if (size < -1)
+        return Fail(Errc::kBadInput, "shape: entries of at least -1 expected, found ", size);
       sub.shape.emplace_back(size);
     }
   }
@@ -198,8 +199,8 @@ Status UniversalInfo::Impl::ReadAffine(const Node* info) {
   SW_TRY_ASSIGN(const Node* params, ReadDict(map, "params"));
   for (std::size_t i = 0; params != nullptr && i < params->entry_count(); ++i) {
     if (!params->value(i)->is_dict()) {
-      return Fail(Errc::kBadInput, "affine_map: dict expected for \"" + params->key(i)->text +
-                                       "\", found " + pickle::Describe(params->value(i)));
+      return Fail(Errc::kBadInput, "affine_map: dict expected for \"", params->key(i)->text,
+                  "\", found ", pickle::Describe(params->value(i)));
     }
     SW_TRY(affine.Add(params->key(i)->text, "affine_map"));
     maps.push_back(params->value(i));
@@ -293,22 +294,22 @@ Result<Ruled> UniversalInfo::Impl::Subs(std::uint32_t expression,
   if (sizes != nullptr) {
     rule.sub_sizes = *sizes;
   } else if (version > kNewestVersion - 0.001) {
-    return Fail(Errc::kBadInput, "sub-parameters without their sizes");
+    return Fail(Errc::kBadInput, "the sizes of the sub-parameters are missing");
   } else {
     // Before version 0.4 this is the number of equal sub-parameters.
     const std::int64_t count = std::get<std::int64_t>(spec);
     std::uint64_t extent = 0;
     for (const Shape& shard : shards) {
       if (params.dim >= shard.size()) {
-        return Fail(Errc::kBadInput, "sub-parameters along dimension ", params.dim, " of a shard ",
-                    ToString(shard));
+        return Fail(Errc::kBadInput, "sub-parameters along dimension ", params.dim,
+                    ", but the shard has shape ", ToString(shard));
       }
       SW_TRY_ASSIGN(extent, CheckedAdd(extent, shard[params.dim]));
     }
     if (count < 1 || static_cast<std::uint64_t>(count) > extent ||
         extent % static_cast<std::uint64_t>(count) != 0) {
-      return Fail(Errc::kBadInput, count, " equal sub-parameters of ", extent,
-                  " elements along dimension ", params.dim);
+      return Fail(Errc::kBadInput, extent, " elements along dimension ", params.dim,
+                  " do not divide into ", count, " equal sub-parameters");
     }
     rule.sub_sizes.assign(static_cast<std::size_t>(count),
                           extent / static_cast<std::uint64_t>(count));
@@ -317,7 +318,7 @@ Result<Ruled> UniversalInfo::Impl::Subs(std::uint32_t expression,
     const auto widths = sub_widths.find(sub.text(expression));
     if (widths == sub_widths.end() || widths->second.size() != rule.sub_sizes.size()) {
       return Fail(Errc::kBadInput, "sub_param_shard_widths lacks \"", sub.text(expression),
-                  "\" or gives it another number of sub-parameters");
+                  "\" or lists a different number of sub-parameters for it");
     }
     rule.widths = widths->second;
     for (const auto& row_of : rule.widths) {
@@ -343,7 +344,7 @@ Result<Ruled> UniversalInfo::Impl::Subs(std::uint32_t expression,
     } else if (const std::int64_t size = std::get<std::int64_t>(params.shape[dim]); size >= 0) {
       extent = static_cast<std::uint64_t>(size);
     } else if (rest) {
-      return Fail(Errc::kBadInput, "shape: two entries -1");
+      return Fail(Errc::kBadInput, "shape: more than one entry is -1");
     } else {
       rest = dim;
       rule.view.push_back(0);
@@ -354,11 +355,12 @@ Result<Ruled> UniversalInfo::Impl::Subs(std::uint32_t expression,
   }
   if (rest) {
     if (known == 0 || all % known != 0) {
-      return Fail(Errc::kBadInput, "shape: ", all, " elements do not divide by ", known);
+      return Fail(Errc::kBadInput, "shape: ", all, " elements are not divisible by ", known);
     }
     rule.view[*rest] = all / known;
   } else if (known != all) {
-    return Fail(Errc::kBadInput, "shape: a view ", ToString(rule.view), " of ", all, " elements");
+    return Fail(Errc::kBadInput, "shape: the view ", ToString(rule.view), " does not have ", all,
+                " elements");
   }
   SW_TRY_ASSIGN(ruled.whole, layout::WholeShape(rule, Copy(shards)));
   if (rule.view == ruled.whole) rule.view.clear();
@@ -376,10 +378,11 @@ Status UniversalInfo::Impl::Vocabulary(Ruled* ruled, std::span<const Shape> shar
   SplitRule& rule = ruled->rule;
   const std::uint64_t rows = ruled->whole.empty() ? 0 : ruled->whole.front();
   if (original_vocab == 0) {
-    return Fail(Errc::kBadInput, "a vocabulary, but original_vocab_size is missing");
+    return Fail(Errc::kBadInput,
+                "the parameter is a vocabulary, but original_vocab_size is missing");
   }
   if (rows < original_vocab) {
-    return Fail(Errc::kBadInput, "a vocabulary of ", rows, " rows, original_vocab_size says ",
+    return Fail(Errc::kBadInput, "the vocabulary has ", rows, " rows, but original_vocab_size is ",
                 original_vocab);
   }
   if (rows == original_vocab && (rule.split != Split::kDim || (autotp && maps.empty()))) return {};
@@ -388,7 +391,8 @@ Status UniversalInfo::Impl::Vocabulary(Ruled* ruled, std::span<const Shape> shar
   if (rule.split != Split::kDim || rule.dim != 0 || !equal) {
     if (rows == original_vocab) return {};
     return Fail(Errc::kUnsupported,
-                "a padded vocabulary that is not cut into equal rows: ", layout::Explain(rule));
+                "a padded vocabulary must be sharded into equal numbers of rows, found ",
+                layout::Explain(rule));
   }
   rule.padded = true;
   rule.granule = {1};
@@ -450,7 +454,7 @@ Result<std::optional<Ruled>> UniversalInfo::RuleFor(const std::string& name,
   const std::string where = std::string(kOrigin) + ": \"" + name + "\"";
   const std::vector<std::uint32_t> refused = impl_->unsupported.Match(name);
   if (!refused.empty()) {
-    return Fail(Errc::kUnsupported, where + ": " + impl_->reasons[refused.front()]);
+    return Fail(Errc::kUnsupported, where, ": ", impl_->reasons[refused.front()]);
   }
   if (shards.size() > 1) {
     const auto map = impl_->MatchOne(impl_->affine, "affine_map", name);

@@ -76,9 +76,9 @@ Status Builder::SetVocabulary(std::span<const Param> params) {
     if (chosen == nullptr || (param.rule.padded && !chosen->rule.padded)) {
       chosen = &param;
     } else if (param.rule.padded && param.shape[0] != chosen->shape[0]) {
-      return Fail(Errc::kUnsupported, "padded vocabularies \"" + chosen->name + "\" and \"" +
-                                          param.name + "\" of " + std::to_string(chosen->shape[0]) +
-                                          " and " + std::to_string(param.shape[0]) + " rows");
+      return Fail(Errc::kUnsupported, "padded vocabularies \"", chosen->name, "\" and \"",
+                  param.name, "\" have different sizes: ", chosen->shape[0], " and ",
+                  param.shape[0], " rows");
     }
   }
   if (chosen != nullptr) {

@@ -17,10 +17,10 @@ std::string AtomsTop() { return std::string(kAtomsFolder) + "/"; }
 tl::unexpected<Error> NoFolder(const std::string& name, const std::string& why) {
   constexpr std::size_t kShown = 300;
   const std::string shown = name.size() > kShown ? name.substr(0, kShown) + "..." : name;
-  return Fail(Errc::kUnsupported, "parameter ", Quoted(shown),
-              " cannot become a folder of a universal checkpoint, whose loaders take a name as a "
-              "path: ",
-              why, "; write another format (--format), or give the parameter another name");
+  return Fail(
+      Errc::kUnsupported, "parameter ", Quoted(shown),
+      " cannot become a folder of a universal checkpoint, because loaders use the name as a path: ",
+      why, "; write another format (--format), or give the parameter another name");
 }
 
 /// Checks that a parameter's name can be a folder. DeepSpeed's loaders
@@ -55,8 +55,8 @@ Status CheckNested(std::span<const Param> params) {
       if (!LooksLikeState(inner)) continue;
       const std::string outer(name.substr(0, at));
       if (names.contains(outer)) {
-        return NoFolder(std::string(name), "it lies in the folder of " + Quoted(outer) +
-                                               ", whose loader would take " +
+        return NoFolder(std::string(name), "it would be in the folder of " + Quoted(outer) +
+                                               ", where loaders would take " +
                                                Quoted(std::string(inner)) + " for a state");
       }
     }

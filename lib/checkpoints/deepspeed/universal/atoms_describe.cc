@@ -86,7 +86,7 @@ Result<OrderedJson> ScalarJson(const Scalar& scalar) {
     out["float"] = Hex(std::as_bytes(std::span(bytes)));
   } else {
     return Fail(Errc::kUnsupported, "optimizer state \"", scalar.state,
-                "\": ", pickle::Describe(value));
+                "\": tensor, number, bool or None expected, found ", pickle::Describe(value));
   }
   return out;
 }

@@ -39,8 +39,8 @@ Result<std::string> NeedText(const Json& object, const char* key) {
   SW_TRY_ASSIGN(const Json* value, Need(object, key));
   if (!value->is_string()) return BadInput("key \"", key, "\": string expected");
   if (value->get_ref<const std::string&>().size() > limits::kNameBytes) {
-    return BadInput("key \"", key, "\": a string of ", value->get_ref<const std::string&>().size(),
-                    " bytes");
+    return BadInput("key \"", key, "\": at most ", limits::kNameBytes, " bytes expected, found ",
+                    value->get_ref<const std::string&>().size());
   }
   return value->get<std::string>();
 }
@@ -60,7 +60,7 @@ Result<bool> FlagOr(const Json& object, const char* key) {
 Result<DType> NeedDType(const Json& object, const char* key) {
   SW_TRY_ASSIGN(const std::string name, NeedText(object, key));
   const std::optional<DType> dtype = DTypeFromName(name);
-  if (!dtype) return BadInput("key \"", key, "\": \"", name, "\" is no dtype");
+  if (!dtype) return BadInput("key \"", key, "\": \"", name, "\" is not a dtype");
   return *dtype;
 }
 
@@ -202,7 +202,7 @@ Result<Scalar> ParseScalar(const Json& object, pickle::Arena& arena) {
   } else if (object.contains("none")) {
     scalar.value = arena.None();
   } else {
-    return BadInput("no value");
+    return BadInput("the value is missing");
   }
   return scalar;
 }
@@ -256,7 +256,7 @@ Result<Topology> ParseTopology(const Json& object) {
   for (const auto& [key, out] : {std::pair{"dp", &topology.dp}, std::pair{"tp", &topology.tp},
                                  std::pair{"pp", &topology.pp}, std::pair{"ep", &topology.ep}}) {
     SW_TRY_ASSIGN(*out, NeedCount(object, key, limits::kRanks));
-    if (*out == 0) return BadInput("key \"", key, "\": 0");
+    if (*out == 0) return BadInput("key \"", key, "\": at least 1 expected, found 0");
   }
   if (topology.mp() > limits::kRanks) return BadInput("keys \"tp\" and \"pp\": too many ranks");
   SW_TRY_ASSIGN(topology.dtype, NeedDType(object, "dtype"));
@@ -278,7 +278,7 @@ Status ParseGroups(const Json& list, Checkpoint* out) {
       if (index >= out->params.size() || placed[index] ||
           out->params[index].group != static_cast<std::int32_t>(out->groups.size())) {
         return BadInput("group ", out->groups.size(), ": parameter ", index,
-                        " is not there, or in another group");
+                        " does not exist or is in another group");
       }
       placed[index] = true;
     }
@@ -286,8 +286,8 @@ Status ParseGroups(const Json& list, Checkpoint* out) {
   }
   for (std::size_t i = 0; i < placed.size(); ++i) {
     if (out->params[i].group < 0 || placed[i] || !out->params[i].alias_of.empty()) continue;
-    return BadInput("\"" + out->params[i].name + "\" is in group " +
-                    std::to_string(out->params[i].group) + ", which does not list it");
+    return BadInput("\"", out->params[i].name, "\" is in group ", out->params[i].group,
+                    ", which does not list it");
   }
   return {};
 }
@@ -309,7 +309,7 @@ Status ParseRoot(const Json& root, Checkpoint* out, Topology* to,
   if (!root.is_object()) return BadInput("object expected");
   SW_TRY_ASSIGN(const std::string format, NeedText(root, "format"));
   SW_TRY_ASSIGN(const std::uint64_t version, NeedCount(root, "version", kAny));
-  if (format != "shardwright atoms") return BadInput("format \"", format, "\"");
+  if (format != "shardwright atoms") return BadInput("unknown format \"", format, "\"");
   if (version != 1) {
     return Fail(Errc::kUnsupported, "version ", version, ", 1 is the newest known");
   }
@@ -327,16 +327,17 @@ Status ParseRoot(const Json& root, Checkpoint* out, Topology* to,
     const std::string needed(NeededState(param->kind));
     const bool has = std::find(mine.begin(), mine.end(), needed) != mine.end();
     if (has != param->alias_of.empty()) {
-      return BadInput("\"" + param->name + "\": key \"atoms\": \"" + needed + "\" is " +
-                      (has ? "listed for another name of a tensor" : "missing"));
+      return BadInput("\"", param->name, "\": key \"atoms\": \"", needed, "\" is ",
+                      (has ? "listed for an alias" : "missing"));
     }
     atoms->push_back(std::move(mine));
-    if (!names.insert(param->name).second) return BadInput("\"" + param->name + "\" occurs twice");
+    if (!names.insert(param->name).second) return BadInput("\"", param->name, "\" occurs twice");
     out->params.push_back(*std::move(param));
   }
   for (const Param& param : out->params) {
     if (!param.alias_of.empty() && !names.contains(param.alias_of)) {
-      return BadInput("\"", param.name, "\": \"", param.alias_of, "\", its other name, is missing");
+      return BadInput("\"", param.name, "\" is an alias of \"", param.alias_of,
+                      "\", which is missing");
     }
   }
   SW_TRY_ASSIGN(const Json* groups, ListOf(root, "groups", true));

@@ -44,7 +44,7 @@ const pickle::Node* ReleaseOf(const Checkpoint& checkpoint) {
 Result<bool> WantsBareStates(const Checkpoint& source, const Topology& topology, Loader loader) {
   if (loader == Loader::kStage3 && topology.tp > 1) {
     return Fail(Errc::kUnsupported, "tp=", topology.tp,
-                ": state files for every stage-3 loader are bare tensors, which no loader cuts "
+                ": state files for every stage-3 loader are bare tensors, which no loader shards "
                 "for tensor parallelism");
   }
   if (loader != Loader::kAuto) return loader == Loader::kStage3;

@@ -243,8 +243,8 @@ Result<Checkpoint> ReadOwn(const SourceSet& source, const Patterns& patterns, bo
     const std::vector<std::string>& found = folder.StatesOf(out.params[i].name);
     for (const std::string& state : found) {
       if (std::find(atoms[i].begin(), atoms[i].end(), state) != atoms[i].end()) continue;
-      out.warnings.push_back(AtomName(out.params[i].name, state) + " is not listed in " +
-                             kAtomsFile + " and is ignored");
+      out.warnings.push_back(StrCat(AtomName(out.params[i].name, state), " is not listed in ",
+                                    kAtomsFile, " and is ignored"));
     }
   }
   Finish(&reading);

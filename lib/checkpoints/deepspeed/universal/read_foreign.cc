@@ -77,8 +77,8 @@ Status ReadShapes(Foreign* foreign, Model* model) {
     for (NamedShape& shape : *shapes) {
       if (shape.name.find(".deepspeed_experts.") != std::string::npos) {
         return Fail(Errc::kUnsupported, name, ": \"", shape.name,
-                    "\": a universal folder of DeepSpeed's converter mixes "
-                    "up the experts of a mixture of experts");
+                    "\": universal folders written by DeepSpeed's converter mix up the experts of "
+                    "MoE layers");
       }
       if (!model->shapes.emplace(shape.name, shape.shape).second) {
         return Fail(Errc::kBadInput, name, ": param_shapes: \"", shape.name, "\" occurs twice");
@@ -99,10 +99,8 @@ Status ReadDegrees(Foreign* foreign) {
     SW_TRY_ASSIGN(to.pp, pickle::AsCount(dims->Find("pp_degree")));
     SW_TRY_ASSIGN(const std::uint64_t product, CheckedMul(to.tp, to.pp));
     if (product != mp) {
-      return Fail(Errc::kBadInput, foreign->name_of(foreign->models.front()) + ": tp_degree " +
-                                       std::to_string(to.tp) + " and pp_degree " +
-                                       std::to_string(to.pp) + ", but there are " +
-                                       std::to_string(mp) + " model files");
+      return Fail(Errc::kBadInput, foreign->name_of(foreign->models.front()), ": tp_degree ", to.tp,
+                  " and pp_degree ", to.pp, ", but there are ", mp, " model files");
     }
     return {};
   }
@@ -114,10 +112,9 @@ Status ReadDegrees(Foreign* foreign) {
   const bool disjoint = std::none_of(first.begin(), first.end(),
                                      [&](const auto& entry) { return last.contains(entry.first); });
   if (mp > 1 && !peers && !(disjoint && mp == 2)) {
-    return Fail(Errc::kUnsupported,
-                foreign->name_of(foreign->models.front()) +
-                    ": checkpoint_parallel_dimensions is missing, and parameter names do not tell "
-                    "tensor from pipeline parallelism");
+    return Fail(Errc::kUnsupported, foreign->name_of(foreign->models.front()),
+                ": checkpoint_parallel_dimensions is missing, and parameter names do not "
+                "distinguish tensor from pipeline parallelism");
   }
   to.tp = peers ? mp : 1;
   to.pp = peers ? 1 : mp;
@@ -161,8 +158,7 @@ Status ReadTopology(Foreign* foreign) {
   if (!dtype) dtype = ConfiguredDType(config);
   if (!dtype) {
     foreign->out().warnings.push_back(
-        "nothing tells the type of the compute weights: float32 "
-        "is assumed");
+        "no file records the type of the compute weights: float32 is assumed");
   }
   to.dtype = dtype.value_or(DType::kF32);
   return {};
@@ -240,8 +236,8 @@ Result<std::optional<layout::SplitRule>> RuleOfKeys(const Atom& atom,
     SW_TRY_ASSIGN(const std::uint64_t subs, pickle::AsCount(count));
     if (dim >= atom.shape.size() || subs == 0 || subs > atom.shape[dim] ||
         atom.shape[dim] % subs != 0) {
-      return Fail(Errc::kBadInput, "param_n_sub_params ", subs, " of a tensor of shape ",
-                  ToString(atom.shape));
+      return Fail(Errc::kBadInput, "param_n_sub_params: ", subs, " equal parts along dimension ",
+                  dim, " do not fit shape ", ToString(atom.shape));
     }
     rule.split = Split::kSub;
     rule.dim = static_cast<std::uint32_t>(dim);
@@ -319,8 +315,8 @@ Status AddStep(Foreign* foreign, Param* param) {
 Status AddTrainable(Foreign* foreign, const std::string& name, std::uint32_t group) {
   const std::vector<std::string>& states = foreign->folder.StatesOf(name);
   if (std::find(states.begin(), states.end(), layout::kMaster) == states.end()) {
-    return Fail(Errc::kNotFound, foreign->reading.source.tag + ": " +
-                                     AtomName(name, layout::kMaster) + " is missing");
+    return Fail(Errc::kNotFound, foreign->reading.source.tag, ": ", AtomName(name, layout::kMaster),
+                " is missing");
   }
   Param param;
   param.name = name;
@@ -330,7 +326,7 @@ Status AddTrainable(Foreign* foreign, const std::string& name, std::uint32_t gro
   SW_TRY_ASSIGN(const Atom master,
                 OpenAtom(&foreign->reading, foreign->folder, name, layout::kMaster));
   if (master.keys != nullptr && IsTrue(master.keys->Find("is_expert_param"))) {
-    return Fail(Errc::kUnsupported, "\"", name, "\": an AutoEP expert");
+    return Fail(Errc::kUnsupported, "\"", name, "\": AutoEP experts are not supported");
   }
   SW_TRY_ASSIGN(Ruled ruled, RuleOf(*foreign, name, shards, &master));
   param.rule = std::move(ruled.rule);
@@ -345,8 +341,8 @@ Status AddTrainable(Foreign* foreign, const std::string& name, std::uint32_t gro
     param.layer = LayerOf(name);
     if (!param.layer) {
       return Fail(Errc::kUnsupported, "\"", name,
-                  "\": a universal folder of DeepSpeed's converter does not tell "
-                  "which pipeline layers share it");
+                  "\": universal folders written by DeepSpeed's converter do not record which "
+                  "pipeline layers share it");
     }
   }
   Checkpoint& out = foreign->out();

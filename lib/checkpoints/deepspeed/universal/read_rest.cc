@@ -254,7 +254,7 @@ Status AddAliases(Foreign* foreign,
     if (at == foreign->by_name.end()) {
       std::string text = foreign->name_of(model);
       text.append(": \"").append(name).append("\" is tied to \"").append(holder);
-      return Fail(Errc::kBadInput, text.append("\", which is not there"));
+      return Fail(Errc::kBadInput, text.append("\", which is missing"));
     }
     Param param = out.params[at->second];
     param.name = name;

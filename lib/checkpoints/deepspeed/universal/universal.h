@@ -52,9 +52,9 @@ inline constexpr std::array<std::string_view, 3> kLoaderWords = {"auto", "any", 
 inline constexpr TargetKey kLoaderKey = {
     .name = "loader",
     .help =
-        "loader of DeepSpeed that shall open the atoms: that of the layout's "
-        "stage in the source's release, those of all stages since 0.19.3 (before: "
-        "stages 1 and 2), or that of stage 3 of any release",
+        "DeepSpeed loaders that can open the atoms. auto: the loader of the target's ZeRO stage in "
+        "the source's release. any: the loaders of all stages since 0.19.3, before that those of "
+        "stages 1 and 2. stage3: the stage-3 loader of every release",
     .check = CheckLoader,
     .is_flag = true,
     .words = kLoaderWords};

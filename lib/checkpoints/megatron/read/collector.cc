@@ -253,8 +253,7 @@ Result<std::vector<std::vector<std::size_t>>> ShareOut(const Checkpoint& checkpo
                                                        const std::string& where) {
   const auto unknown = [&](const std::string& what) {
     return Fail(Errc::kUnsupported, where, ": ", what,
-                ": which parameters are in which group of the optimizer "
-                "cannot be told");
+                ": cannot determine which parameters are in which optimizer group");
   };
   if (groups == nullptr || !groups->is_list()) {
     return Fail(Errc::kUnsupported, where, ": param_groups: list expected, found ",
@@ -271,7 +270,7 @@ Result<std::vector<std::vector<std::size_t>>> ShareOut(const Checkpoint& checkpo
     const bool own = NumberIn(group, "is_decoupled_lr", 0) != 0;
     own_rate = own_rate || own;
     if (!kinds.emplace(std::pair(NumberIn(group, "wd_mult", 1) == 0, own), g).second) {
-      return unknown("two groups of one kind");
+      return unknown("two parameter groups of the same kind");
     }
   }
   std::vector<std::vector<std::size_t>> shared(groups->items.size());

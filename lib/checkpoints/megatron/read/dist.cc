@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "checkpoints/megatron/read/dist_internal.h"
 
-#include <algorithm>
-#include <set>
+#include <map>
+#include <memory>
 
 #include "checkpoints/megatron/folder.h"
 #include "checkpoints/megatron/integrity.h"
@@ -26,28 +26,6 @@ std::string_view WithoutChain(std::string_view key) {
   return dot == std::string_view::npos ? key : key.substr(dot + 1);
 }
 
-/// Copies the properties of a parameter from Shardwright's notes.
-void TakeNoted(const Param& noted, Param* param) {
-  param->kind = noted.kind;
-  param->group = noted.group;
-  param->expert = noted.expert;
-  param->scalars = noted.scalars;
-}
-
-/// Checks that a tensor's items are large enough for its elements.
-/// Callers run this check before they allocate memory for each layer.
-Status CheckStored(const dcp::Entry& entry, bool stacked) {
-  SW_TRY_ASSIGN(const std::uint64_t elems, CountElems(entry.shape));
-  SW_TRY_ASSIGN(const std::uint64_t bytes, CheckedMul(elems, ItemSize(entry.dtype)));
-  std::uint64_t stored = 0;
-  for (const dcp::Chunk& chunk : entry.chunks) {
-    SW_TRY_ASSIGN(stored, CheckedAdd(stored, chunk.at.bytes));
-  }
-  if (bytes <= stored && (elems > 0 || !stacked)) return {};
-  return Fail(Errc::kBadInput, "\"", entry.name, "\" ", ToString(entry.shape), ": ", bytes,
-              " bytes expected, its items have ", stored);
-}
-
 }  // namespace
 
 /// Finds the container of every item. Identifies containers by their
@@ -62,7 +40,8 @@ Status Dist::Locate() {
   containers_.resize(index_.files.size());
   const auto note = [&](const dcp::Place& at) -> Status {
     if (at.transforms != 0) {
-      return Fail(Errc::kUnsupported, index_.files[at.file], ": items that are transformed");
+      return Fail(Errc::kUnsupported, index_.files[at.file],
+                  ": transformed items are not supported");
     }
     containers_[at.file].emplace(at.offset, 0);
     return {};
@@ -84,15 +63,15 @@ Status Dist::Locate() {
     }
     const std::size_t count = source_.files[found->second].containers.size();
     if (count != containers_[file].size()) {
-      return Fail(Errc::kBadInput, index_.files[file], ": ", count, " items, the index names ",
-                  containers_[file].size());
+      return Fail(Errc::kBadInput, index_.files[file], ": ", containers_[file].size(),
+                  " items expected by the index, found ", count);
     }
     std::uint32_t number = 0;
     for (auto& [offset, container] : containers_[file]) container = number++;
   }
   if (missing.empty()) return {};
   return Fail(Errc::kNotFound, tag(),
-              ": the index names files that are not there: ", FirstFew(missing),
+              ": files listed in the index are missing: ", FirstFew(missing),
               ": an incomplete copy or save");
 }
 
@@ -150,15 +129,14 @@ Status Dist::SortEntries() {
       const std::string_view rest = bare.substr(kState.size());
       const std::size_t dot = rest.find('.');
       if (dot == std::string_view::npos) {
-        return Fail(Errc::kBadInput, "\"", entry.name, "\": no key of optimizer state");
+        return Fail(Errc::kBadInput, "\"", entry.name, "\": not a valid key of optimizer state");
       }
       states_.emplace_back(rest.substr(0, dot), &entry);
     } else if (ParseBucketKey(entry.name)) {
       buckets_.emplace(entry.name, &entry);
     } else if (bare.starts_with("optimizer.")) {
       if (reads_ == Reads::kOnlyWeights) continue;
-      return Fail(Errc::kUnsupported, "\"", entry.name,
-                  "\": optimizer state of a form that is not known");
+      return Fail(Errc::kUnsupported, "\"", entry.name, "\": unknown form of optimizer state");
     } else {
       weights_.push_back(&entry);
     }
@@ -179,7 +157,7 @@ Status Dist::CheckGrids() const {
     SW_TRY_ASSIGN(const ObjectKey key, ParseObjectKey(name));
     const auto [at, fresh] = grids.try_emplace(key.name, key.shape, 0);
     if (!fresh && at->second.first != key.shape) {
-      return Fail(Errc::kBadInput, "\"", name, "\": objects of one name in grids of ",
+      return Fail(Errc::kBadInput, "\"", name, "\": objects of this name in different grids, ",
                   ToString(at->second.first), " and ", ToString(key.shape));
     }
     ++at->second.second;
@@ -207,7 +185,7 @@ Status Dist::ReadCommon() {
   if (common_.value == nullptr) {
     if (item == objects_.end()) {
       return Fail(Errc::kBadInput, tag(), ": neither ", kCommonFile, " nor an item \"", kCommonKey,
-                  "\"");
+                  "\" found");
     }
     SW_TRY_ASSIGN(common_, OnlyOf(item->first, item->second->at));
   }
@@ -226,7 +204,8 @@ Status Dist::ReadCommon() {
     notes_ = *std::move(parsed);
     for (std::size_t i = 0; i < notes_->params.size(); ++i) {
       if (noted_.emplace(notes_->params[i].name, i).second) continue;
-      return Fail(Errc::kBadInput, "\"" + notes_->params[i].name + "\": twice in the notes");
+      return Fail(Errc::kBadInput, "\"", notes_->params[i].name,
+                  "\": listed twice in the notes of Shardwright");
     }
   }
   return ReadForm();
@@ -240,8 +219,7 @@ Status Dist::ReadForm() {
   const Node* single = FindIn(metadata_, "singleton_local_shards");
   if (const auto flag = pickle::AsInt(single); flag && *flag != 0) {
     return Fail(Errc::kUnsupported, tag(),
-                ": shards under names of their own "
-                "(singleton_local_shards)");
+                ": shards with separate names (singleton_local_shards) are not supported");
   }
   std::string name;
   if (type != nullptr && !type->is_none()) {
@@ -259,173 +237,7 @@ Status Dist::ReadForm() {
     form_ = OptimizerForm::kFullyShardedModelSpace;
   } else if (has_optimizer_ || !name.empty()) {
     return Fail(Errc::kUnsupported, tag(), ": optimizer state as \"", name,
-                "\": save it once with the fully reshardable form");
-  }
-  return {};
-}
-
-std::string_view Dist::BareName(const dcp::Entry& entry) const {
-  return std::string_view(entry.name).substr(entry.name.starts_with(prefix_) ? prefix_.size() : 0);
-}
-
-/// Sorts parameters in the order of Megatron's modules, or of Shardwright's notes.
-Status Dist::OrderParams(std::vector<Found>* found) const {
-  if (!notes_) {
-    std::sort(found->begin(), found->end(),
-              [](const Found& a, const Found& b) { return ModelOrderLess(a.name, b.name); });
-    return {};
-  }
-  std::size_t there = 0;
-  for (const Param& param : notes_->params) there += param.alias_of.empty() ? 1 : 0;
-  const bool all = std::all_of(found->begin(), found->end(), [&](const Found& one) {
-    const auto noted = noted_.find(one.name);
-    return noted != noted_.end() && notes_->params[noted->second].alias_of.empty();
-  });
-  if (!all || there != found->size()) {
-    return Fail(Errc::kBadInput, tag(), ": the notes of Shardwright are of other tensors");
-  }
-  std::sort(found->begin(), found->end(),
-            [&](const Found& a, const Found& b) { return noted_.at(a.name) < noted_.at(b.name); });
-  return {};
-}
-
-/// Adds all parameters.
-Status Dist::AddParams() {
-  SW_TRY(CheckLists());
-  std::vector<Found> found;
-  for (const dcp::Entry* entry : weights_) {
-    const std::string_view name = BareName(*entry);
-    const Key key = ParseKey(name, args_);
-    if (entry->shape.size() < key.axes()) {
-      return Fail(Errc::kBadInput,
-                  "\"" + entry->name + "\": no axis of layers in " + ToString(entry->shape));
-    }
-    const std::uint64_t layers = key.layers ? entry->shape[0] : 1;
-    const std::uint64_t experts = key.experts ? entry->shape[key.axes() - 1] : 1;
-    if (key.layers && layers != args_.layers) {
-      return Fail(Errc::kBadInput, "\"" + entry->name + "\": " + std::to_string(layers) +
-                                       " layers, the arguments say " +
-                                       std::to_string(args_.layers));
-    }
-    if (key.experts && experts != args_.experts) {
-      return Fail(Errc::kBadInput, "\"" + entry->name + "\": " + std::to_string(experts) +
-                                       " experts, the arguments say " +
-                                       std::to_string(args_.experts));
-    }
-    SW_TRY(CheckStored(*entry, key.axes() > 0));
-    const Shape shape(entry->shape.begin() + static_cast<std::ptrdiff_t>(key.axes()),
-                      entry->shape.end());
-    for (std::uint64_t layer = 0; layer < layers; ++layer) {
-      for (std::uint64_t expert = 0; expert < experts; ++expert) {
-        found.push_back({key.Text(layer, expert), shape, entry->dtype});
-      }
-    }
-    by_weight_.emplace(name, entry);
-  }
-  SW_TRY(OrderParams(&found));
-  std::vector<std::string> names;
-  std::vector<Shape> shapes;
-  std::set<std::string_view> seen;
-  for (const Found& one : found) {
-    if (!seen.insert(one.name).second) {
-      return Fail(Errc::kBadInput, "\"", one.name, "\": under two keys");
-    }
-    names.push_back(one.name);
-    shapes.push_back(one.shape);
-  }
-  SW_TRY_ASSIGN(const bool gated, IsGated(names, shapes));
-  if (common_.value->Find("args") == nullptr) args_.swiglu = gated;
-  const Rules rules(args_, gated);
-  for (const Found& one : found) {
-    SW_TRY_ASSIGN(const std::uint32_t index,
-                  collector_.AddParam(rules, args_, one.name, one.dtype, std::span(&one.shape, 1)));
-    if (!notes_) continue;
-    TakeNoted(notes_->params[noted_.at(one.name)], &collector_.out.params[index]);
-  }
-  return AddWeights();
-}
-
-Status Dist::AddWeights() {
-  for (const dcp::Entry* entry : weights_) {
-    const Key key = ParseKey(BareName(*entry), args_);
-    const auto first = collector_.by_name.find(key.Text(0, 0));
-    if (first == collector_.by_name.end()) continue;  // no layers
-    const ParamKind kind = collector_.out.params[first->second].kind;
-    const bool master = has_optimizer_ && entry->dtype == DType::kF32;
-    const std::string_view state = kind == ParamKind::kBuffer   ? layout::kBuffer
-                                   : kind == ParamKind::kFrozen ? layout::kFrozen
-                                   : master                     ? layout::kMaster
-                                                                : layout::kWeight;
-    SW_TRY(AddTensors(*entry, key, state));
-  }
-  return {};
-}
-
-/// Adds names that share the data of other names, if Shardwright's notes list them.
-Status Dist::AddTied() {
-  if (!notes_) return {};
-  Checkpoint& out = collector_.out;
-  std::vector<Param> params;
-  for (const Param& noted : notes_->params) {
-    const auto holder =
-        collector_.by_name.find(noted.alias_of.empty() ? noted.name : noted.alias_of);
-    if (holder == collector_.by_name.end()) {
-      return Fail(Errc::kBadInput, "\"", noted.name, "\": tied to \"", noted.alias_of,
-                  "\", which is not there");
-    }
-    Param param = out.params[holder->second];
-    if (!noted.alias_of.empty()) {
-      param.name = noted.name;
-      param.alias_of = noted.alias_of;
-      TakeNoted(noted, &param);
-    }
-    params.push_back(std::move(param));
-  }
-  out.params = std::move(params);
-  out.groups = notes_->groups;
-  out.optimizer = notes_->optimizer;
-  out.order_unknown = notes_->order_unknown;
-  return {};
-}
-
-Status Dist::AddTensors(const dcp::Entry& entry, const Key& key, std::string_view state) {
-  // Tensors without elements have no items.
-  const auto only = collector_.by_name.find(key.Text(0, 0));
-  if (Elems(entry.shape) == 0 && only != collector_.by_name.end()) {
-    collector_.TensorOf(only->second, state, entry.dtype);
-  }
-  for (const dcp::Chunk& chunk : entry.chunks) {
-    if (!chunk.is_empty()) SW_TRY(AddChunk(entry, chunk, key, state));
-  }
-  return {};
-}
-
-/// Adds a chunk, which may be a box over several layers and experts.
-Status Dist::AddChunk(const dcp::Entry& entry, const dcp::Chunk& chunk, const Key& key,
-                      std::string_view state) {
-  SW_TRY_ASSIGN(const Place place, TensorAt(entry, chunk));
-  const auto axes = static_cast<std::ptrdiff_t>(key.axes());
-  const Shape offsets(chunk.offsets.begin() + axes, chunk.offsets.end());
-  const Shape sizes(chunk.sizes.begin() + axes, chunk.sizes.end());
-  const auto range = [&](bool there, std::size_t axis) {
-    return there ? std::pair(chunk.offsets[axis], chunk.sizes[axis])
-                 : std::pair(std::uint64_t{0}, std::uint64_t{1});
-  };
-  const auto [first_layer, layers] = range(key.layers, 0);
-  const auto [first_expert, experts] = range(key.experts, key.layers ? 1 : 0);
-  layout::Placement at;
-  at.array = collector_.map.AddWhole(place);
-  for (std::uint64_t layer = first_layer; layer < first_layer + layers; ++layer) {
-    for (std::uint64_t expert = first_expert; expert < first_expert + experts; ++expert) {
-      const std::string name = key.Text(layer, expert);
-      const auto param = collector_.by_name.find(name);
-      if (param == collector_.by_name.end()) {
-        return Fail(Errc::kBadInput, "\"", entry.name, "\": of \"", name,
-                    "\", which the model lacks");
-      }
-      SW_TRY(collector_.AddBox(param->second, state, entry.dtype, at, offsets, sizes));
-      at.vector_offset += Elems(sizes);
-    }
+                "\" is not supported: save it once in the fully reshardable form");
   }
   return {};
 }
@@ -437,8 +249,8 @@ Status Dist::AddModelSpace() {
     const std::string_view name = rest.substr(rest.starts_with(prefix_) ? prefix_.size() : 0);
     const auto weight = by_weight_.find(std::string(name));
     if (weight == by_weight_.end()) {
-      return Fail(Errc::kBadInput,
-                  "\"" + entry->name + "\": state of a parameter that the model lacks");
+      return Fail(Errc::kBadInput, "\"", entry->name,
+                  "\": state of a parameter that the model lacks");
     }
     const bool master = slot == "param" || slot == "fp32_param";
     // Float32 weights are their own master weights.
@@ -451,9 +263,9 @@ Status Dist::AddModelSpace() {
     } else if (form_ == OptimizerForm::kFullyShardedModelSpace && flat) {
       SW_TRY(AddFlat(*entry, weight->second->shape, key, state));
     } else {
-      return Fail(Errc::kUnsupported, "\"" + entry->name + "\": optimizer state of shape " +
-                                          ToString(entry->shape) + ", that of the parameter is " +
-                                          ToString(weight->second->shape));
+      return Fail(Errc::kUnsupported, "\"", entry->name, "\": optimizer state of shape ",
+                  ToString(entry->shape), ", the shape of the parameter is ",
+                  ToString(weight->second->shape));
     }
   }
   return {};
@@ -471,14 +283,15 @@ Status Dist::AddFlat(const dcp::Entry& entry, const Shape& whole, const Key& key
     if (fits) local[d] = whole[d] / entry.shape[d];
   }
   if (!fits || Elems(local) != entry.shape[rank]) {
-    return Fail(Errc::kBadInput, "\"", entry.name, "\": ", ToString(entry.shape),
-                " are no stretches of shards of ", ToString(whole));
+    return Fail(Errc::kBadInput, "\"", entry.name, "\": ", "shape ", ToString(entry.shape),
+                " does not fit flattened shards of ", ToString(whole));
   }
   for (const dcp::Chunk& chunk : entry.chunks) {
     if (chunk.is_empty()) continue;
     for (std::size_t d = 0; d < rank; ++d) {
       if (chunk.sizes[d] == 1) continue;
-      return Fail(Errc::kUnsupported, "\"", entry.name, "\": a chunk of several shards");
+      return Fail(Errc::kUnsupported, "\"", entry.name,
+                  "\": one shard per chunk expected, found several");
     }
     SW_TRY_ASSIGN(const Place place, TensorAt(entry, chunk));
     layout::Placement at;
@@ -492,7 +305,8 @@ Status Dist::AddFlat(const dcp::Entry& entry, const Shape& whole, const Key& key
       const auto axes = static_cast<std::ptrdiff_t>(key.axes());
       for (std::size_t d = 0; d < key.axes(); ++d) {
         if (part.sizes[d] == 1) continue;
-        return Fail(Errc::kUnsupported, "\"", entry.name, "\": a shard of several layers");
+        return Fail(Errc::kUnsupported, "\"", entry.name,
+                    "\": one layer per shard expected, found several");
       }
       const std::string name = key.Text(key.layers ? part.offsets[0] : 0,
                                         key.experts ? part.offsets[key.axes() - 1] : 0);

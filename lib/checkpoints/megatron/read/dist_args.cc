@@ -44,11 +44,10 @@ Status Dist::CheckLists() {
   for (const dcp::Entry* entry : weights_) {
     const std::string_view name = BareName(*entry);
     if (const std::string_view list = OtherListOf(name); !list.empty()) {
-      return Fail(Errc::kUnsupported,
-                  "\"" + entry->name + "\": the list of layers \"" + std::string(list) +
-                      "\": only models with one decoder or encoder and layers of multi-token "
-                      "prediction are converted: save the parts of the model as checkpoints of "
-                      "their own");
+      return Fail(Errc::kUnsupported, "\"", entry->name, "\": layer list \"", list,
+                  "\" is not supported: only models with one decoder or encoder and multi-token "
+                  "prediction layers are converted: save the parts of the model as separate "
+                  "checkpoints");
     }
     if (name.starts_with(kEncoderLayers)) encoder = entry;
     decoder = decoder || name.starts_with(kDecoderLayers);
@@ -56,9 +55,9 @@ Status Dist::CheckLists() {
     if (const auto depth = ParseName(name).depth) args_.mtp = std::max(args_.mtp, *depth + 1);
   }
   if (encoder == nullptr || !decoder) return {};
-  return Fail(Errc::kUnsupported, "\"" + encoder->name +
-                                      "\": a model with an encoder and a decoder: save them as "
-                                      "checkpoints of their own");
+  return Fail(Errc::kUnsupported, "\"", encoder->name,
+              "\": models with an encoder and a decoder are not supported: save them as separate "
+              "checkpoints");
 }
 
 /// Returns the name of the program that wrote a checkpoint without arguments.
@@ -113,8 +112,8 @@ Status Dist::InferArgs() {
   CountByKeys();
   if (args_.layers == 0) {
     return Fail(Errc::kUnsupported, tag(), ": written by ", program,
-                " without the arguments of the run, and no \"", kDecoderLayers,
-                "\" in it: only GPT models are read without arguments");
+                " without the arguments of the run, and without \"", kDecoderLayers,
+                "\": only GPT models are read without arguments");
   }
   if (args_.positions.empty()) args_.positions = "rope";
   const std::string vocab = ModelValue(scalars, "vocab_size");
@@ -125,8 +124,7 @@ Status Dist::InferArgs() {
   }
   collector_.out.warnings.push_back(
       tag() + ": written by " + program +
-      " without the arguments of the run: sizes of the model "
-      "come from keys and shapes" +
+      " without the arguments of the run: model sizes are taken from keys and shapes" +
       (config.empty() ? "" : " and " + config) +
       (args_.heads > 0
            ? ""
@@ -147,8 +145,8 @@ Status Dist::InferForm(const std::string& program, bool ranks) {
     form_ = OptimizerForm::kDpReshardable;
     if (!ranks) {
       return Fail(Errc::kUnsupported, tag(), ": written by ", program,
-                  " without the arguments of the run, which tell where parameters lie in the "
-                  "buckets of the distributed optimizer: save once with the fully reshardable "
+                  " without the arguments of the run, which define the positions of parameters in "
+                  "the buckets of the distributed optimizer: save once in the fully reshardable "
                   "form");
     }
   } else if (has("param")) {

@@ -35,12 +35,12 @@ std::optional<DType> ParamType(std::string_view types) {
 Status Dist::ReadBuckets() {
   if (form_ != OptimizerForm::kDpReshardable) {
     if (buckets_.empty()) return {};
-    return Fail(Errc::kUnsupported,
-                "\"" + buckets_.begin()->first +
-                    "\": buckets, but the optimizer's state is of another form");
+    return Fail(Errc::kUnsupported, "\"", buckets_.begin()->first,
+                "\": a bucket, but the optimizer's state has another form");
   }
   if (args_.hybrid) {
-    return Fail(Errc::kUnsupported, tag(), ": buckets of layers of several kinds (hybrid models)");
+    return Fail(Errc::kUnsupported, tag(),
+                ": buckets of hybrid models (layers of several kinds) are not supported");
   }
   if (Status stages = CheckMtpStages(args_); !stages) return Within(tag(), stages.error());
   BucketKey key;
@@ -61,8 +61,8 @@ Status Dist::ReadBuckets() {
     there.insert({found.part, found.group});
   }
   if (there.size() != read) {
-    return Fail(Errc::kBadInput, tag(), ": buckets of ", there.size(),
-                " ranks, the arguments name ", read);
+    return Fail(Errc::kBadInput, tag(), ": buckets of ", read,
+                " ranks expected by the run arguments, found ", there.size());
   }
   Inferred& inferred = collector_.out.inferred;
   std::sort(inferred.params.begin(), inferred.params.end());
@@ -120,7 +120,8 @@ Result<std::vector<std::uint64_t>> Dist::BucketSizes(const BucketKey& key) {
   object.slot = "per_bucket_numel_unpadded";
   const std::string name = BucketKeyText(object) + "/shard_0_1";
   const auto found = objects_.find(name);
-  if (found == objects_.end()) return Fail(Errc::kUnsupported, tag(), ": no \"", name, "\"");
+  if (found == objects_.end())
+    return Fail(Errc::kUnsupported, tag(), ": \"", name, "\" is missing");
   SW_TRY_ASSIGN(const Object sizes, ObjectAt(found->second->at));
   const auto item = [](const Node* list, std::uint64_t at) -> const Node* {
     return list != nullptr && list->is_list() && at < list->items.size() ? list->items[at]
@@ -132,8 +133,8 @@ Result<std::vector<std::uint64_t>> Dist::BucketSizes(const BucketKey& key) {
     return Fail(Errc::kBadInput, "\"", name, "\": no sizes of buffer ", key.buffer);
   }
   if (TypesText(buffer->key(0)) != key.dtypes) {
-    return Fail(Errc::kUnsupported, "\"", name, "\": buffer ", key.buffer, " of types ",
-                TypesText(buffer->key(0)));
+    return Fail(Errc::kUnsupported, "\"", name, "\": buffer ", key.buffer, ": types ", key.dtypes,
+                " expected, found ", TypesText(buffer->key(0)));
   }
   auto shape = pickle::AsShape(buffer->value(0));
   if (!shape) return Within("\"" + name + "\"", shape.error());
@@ -161,14 +162,14 @@ Status Dist::ReadBuffer(const BucketKey& wanted, std::span<const Buffered> param
   for (const Buffered& one : params) what.push_back(one.what);
   auto buffer = LayOutIn(what, sizes);
   if (!buffer) {
-    return Within(tag() + ": rank " + std::to_string(key.group) + " of the distributed optimizer",
+    return Within(StrCat(tag(), ": rank ", key.group, " of the distributed optimizer"),
                   buffer.error());
   }
   for (std::uint64_t bucket = 0; bucket < sizes.size(); ++bucket) {
     for (const auto& [slot, entry] : slots[bucket]) {
       if (entry->shape != Shape{sizes[bucket]}) {
-        return Fail(Errc::kBadInput, "\"" + entry->name + "\": [" + std::to_string(sizes[bucket]) +
-                                         "] expected, found " + ToString(entry->shape));
+        return Fail(Errc::kBadInput, "\"", entry->name, "\": [", sizes[bucket],
+                    "] expected, found ", ToString(entry->shape));
       }
       SW_TRY(ReadBucket(*entry, slot, bucket, params, *buffer));
     }
@@ -223,8 +224,8 @@ Status Dist::ReadBucket(const dcp::Entry& entry, std::string_view slot, std::uin
   }
   if (master)
     collector_.out.inferred.why =
-        "buckets of gradients have no names, parameters lie in them in the reverse order of the "
-        "model";
+        "gradient buckets have no parameter names, so parameters are expected in the reverse order "
+        "of the model";
   return {};
 }
 

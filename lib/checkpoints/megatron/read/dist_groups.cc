@@ -29,7 +29,7 @@ Result<std::vector<const Node*>> Dist::PartsOfOptimizer() {
       const auto object = objects_.find(name);
       if (object == objects_.end()) {
         return Fail(Errc::kUnsupported, tag(), ": no \"", name,
-                    "\": optimizer state of a form that is not known");
+                    "\": unknown form of optimizer state");
       }
       SW_TRY_ASSIGN(const Object groups, OnlyOf(name, object->second->at));
       // The checkpoint keeps the document, which owns the nodes, with the common state.
@@ -49,7 +49,8 @@ Status Dist::ReadGroups() {
   SW_TRY_ASSIGN(const std::vector<const Node*> parts, PartsOfOptimizer());
   const bool chained = parts.size() > 1;
   if (parts.size() > 2) {
-    return Fail(Errc::kUnsupported, tag(), ": ", parts.size(), " optimizers in a chain");
+    return Fail(Errc::kUnsupported, tag(), ": at most 2 chained optimizers supported, found ",
+                parts.size());
   }
   for (std::size_t part = 0; part < parts.size(); ++part) {
     const Node* inner = FindIn(parts[part], "optimizer");

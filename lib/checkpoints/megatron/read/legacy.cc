@@ -17,17 +17,17 @@ Status Legacy::ReadFiles() {
     const std::size_t slash = name.find('/');
     const auto parsed = ParseFolder(name.substr(0, slash));
     if (!parsed || slash == std::string::npos) {
-      return Fail(Errc::kBadInput, name, ": no file of a legacy checkpoint");
+      return Fail(Errc::kBadInput, name, ": not a file of a legacy checkpoint");
     }
     const bool model = name.substr(slash + 1) == kModelFile;
     if (!model && reads_ == Reads::kOnlyWeights) continue;
     if (name.substr(slash + 1).starts_with(kLayerWisePrefix)) {
-      return Fail(Errc::kUnsupported, name, ": state of a layer-wise optimizer");
+      return Fail(Errc::kUnsupported, name, ": layer-wise optimizers are not supported");
     }
     RankFiles& rank = folders[name.substr(0, slash)];
     rank.folder = name.substr(0, slash);
     if (source_.files[file].containers.size() != 1) {
-      return Fail(Errc::kBadInput, name, ": a file of torch.save expected");
+      return Fail(Errc::kBadInput, name, ": a torch.save file expected");
     }
     auto document = torch_pt::Parse(*source_.files[file].containers.front().metadata);
     if (!document) return Within(name, document.error());
@@ -61,8 +61,8 @@ Status Legacy::PlaceFiles() {
     const Folder folder = *ParseFolder(rank.folder);
     const std::size_t wanted = (args_.pp > 1 ? 1 : 0) + (args_.ep > 1 ? 1 : 0);
     const auto wrong = [&] {
-      return Fail(Errc::kBadInput, rank.folder, ": no rank of tp=", args_.tp, ", pp=", args_.pp,
-                  ", ep=", args_.ep, ", which the arguments name");
+      return Fail(Errc::kBadInput, rank.folder, ": not a rank of tp=", args_.tp, ", pp=", args_.pp,
+                  ", ep=", args_.ep, ", the sizes in the run arguments");
     };
     if (folder.more.size() != wanted) return wrong();
     rank.t = folder.tensor;
@@ -97,21 +97,21 @@ Status Legacy::ReadModels() {
     local_[rank].resize(args_.vpp);
     const bool several = root->Find("model0") != nullptr;
     if (several && root->Find("model") != nullptr) {
-      return Fail(Errc::kBadInput, where, ": \"model\" and \"model0\" in one file");
+      return Fail(Errc::kBadInput, where,
+                  ": found both \"model\" and \"model0\", one of them expected");
     }
     for (std::uint64_t chunk = 0; chunk < args_.vpp; ++chunk) {
       const std::string key = args_.vpp > 1 ? "model" + std::to_string(chunk) : "model";
       const Node* model = root->Find(key);
       if (model == nullptr || !model->is_dict()) {
         const std::string found = model == nullptr ? "nothing" : pickle::Describe(model);
-        return BadInput(Joined(
-            std::vector<std::string>{where, Quoted(key), "dict expected, found " + found}, ": "));
+        return BadInput(where, ": ", Quoted(key), ": dict expected, found ", found);
       }
       SW_TRY(ReadModel(rank, chunk, model));
     }
     if (root->Find("model" + std::to_string(args_.vpp)) != nullptr) {
-      return Fail(Errc::kBadInput, where, ": more virtual chunks than the arguments name, ",
-                  args_.vpp);
+      return Fail(Errc::kBadInput, where, ": ", args_.vpp,
+                  " virtual chunks expected by the run arguments, found more");
     }
   }
   return {};
@@ -146,15 +146,15 @@ Status Legacy::ReadModel(std::size_t rank, std::uint64_t chunk, const Node* mode
     }
     if (!name.expert && key.find("mlp.experts.") != std::string_view::npos && !IsBuffer(key)) {
       return Fail(Errc::kUnsupported, where, ": \"", key,
-                  "\": experts as one tensor: only experts with tensors "
-                  "of their own are read from legacy files");
+                  "\": experts stored as one tensor: legacy files are supported only with a tensor "
+                  "for each expert");
     }
     std::size_t block = i;
     if (name.expert) {
       const std::uint64_t each = args_.experts / args_.ep;
       if (*name.expert >= each) {
-        return Fail(Errc::kBadInput, where, ": \"", key, "\": expert ", *name.expert, " of ", each,
-                    " on a rank");
+        return Fail(Errc::kBadInput, where, ": \"", key, "\": expert ", *name.expert,
+                    " found, but each rank has only ", each, " experts");
       }
       name.expert = *name.expert + files.e * each;
       block = expert_blocks.emplace(name.stack + std::to_string(name.layer.value_or(0)), i)
@@ -175,8 +175,8 @@ Status Legacy::ReadModel(std::size_t rank, std::uint64_t chunk, const Node* mode
 /// Checks that layers belong to one decoder, because stages share only one list of layers.
 Status Legacy::CheckList(const std::string& where, std::string_view key) {
   if (!key.starts_with(kEncoderLayers) && OtherListOf(key).empty()) return {};
-  return Fail(Errc::kUnsupported, where, ": \"", key, "\": a list of layers other than \"",
-              kDecoderLayers, "\" in legacy files: save the run as torch_dist");
+  return Fail(Errc::kUnsupported, where, ": \"", key, "\": in legacy files only the layer list \"",
+              kDecoderLayers, "\" is supported: save the run as torch_dist");
 }
 
 /// Reads the extra state of a rank's module.
@@ -197,10 +197,10 @@ Status Legacy::ReadLayers(std::size_t rank, std::uint64_t chunk,
                           const std::map<std::uint64_t, std::uint64_t>& layers) const {
   const std::uint64_t count = stages_[chunk].count;
   if (layers.size() == count && (count == 0 || layers.rbegin()->first == count - 1)) return {};
-  return Fail(Errc::kBadInput, NameOf(ranks_[rank].model), ": ", layers.size(),
+  return Fail(Errc::kBadInput, NameOf(ranks_[rank].model), ": chunk with ", count, " of ",
+              args_.layers, " layers expected, found ", layers.size(),
               " layers with numbers up to ",
-              (layers.empty() ? "none" : std::to_string(layers.rbegin()->first)),
-              " in a chunk that should have ", count, " of ", args_.layers);
+              (layers.empty() ? "none" : std::to_string(layers.rbegin()->first)));
 }
 
 /// Adds parameters. The whole consists of the shards of one expert rank, by tensor rank.
@@ -222,13 +222,13 @@ Status Legacy::AddParams() {
     std::vector<bool> there(args_.tp, false);
     const std::uint64_t e = ranks_[spread->held.front().rank].e;
     const DType dtype = spread->held.front().node->tensor->dtype;
-    for (const Held& held : spread->held) {
+    for (const RankTensor& held : spread->held) {
       const RankFiles& rank = ranks_[held.rank];
       const pickle::Tensor& tensor = *held.node->tensor;
       const Shape& first = spread->held.front().node->tensor->shape;
       if (tensor.dtype != dtype || (rank.t == 0 && tensor.shape != first)) {
         return Fail(Errc::kBadInput, NameOf(rank.model), ": \"", *name,
-                    "\": ", pickle::Describe(held.node), ", elsewhere ",
+                    "\": ", pickle::Describe(held.node), ", on another rank ",
                     pickle::Describe(spread->held.front().node));
       }
       if (rank.e != e || held.copy) continue;
@@ -237,7 +237,7 @@ Status Legacy::AddParams() {
     }
     const auto lacks = std::find(there.begin(), there.end(), false);
     if (lacks != there.end()) {
-      return Fail(Errc::kBadInput, source_.tag, ": \"", *name, "\": tensor rank ",
+      return Fail(Errc::kBadInput, source_.tag, ": \"", *name, "\": tensor-parallel rank ",
                   lacks - there.begin(), " lacks it");
     }
     SW_TRY(collector_.AddParam(rules, args_, *name, dtype, shards));
@@ -271,7 +271,7 @@ Status Legacy::AddWeights() {
     const std::string_view state = param.kind == ParamKind::kBuffer ? layout::kBuffer
                                    : master                         ? layout::kMaster
                                                                     : layout::kWeight;
-    for (const Held& held : spread.held) {
+    for (const RankTensor& held : spread.held) {
       const RankFiles& rank = ranks_[held.rank];
       SW_TRY_ASSIGN(const Place place, collector_.map.PlaceOf(rank.model, *rank.document, held.node,
                                                               "\"" + name + "\""));
@@ -288,11 +288,12 @@ Result<Checkpoint> Legacy::Run() {
   if (!args) return Within(NameOf(ranks_.front().model), args.error());
   args_ = *std::move(args);
   if (args_.hybrid) {
-    return Fail(Errc::kUnsupported, source_.tag, ": layers of several kinds (hybrid models)");
+    return Fail(Errc::kUnsupported, source_.tag,
+                ": hybrid models (layers of several kinds) are not supported");
   }
   if (args_.experts > 0 && args_.etp != args_.tp) {
-    return Fail(Errc::kUnsupported, source_.tag, ": experts with another tensor parallelism (",
-                args_.etp, ") than the rest (", args_.tp, ") in legacy files");
+    return Fail(Errc::kUnsupported, source_.tag, ": etp=", args_.etp, " differs from tp=", args_.tp,
+                ", which is not supported in legacy files");
   }
   if (args_.experts % args_.ep != 0) {
     return Fail(Errc::kBadInput, "args: ", args_.experts, " experts do not divide by ", args_.ep,
@@ -323,8 +324,10 @@ Status Legacy::ReadRunState() {
   if (const Node* version = root->Find("checkpoint_version"); version != nullptr) {
     const Result<double> number = pickle::AsFloat(version);
     if (!number || *number < 2) {
-      return Fail(Errc::kUnsupported, where, ": checkpoint_version ", pickle::Describe(version),
-                  ": attention weights in an older order");
+      return Fail(Errc::kUnsupported, where, ": checkpoint_version 2 or later expected, found ",
+                  pickle::Describe(version),
+                  ": older versions store attention weights in another "
+                  "order");
     }
   }
   Node* common = arena.Dict();

@@ -35,10 +35,11 @@ Status Legacy::ReadBuffers(std::size_t rank, std::size_t part, bool experts) {
   if (chained) root = root->items[part];
   if (root->is_none()) {
     if (!experts && ranks_[rank].e > 0) return {};  // the first expert rank has it
-    return Fail(Errc::kNotFound, where, ": state of an optimizer is missing");
+    return Fail(Errc::kNotFound, where, ": the state of an optimizer is missing");
   }
   if (!root->is_dict() || root->Find("buckets_coalesced") == nullptr) {
-    return Fail(Errc::kUnsupported, where, ": buckets in a form of before April 2024");
+    return Fail(Errc::kUnsupported, where,
+                ": buckets in the form used before April 2024 are not supported");
   }
   std::uint64_t elems = 0;
   for (const auto& chunk : local_[rank]) {
@@ -61,8 +62,8 @@ Status Legacy::ReadBuffers(std::size_t rank, std::size_t part, bool experts) {
       }
       const auto found = ParamTypeOf(entry->key(0));
       if (!found || *found != dtype) {
-        return Fail(Errc::kUnsupported, at, ": of parameters of ", Name(dtype), " expected, found ",
-                    pickle::Describe(entry->key(0)));
+        return Fail(Errc::kUnsupported, at, ": parameters of type ", Name(dtype),
+                    " expected, found ", pickle::Describe(entry->key(0)));
       }
       std::vector<LocalName> same;
       for (const std::size_t i : buffer.params) same.push_back(names[i]);
@@ -70,7 +71,7 @@ Status Legacy::ReadBuffers(std::size_t rank, std::size_t part, bool experts) {
     }
   }
   if (FindInt(root, index) != nullptr) {
-    return Fail(Errc::kBadInput, where, ": more buffers than the model has, ", index);
+    return Fail(Errc::kBadInput, where, ": ", index, " buffers expected, found more");
   }
   return {};
 }
@@ -91,9 +92,9 @@ Status Legacy::ReadBuffer(std::size_t rank, std::uint64_t chunk,
   }
   SW_TRY_ASSIGN(const std::uint64_t told, pickle::AsCount(entry->Find("numel_unpadded")));
   if (told != buffer.stored()) {
-    return Fail(Errc::kUnsupported, where, ": a buffer of ", told,
-                " elements, the parameters would fill ", buffer.stored(),
-                ": they lie in it in a way that the arguments do not tell");
+    return Fail(Errc::kUnsupported, where, ": a buffer of ", buffer.stored(),
+                " elements expected, found ", told,
+                ": the run arguments do not explain the positions of the parameters in it");
   }
   for (std::size_t i = 0; i < entry->entry_count(); ++i) {
     SW_TRY_ASSIGN(const std::string_view key, pickle::AsString(entry->key(i)));

@@ -29,7 +29,7 @@ struct RankFiles {
 };
 
 /// A tensor of a rank's model.
-struct Held {
+struct RankTensor {
   std::size_t rank = 0;  ///< index into the files
   const pickle::Node* node = nullptr;
   bool copy = false;  ///< the last stage's copy of a tied embedding
@@ -37,7 +37,7 @@ struct Held {
 
 /// A tensor of the whole model, and the ranks that store it.
 struct Spread {
-  std::vector<Held> held;
+  std::vector<RankTensor> held;
   std::tuple<std::uint64_t, std::size_t, std::uint64_t, std::size_t> place;  ///< in the model
 };
 

@@ -39,8 +39,8 @@ void Legacy::NoteInferred(std::uint32_t param) {
   inferred.params.push_back(param);
   if (inferred.why.empty()) {
     inferred.why =
-        "the optimizer's state has no names, parameters lie in it in the order of the "
-        "model";
+        "the optimizer's state has no parameter names, so parameters are expected in the order of "
+        "the model";
   }
 }
 
@@ -52,7 +52,8 @@ Result<std::vector<const Node*>> Legacy::PartsOfOptimizer(std::size_t rank) cons
   if (optimizer->is_list()) {
     if (optimizer->items.empty() || optimizer->items.size() > 2) {
       return Fail(Errc::kUnsupported, NameOf(ranks_[rank].model),
-                  ": optimizer: ", optimizer->items.size(), " optimizers in a chain");
+                  ": optimizer: 1 or 2 chained optimizers supported, found ",
+                  optimizer->items.size());
     }
     return optimizer->items;
   }
@@ -68,7 +69,7 @@ Status Legacy::ReadOptimizers() {
   for (const Param& param : collector_.out.params) {
     if (param.kind != ParamKind::kTrainable || param.group >= 0) continue;
     return Fail(Errc::kUnsupported, "\"", param.name,
-                "\": no optimizer has it: frozen parameters are not told");
+                "\": no optimizer has it, and legacy files do not record frozen parameters");
   }
   std::string& name = collector_.out.optimizer;
   name = args_.optimizer;
@@ -80,7 +81,7 @@ Status Legacy::ReadOptimizer(std::size_t rank) {
   const std::string& where = NameOf(ranks_[rank].model);
   SW_TRY_ASSIGN(const std::vector<const Node*> parts, PartsOfOptimizer(rank));
   if (parts.empty()) {
-    return Fail(Errc::kNotFound, where, ": no \"optimizer\", other ranks have one");
+    return Fail(Errc::kNotFound, where, ": no \"optimizer\", but other ranks have one");
   }
   for (std::size_t part = 0; part < parts.size(); ++part) SW_TRY(ReadPart(rank, part, parts[part]));
   return {};
@@ -117,8 +118,7 @@ Status Legacy::ReadPart(std::size_t rank, std::size_t part, const Node* root) {
   if (ranks_[rank].optimizer) return ReadBuffers(rank, part, experts);
   if (FindIn(inner, "state") == nullptr && args_.distributed) {
     return Fail(Errc::kNotFound, ranks_[rank].folder,
-                "/distrib_optim.pt is missing: the state "
-                "of the distributed optimizer is in it");
+                "/distrib_optim.pt is missing: it has the state of the distributed optimizer");
   }
   return ReadWholeStates(rank, root, mixed, names, shared);
 }
@@ -155,7 +155,7 @@ Status Legacy::ReadWholeStates(std::size_t rank, const Node* root, bool mixed,
   std::set<std::uint64_t> asked;
   for (std::size_t g = 0; g < shared.size(); ++g) {
     auto ids = pickle::AsShape(FindIn(groups->items[g], "params"));
-    if (!ids) return Within(where + ": optimizer group " + std::to_string(g), ids.error());
+    if (!ids) return Within(StrCat(where, ": optimizer group ", g), ids.error());
     if (ids->size() != shared[g].size()) {
       return Fail(Errc::kUnsupported, where, ": optimizer group ", g, ": ", shared[g].size(),
                   " parameters expected, found ", ids->size());
@@ -209,7 +209,7 @@ Status Legacy::ReadStatesOf(std::size_t rank, const Node* state, const LocalName
       if (value->is_tensor()) {
         SW_TRY_ASSIGN(const Scalar scalar,
                       ScalarOf(source_.files[files.model].containers.front(), *files.document,
-                               value, Joined(std::vector<std::string>{where, what}, ": ")));
+                               value, StrCat(where, ": ", what)));
         Param& param = collector_.out.params[collector_.by_name.at(name.name)];
         param.scalars = {scalar};
         continue;
@@ -221,8 +221,8 @@ Status Legacy::ReadStatesOf(std::size_t rank, const Node* state, const LocalName
     SW_TRY_ASSIGN(const Place place,
                   collector_.map.PlaceOf(files.model, *files.document, value, what));
     if (value->tensor->shape != name.node->tensor->shape) {
-      return Fail(Errc::kUnsupported, Joined(std::vector<std::string>{where, what, ""}, ": "),
-                  ToString(name.node->tensor->shape), " expected, found ", pickle::Describe(value));
+      return Fail(Errc::kUnsupported, where, ": ", what, ": ", ToString(name.node->tensor->shape),
+                  " expected, found ", pickle::Describe(value));
     }
     SW_TRY(AddShard(rank, name, key, place.dtype, collector_.map.AddWhole(place), 0));
   }

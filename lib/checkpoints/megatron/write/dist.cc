@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
-#include <map>
+#include <memory>
 #include <set>
+#include <span>
 
 #include "checkpoints/megatron/folder.h"
 #include "checkpoints/megatron/integrity.h"
@@ -9,104 +10,14 @@
 #include "checkpoints/megatron/names.h"
 #include "checkpoints/megatron/rules.h"
 #include "checkpoints/megatron/stages.h"
-#include "checkpoints/megatron/write/items.h"
-#include "checkpoints/megatron/write/shards.h"
-#include "checkpoints/megatron/write/write_internal.h"
+#include "checkpoints/megatron/write/dist_internal.h"
 #include "checkpoints/pickled/torch_optimizer.h"
 #include "engine/layout/states.h"
 #include "support/base/text.h"
 
 namespace shardwright::checkpoints::megatron {
-namespace {
 
 using pickle::Node;
-
-/// Number of layers, and of experts in each, that a key represents.
-struct Stack {
-  std::uint64_t layers = 1;
-  std::uint64_t experts = 1;
-};
-
-class DistWriter {
- public:
-  DistWriter(const Checkpoint& source, const MegatronLayout& to)
-      : writing_(source, to),
-        source_(source),
-        to_(to),
-        args_(writing_.args),
-        builder_(writing_.builder),
-        items_(writing_.items) {}
-
-  Result<Written> Run();
-
- private:
-  /// A box of a tensor that becomes an item.
-  struct Box {
-    std::uint32_t param = 0;
-    std::size_t entry = 0;  // in the index
-    std::string state;
-    DType dtype = DType::kF32;
-    Shape offsets;
-    Shape sizes;
-    Rank rank;
-    bool again = false;  // another key has the same elements
-
-    std::uint64_t bytes() const { return Elems(sizes) * ItemSize(dtype); }
-  };
-
-  /// A parameter in a gradient bucket, or a gap before it. Becomes an item.
-  struct Piece {
-    std::size_t entry = 0;  // in the index
-    std::optional<std::uint32_t> array;
-    std::uint64_t first = 0;
-    std::uint64_t elems = 0;
-    Rank rank;
-  };
-
-  Status Prepare();
-  Status AddParam(std::uint32_t index);
-  Status AddState(std::uint32_t index, const std::string& text, std::string_view state, DType dtype,
-                  bool again);
-  Status AddBoxes();
-  Status AddBox(const Box& what);
-  Status AddBuffers();
-  Status AddBuffersOf(Shards* shards, BucketKey key, const Rank& rank);
-  Status AddState(Shards* shards, BucketKey key, const StateBuffer& one, const std::string& state,
-                  const Rank& rank);
-  Status AddGroupObjects(BucketKey key, const std::vector<StateBuffer>& buffers, const Rank& rank);
-  Status AddPieces();
-  Status AddExtraStates();
-  Status AddRandomStates();
-  Status AddObject(const std::string& key, const Document& document, Rank rank);
-  Status AddCommon();
-  void AddIntegrity();
-  Status AddIndex();
-
-  std::uint64_t NumberOf(const Rank& rank) const;
-  std::uint32_t FileOf(const Rank& rank);
-  std::uint32_t FileNumber(const Rank& rank) const { return file_numbers_.at(NumberOf(rank)); }
-  Result<Rank> RankOf(const ParamName& name) const;
-  std::size_t EntryOf(const std::string& key, DType dtype, const Shape& shape);
-  std::string PathOf(std::string_view name) const { return writing_.tag + "/" + std::string(name); }
-
-  Writing writing_;
-  const Checkpoint& source_;
-  const MegatronLayout& to_;
-  const Args& args_;
-  plan::TargetBuilder& builder_;
-  Items& items_;
-  std::vector<Box> boxes_;
-  std::vector<Piece> pieces_;
-  std::optional<double> step_;
-  std::vector<Stage> stages_;
-  std::map<std::string, std::uint64_t> layers_;  // by stack
-  std::map<std::string, Stack> stacks_;          // by key
-  dcp::Index index_;
-  std::map<std::string, std::size_t> entries_;
-  std::map<std::uint64_t, std::uint32_t> files_;         // by rank: items' file
-  std::map<std::uint64_t, std::uint32_t> file_numbers_;  // by rank: in the index
-  Written out_;
-};
 
 std::uint64_t DistWriter::NumberOf(const Rank& rank) const {
   return (rank.p * to_.mesh.ep + rank.e) * std::max(to_.mesh.tp, to_.etp) + rank.t;
@@ -251,9 +162,8 @@ Status DistWriter::AddState(std::uint32_t index, const std::string& text, std::s
     auto cut = CutOf(ruled, whole_one ? 1 : ranks, rank.t);
     if (!cut) return tl::unexpected<Error>(cut.error());
     if (cut->view() != whole.shape) {
-      return Fail(
-          Errc::kUnsupported,
-          "\"" + param.name + "\": cut in a way that Megatron does not know: " + cut->Explain());
+      return Fail(Errc::kUnsupported, "\"", param.name,
+                  "\": sharded in a way that Megatron does not support: ", cut->Explain());
     }
     for (const layout::Box& box : cut->boxes()) {
       Shape offsets = at;
@@ -321,137 +231,6 @@ Status DistWriter::AddBox(const Box& what) {
   return add(true, padding, real, box[0] - real);
 }
 
-/// Adds the optimizer state in gradient buffers.
-Status DistWriter::AddBuffers() {
-  if (!writing_.has_optimizer || to_.optimizer != OptimizerForm::kDpReshardable) return {};
-  SW_TRY(CheckBuffers(writing_));
-  SW_TRY_ASSIGN(step_, StepOf(source_));
-  Shards shards(writing_, stages_, ModelOrder(source_.params));
-  BucketKey key;
-  key.chained = shards.chained();
-  for (key.part = 0; key.part < (key.chained ? 2U : 1U); ++key.part) {
-    key.group = 0;
-    for (const Rank& rank : BufferRanks(args_, key.part == 1)) {
-      SW_TRY(AddBuffersOf(&shards, key, rank));
-      ++key.group;
-    }
-  }
-  return {};
-}
-
-Status DistWriter::AddBuffersOf(Shards* shards, BucketKey key, const Rank& rank) {
-  std::vector<std::vector<Mine>> chunks;
-  for (std::uint64_t chunk = 0; chunk < to_.vpp; ++chunk) {
-    SW_TRY_ASSIGN(std::vector<Mine> mine, shards->MineOf(rank, chunk));
-    chunks.push_back(std::move(mine));
-  }
-  const std::string where = "dp_reshardable: stage " + std::to_string(rank.p);
-  auto buffers = shards->BuffersOf(rank, chunks, key.part == 1);
-  if (!buffers) return Within(where, buffers.error());
-  if (buffers->empty()) {
-    return Fail(Errc::kUnsupported, where, " has no ", (key.part == 1 ? "experts" : "parameters"),
-                ", so it has fewer optimizers than the others, which "
-                "Megatron-Core cannot load");
-  }
-  SW_TRY(AddGroupObjects(key, *buffers, rank));
-  for (const StateBuffer& one : *buffers) {
-    key.dtypes = "(torch." + std::string(Name(one.dtype)) + ", torch." +
-                 std::string(Name(one.gradient)) + ")";
-    for (const std::string& state : one.states) {
-      key.slot = SlotOf(state);
-      SW_TRY(AddState(shards, key, one, state, rank));
-    }
-    ++key.buffer;
-  }
-  return {};
-}
-
-/// Adds one state of all parameters in a buffer. Each item is one parameter or gap,
-/// so that data-parallel ranks read little more than they need, whatever their number.
-Status DistWriter::AddState(Shards* shards, BucketKey key, const StateBuffer& one,
-                            const std::string& state, const Rank& rank) {
-  std::uint64_t at = 0;
-  for (std::size_t i = one.mine.size(); i-- > 0;) {
-    if (one.buffer.bucket_of[i] != key.bucket) at = 0;
-    key.bucket = one.buffer.bucket_of[i];
-    const std::uint64_t elems = Elems(one.mine[i].shape);
-    const std::uint64_t first = one.buffer.offsets[i];
-    const std::size_t entry =
-        EntryOf(BucketKeyText(key), DType::kF32, {one.buffer.unpadded[key.bucket]});
-    if (first > at) pieces_.push_back({entry, std::nullopt, at, first - at, rank});
-    at = first + elems;
-    if (elems > 0) {
-      const std::uint32_t array = builder_.AddArray(DType::kF32, 1);
-      SW_TRY(shards->AddShard(rank, one.mine[i], state, DType::kF32, array, 0));
-      pieces_.push_back({entry, array, first, elems, rank});
-    }
-    // A gap before an embedding that two stages share ends the bucket.
-    const bool ends = i == 0 || one.buffer.bucket_of[i - 1] != key.bucket;
-    const std::uint64_t all = one.buffer.unpadded[key.bucket];
-    if (ends && at < all) pieces_.push_back({entry, std::nullopt, at, all - at, rank});
-  }
-  return {};
-}
-
-/// Adds the objects of every rank's buffers: sizes of buckets, groups.
-Status DistWriter::AddGroupObjects(BucketKey key, const std::vector<StateBuffer>& buffers,
-                                   const Rank& rank) {
-  const auto add = [&](const char* slot, Document document, const Node* value) -> Status {
-    document.root = document.arena.List({value});
-    key.slot = slot;
-    return AddObject(ObjectKeyText(BucketKeyText(key), {0}, {1}), document, rank);
-  };
-  for (const bool padded : {true, false}) {
-    Document document;
-    pickle::Arena& arena = document.arena;
-    std::vector<const Node*> all;
-    for (const StateBuffer& one : buffers) {
-      std::vector<const Node*> counts;
-      for (const std::uint64_t count : padded ? one.buffer.padded : one.buffer.unpadded) {
-        counts.push_back(arena.Int(static_cast<std::int64_t>(count)));
-      }
-      Node* sizes = arena.Dict();
-      sizes->items = {TypesNode(arena, one), arena.List(std::move(counts))};
-      all.push_back(sizes);
-    }
-    const Node* list = arena.List(std::move(all));
-    SW_TRY(
-        add(padded ? "per_bucket_numel" : "per_bucket_numel_unpadded", std::move(document), list));
-  }
-  Document document;
-  std::vector<const Node*> groups;
-  for (const TargetGroup& group :
-       GroupsOf(document.arena, source_, key.chained, key.part == 1, step_)) {
-    groups.push_back(group.options);
-  }
-  Node* optimizer = document.arena.Dict();
-  Set(document.arena, optimizer, "param_groups", document.arena.List(std::move(groups)));
-  SW_TRY(add("optimizer", std::move(document), optimizer));
-  Document scaled;
-  SW_TRY_ASSIGN(const Node* scaler, ScalerNode(&scaled, source_, key.part == 1));
-  return scaler == nullptr ? Status() : add("grad_scaler", std::move(scaled), scaler);
-}
-
-Status DistWriter::AddPieces() {
-  for (const Piece& piece : pieces_) {
-    dcp::Entry& entry = index_.entries[piece.entry];
-    const std::uint32_t file = FileOf(piece.rank);
-    dcp::Place place;
-    if (piece.array) {
-      SW_TRY_ASSIGN(place,
-                    items_.AddTensor(file, entry.dtype, {piece.elems}, *piece.array, entry.name));
-    } else {
-      Document gap;
-      gap.root = gap.AddInline(std::string(piece.elems * ItemSize(entry.dtype), '\0'), entry.dtype,
-                               {piece.elems});
-      SW_TRY_ASSIGN(place, items_.AddObject(file, gap));
-    }
-    place.file = FileNumber(piece.rank);
-    entry.chunks.push_back({{piece.first}, {piece.elems}, place});
-  }
-  return {};
-}
-
 Status DistWriter::AddObject(const std::string& key, const Document& document, Rank rank) {
   const std::uint32_t file = FileOf(rank);
   auto place = items_.AddObject(file, document);
@@ -487,7 +266,7 @@ Status DistWriter::AddExtraStates() {
     std::vector<std::uint64_t> shape;
     const auto layers = layers_.find(name.stack);
     if (key.layers && (layers == layers_.end() || *name.layer >= layers->second)) {
-      return Fail(Errc::kUnsupported, "\"", text, "\": of a layer without parameters");
+      return Fail(Errc::kUnsupported, "\"", text, "\": belongs to a layer without parameters");
     }
     if (key.layers) offset.push_back(*name.layer);
     if (key.layers) shape.push_back(layers->second);
@@ -576,8 +355,6 @@ Result<Written> DistWriter::Run() {
   out_.target = std::move(builder_).Take();
   return std::move(out_);
 }
-
-}  // namespace
 
 Result<Written> Write(const Checkpoint& source, const Layout& layout) {
   const auto* to = dynamic_cast<const MegatronLayout*>(layout.own.get());

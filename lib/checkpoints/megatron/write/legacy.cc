@@ -60,12 +60,12 @@ class LegacyWriter {
 Status LegacyWriter::Prepare() {
   if (RunStateOf(source_) == nullptr || RunStateOf(source_)->noted || !HasArgs(source_)) {
     return Fail(Errc::kUnsupported,
-                "files=torch: legacy files need the arguments of a run of Megatron, which ",
+                "files=torch: legacy files require the arguments of a Megatron run, which ",
                 (HasArgs(source_) ? source_.origin : "this checkpoint"),
-                " does not have; files=torch_dist does without");
+                " does not have; use files=torch_dist");
   }
   if (w_.args.experts > 0 && to_.etp != to_.mesh.tp) {
-    return Fail(Errc::kUnsupported, "files=torch: etp=", to_.etp, " other than tp=", to_.mesh.tp);
+    return Fail(Errc::kUnsupported, "files=torch: etp=", to_.etp, " must equal tp=", to_.mesh.tp);
   }
   if (Status stages = CheckMtpStages(w_.args); !stages) {
     return Within("files=torch", stages.error());
@@ -87,14 +87,16 @@ Status LegacyWriter::Prepare() {
 /// Checks that the model has one list of layers, because stages share only one.
 Status LegacyWriter::CheckOneStack() const {
   if (w_.args.hybrid) {
-    return Fail(Errc::kUnsupported, "files=torch: layers of several kinds (hybrid models)");
+    return Fail(Errc::kUnsupported,
+                "files=torch: hybrid models (layers of several kinds) are not supported");
   }
   for (const Param& param : source_.params) {
     const ParamName name = ParseName(param.name);
     if (name.stack == kEncoderLayers) {
-      return Fail(Errc::kUnsupported, "files=torch: \"", param.name,
-                  "\": layers of an encoder: write files=torch_dist with optimizer=none or "
-                  "fully_reshardable");
+      return Fail(
+          Errc::kUnsupported, "files=torch: \"", param.name,
+          "\": encoder layers are not supported: use files=torch_dist with optimizer=none or "
+          "fully_reshardable");
     }
   }
   return {};

@@ -13,27 +13,28 @@ Status CheckBuffers(const Writing& w) {
     return Within("dp_reshardable", stages.error());
   }
   if (w.args.hybrid) {
-    return Fail(Errc::kUnsupported, "dp_reshardable: layers of several kinds (hybrid models)");
+    return Fail(Errc::kUnsupported,
+                "dp_reshardable: hybrid models (layers of several kinds) are not supported");
   }
   if (w.args.experts > 0 && w.to.mesh.ep == 1 && w.to.etp != w.to.mesh.tp) {
     return Fail(Errc::kUnsupported, "dp_reshardable: etp=", w.to.etp,
-                " other than tp=", w.to.mesh.tp,
-                ": with ep=1 experts share the buffers of the rest");
+                " differs from tp=", w.to.mesh.tp,
+                ": with ep=1, experts share the buffers of the other parameters");
   }
   for (const Param& param : w.source.params) {
     if (ParseName(param.name).stack == kEncoderLayers) {
       return Fail(Errc::kUnsupported, "dp_reshardable: \"", param.name,
-                  "\": layers of an encoder: use fully_reshardable");
+                  "\": encoder layers are not supported: use fully_reshardable");
     }
     if (w.to.mesh.ep > 1 && param.expert && !ParseName(param.name).expert) {
       return Fail(Errc::kUnsupported, "dp_reshardable: \"", param.name,
-                  "\" is of an expert, and not called as Megatron-Core "
-                  "calls those: which rank has it cannot be told");
+                  "\" belongs to an expert, but does not have Megatron-Core's name for one: cannot "
+                  "determine its rank");
     }
     if (param.kind != ParamKind::kTrainable || param.dtype != DType::kF32) continue;
     return Fail(Errc::kUnsupported, "dp_reshardable: \"", param.name,
-                "\" is float32, whose buckets Megatron-Core cannot load (it changes a "
-                "parameter while its gradient is on): fully_reshardable does");
+                "\" is float32, and Megatron-Core cannot load float32 buckets (it changes a "
+                "parameter that requires a gradient): use fully_reshardable");
   }
   const RunState* run = RunStateOf(w.source);
   if (run == nullptr || run->noted) return {};
@@ -41,10 +42,10 @@ Status CheckBuffers(const Writing& w) {
   for (const Param& param : w.source.params) {
     if (param.kind != ParamKind::kTrainable || !param.alias_of.empty()) continue;
     if (before != nullptr && ModelOrderLess(param.name, before->name)) {
-      return Fail(Errc::kUnsupported, "dp_reshardable: \"" + param.name + "\" comes after \"" +
-                                          before->name +
-                                          "\" in this model, in Megatron-Core's before: the order "
-                                          "of parameters in buckets cannot be told");
+      return Fail(Errc::kUnsupported, "dp_reshardable: \"", param.name, "\" comes after \"",
+                  before->name,
+                  "\" in this model, but before it in Megatron-Core: cannot determine the order of "
+                  "parameters in buckets");
     }
     before = &param;
   }
@@ -151,8 +152,7 @@ Result<StateBuffer> Shards::BufferOf(const Rank& rank, std::vector<Mine> mine, s
       const Param& param = w_.source.params[one.param];
       if (w_.SourceTensor(param.name, state) != nullptr) continue;
       return Fail(Errc::kUnsupported, "\"", param.name, "\": no ", state,
-                  ": all parameters of a gradient buffer have the same "
-                  "states");
+                  ": all parameters of a gradient buffer must have the same states");
     }
   }
   out.mine = std::move(mine);

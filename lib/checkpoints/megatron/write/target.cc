@@ -62,8 +62,8 @@ Status ResolveFiles(const TargetSpec& spec, MegatronLayout* to) {
   if (to->optimizer != OptimizerForm::kNone) to->optimizer = form;
   if (const std::string* word = spec.Find("optimizer")) {
     if (legacy && *word == kFormWords[2]) {
-      return Fail(Errc::kUnsupported, "optimizer=", *word, ": with files=", kFilesWords[1],
-                  " it is ", kFormWords[1], " or none");
+      return Fail(Errc::kUnsupported, "optimizer=", *word, ": files=", kFilesWords[1],
+                  " supports only ", kFormWords[1], " or none");
     }
     to->optimizer = *word == kFormWords[0]   ? OptimizerForm::kNone
                     : *word == kFormWords[1] ? OptimizerForm::kDpReshardable

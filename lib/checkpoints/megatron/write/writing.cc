@@ -101,7 +101,7 @@ std::vector<std::string> Writing::Left() const {
     left.emplace_back(to.files == Files::kTorch ? "random states: new ranks get those of the first"
                                                 : "random states: there are none for new ranks");
   } else if (own->random.size() > to.mesh.tp * to.mesh.pp) {
-    left.emplace_back("random states: those of ranks that are no more");
+    left.emplace_back("random states of ranks that the target does not have");
   }
   if (to.files == Files::kTorchDist && own->modules.contains(std::string(kOutputState)) &&
       !HasExtraState(source, kOutputState)) {

@@ -31,7 +31,10 @@ class CudaCollective final : public Collective {
 
   Status AllGather(Stream& stream, std::byte* to, const std::byte* from,
                    std::span<const std::uint64_t> bytes) override {
-    if (bytes.size() != Index(size_)) return Fail(Errc::kInternal, "a part for each rank expected");
+    if (bytes.size() != Index(size_)) {
+      return Fail(Errc::kInternal, "one part per rank expected: ", size_, " ranks, found ",
+                  bytes.size(), " parts");
+    }
     std::uint64_t before = 0;
     std::uint64_t all = 0;
     for (std::size_t r = 0; r < bytes.size(); ++r) {
@@ -73,7 +76,8 @@ class CudaCollective final : public Collective {
   Status Exchange(Stream& stream, std::span<const std::span<const std::byte>> out,
                   std::span<const std::span<std::byte>> in) override {
     if (out.size() != Index(size_) || in.size() != Index(size_)) {
-      return Fail(Errc::kInternal, "a part for each rank expected");
+      return Fail(Errc::kInternal, "one part per rank expected: ", size_, " ranks, found ",
+                  out.size(), " to send and ", in.size(), " to receive");
     }
     const auto own = out[Index(rank_)];
     if (own.size() != in[Index(rank_)].size()) {
@@ -108,7 +112,7 @@ class CudaCollective final : public Collective {
                        DType dtype) override {
     const std::optional<ncclDataType_t> type = TypeOf(dtype);
     if (!type) {
-      return Fail(Errc::kInternal, "sums of ", Name(dtype), " are not formed");
+      return Fail(Errc::kInternal, "reduce-scatter does not support ", Name(dtype));
     }
     if (communicator_ == nullptr) return Move(stream, to, from, elems * ItemSize(dtype));
     if (elems == 0) return Alive();
@@ -190,7 +194,7 @@ struct Meant {
 
 Result<Meant> GroupOf(const comm::Comm& comm, std::span<const int> group) {
   if (group.size() != Index(comm.size())) {
-    return Fail(Errc::kInternal, "a group for each of ", comm.size(), " ranks expected, found ",
+    return Fail(Errc::kInternal, "one group per rank expected: ", comm.size(), " ranks, found ",
                 group.size());
   }
   Meant meant;
@@ -210,7 +214,8 @@ Status EachItsOwnDevice(const Meant& meant, const std::vector<Card>& cards,
       const Card& other = cards[Index(meant.ranks[i])];
       if (one.device != other.device) continue;
       return Fail(Errc::kUnsupported, "ranks ", meant.ranks[j], " and ", meant.ranks[i],
-                  " share a device, NCCL needs one for each (this rank: ", name, ")");
+                  " share a device, but NCCL requires one device per rank (this rank uses ", name,
+                  ")");
     }
   }
   return {};
@@ -234,18 +239,20 @@ Result<std::unique_ptr<Collective>> MakeCudaCollective(const Context& context,
     SW_TRY_ASSIGN(nccl, OpenNccl());
     SW_TRY(context.Enter());
     if (meant.rank != 0) return {};
-    return Check(*nccl, nccl->get_unique_id(&card.id), nullptr, "an id for the communicator");
+    return Check(*nccl, nccl->get_unique_id(&card.id), nullptr,
+                 "cannot create the id of the communicator");
   };
   SW_TRY(comm.Agree(prepare()));
   SW_TRY_ASSIGN(const auto shown, comm.AllGather(std::as_bytes(std::span(&card, 1))));
   std::vector<Card> cards(shown.size());
   const auto read = [&]() -> Status {
     for (std::size_t r = 0; r < shown.size(); ++r) {
-      if (shown[r].size() != sizeof(Card)) return Fail(Errc::kInternal, "ranks of other builds");
+      if (shown[r].size() != sizeof(Card))
+        return Fail(Errc::kInternal, "ranks run different builds of Shardwright");
       std::memcpy(&cards[r], shown[r].data(), sizeof(Card));
       if (cards[r].group != group[r]) {
-        return Fail(Errc::kInternal, "rank ", r, " is of group ", cards[r].group, ", ", group[r],
-                    " to this rank");
+        return Fail(Errc::kInternal, "rank ", r, " reports group ", cards[r].group,
+                    ", this rank expects ", group[r]);
       }
     }
     return EachItsOwnDevice(meant, cards, context.name);

@@ -11,7 +11,7 @@ Result<std::shared_ptr<Communicator>> Communicator::Make(const Context& context,
   auto made = std::make_shared<Communicator>(context, nccl);
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.blocking = 0;
-  const std::string what = "the communicator of " + std::to_string(size) + " ranks";
+  const std::string what = "cannot create the communicator of " + std::to_string(size) + " ranks";
   SW_TRY(made->Queued(nccl.comm_init(&made->comm_, size, id, rank, &config), what));
   return made;
 }
@@ -74,13 +74,13 @@ void Communicator::Finish() {
     const std::lock_guard lock(mutex_);
     if (comm_ == nullptr) return;
   }
-  const std::string what = "leaving the communicator";
+  const std::string what = "cannot leave the communicator";
   if (!Queued(nccl_.comm_finalize(comm_), what)) return;
   const std::lock_guard lock(mutex_);
   if (comm_ == nullptr) return;
   static_cast<void>(nccl_.comm_destroy(comm_));
   comm_ = nullptr;
-  ended_ = Error{Errc::kIo, "the collective is gone"};
+  ended_ = Error{Errc::kIo, "the communicator is closed"};
 }
 
 }  // namespace shardwright::device::cuda

@@ -43,7 +43,7 @@ class CudaBuffer final : public Buffer {
     const cudaError_t code = mapped_                    ? cudaIpcCloseMemHandle(data_)
                              : place_ == Place::kPinned ? cudaFreeHost(data_)
                                                         : cudaFree(data_);
-    static_cast<void>(Check(code, "giving memory back"));
+    static_cast<void>(Check(code, "cannot free memory"));
   }
 
   Place place() const override { return place_; }
@@ -76,12 +76,12 @@ class CudaDevice final : public Device {
     SW_TRY(context_.Enter());
     std::size_t free = 0;
     std::size_t total = 0;
-    SW_TRY(Check(cudaMemGetInfo(&free, &total), context_.name + ": its free memory"));
+    SW_TRY(Check(cudaMemGetInfo(&free, &total), context_.name + ": cannot query the free memory"));
     return free;
   }
 
   Result<std::unique_ptr<Buffer>> Allocate(Place place, std::uint64_t bytes) override {
-    if (bytes == 0) return Fail(Errc::kInternal, "memory of no bytes");
+    if (bytes == 0) return Fail(Errc::kInternal, "allocation of 0 bytes requested");
     if (bytes > UINT64_MAX - kSharedAlign) return NoMemory(place, bytes);
     SW_TRY(context_.Enter());
     void* data = nullptr;
@@ -101,20 +101,22 @@ class CudaDevice final : public Device {
         code = cudaMalloc(&data, bytes);
         break;
     }
-    Status status = Check(code, context_.name + ": memory of " + std::to_string(bytes) + " bytes");
+    Status status =
+        Check(code, context_.name + ": cannot allocate " + std::to_string(bytes) + " bytes");
     if (code == cudaErrorMemoryAllocation) return NoMemory(place, bytes);
     SW_TRY(std::move(status));
     return std::make_unique<CudaBuffer>(context_, place, bytes, data, false);
   }
 
   Result<Handle> Export(const Buffer& buffer) override {
-    if (buffer.place() != Place::kShared) return Fail(Errc::kInternal, "memory that is not shared");
+    if (buffer.place() != Place::kShared)
+      return Fail(Errc::kInternal, "only shared memory can be exported");
     SW_TRY(context_.Enter());
     Token token;
     token.device = uuid_;
     token.bytes = buffer.size();
     SW_TRY(Check(cudaIpcGetMemHandle(&token.memory, buffer.data()),
-                 context_.name + ": a handle for other processes"));
+                 context_.name + ": cannot export memory to other processes"));
     Handle handle;
     handle.kind = Kind::kCuda;
     handle.bytes = buffer.size();
@@ -127,22 +129,24 @@ class CudaDevice final : public Device {
     const auto form = token.form;
     if (handle.kind != Kind::kCuda || handle.token.size() != sizeof token) {
       if (handle.descriptor >= 0) close(handle.descriptor);
-      return BadInput("shared memory: a handle of cuda expected, found another kind");
+      return BadInput("shared memory: CUDA handle expected, found a handle of another kind");
     }
     std::memcpy(&token, handle.token.data(), sizeof token);
-    if (token.form != form) return BadInput("shared memory: no handle of this release");
+    if (token.form != form)
+      return BadInput("shared memory: the handle was made by another release of Shardwright");
     if (token.bytes != handle.bytes || token.bytes == 0) {
-      return BadInput("shared memory: ", handle.bytes, " bytes expected, exported were ",
-                      token.bytes);
+      return BadInput("shared memory: ", handle.bytes, " bytes expected, found ", token.bytes);
     }
     if (token.device != uuid_) {
-      return BadInput("shared memory: of another device than ", context_.name);
+      return BadInput("shared memory: the handle belongs to another device, not to ",
+                      context_.name);
     }
     SW_TRY(context_.Enter());
     void* data = nullptr;
     SW_TRY(Check(cudaIpcOpenMemHandle(&data, token.memory, cudaIpcMemLazyEnablePeerAccess),
-                 context_.name + ": mapping memory of another process, which may be gone or this "
-                                 "one itself"));
+                 context_.name +
+                     ": cannot map memory of another process, which may have ended or be "
+                     "this process"));
     return std::make_unique<CudaBuffer>(context_, Place::kShared, token.bytes, data, true);
   }
 
@@ -155,12 +159,12 @@ class CudaDevice final : public Device {
 
  private:
   tl::unexpected<Error> NoMemory(Place place, std::uint64_t bytes) const {
-    std::string text = context_.name + ": " + std::to_string(bytes) + " bytes of ";
+    std::string text = StrCat(context_.name, ": ", bytes, " bytes of ");
     text += place == Place::kPageable ? "" : place == Place::kPinned ? "pinned " : "device ";
-    text += "memory asked for";
+    text += "memory requested";
     if (place == Place::kShared || place == Place::kDevice) {
       const Result<std::uint64_t> free = FreeBytes();
-      if (free) text += ", " + std::to_string(*free) + " are free";
+      if (free) text += StrCat(", ", *free, " bytes are free");
     }
     return Fail(Errc::kLimit, text);
   }
@@ -187,10 +191,10 @@ Result<std::unique_ptr<Device>> OpenHere(int local_rank, const DeviceOptions& op
     if (missing) error.code = Errc::kNotFound;
     return tl::unexpected<Error>(std::move(error));
   }
-  if (count == 0) return Fail(Errc::kNotFound, "CUDA: no device");
+  if (count == 0) return Fail(Errc::kNotFound, "CUDA: no device found");
   const int ordinal = options.ordinal.value_or(local_rank % count);
   if (ordinal < 0 || ordinal >= count) {
-    return Fail(Errc::kUsage, "CUDA: device ", ordinal, " asked for, there are ", count);
+    return Fail(Errc::kUsage, "CUDA: device ", ordinal, " requested, found ", count, " devices");
   }
   cudaDeviceProp properties = {};
   const std::string what = "cuda:" + std::to_string(ordinal);

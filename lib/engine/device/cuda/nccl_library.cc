@@ -27,8 +27,8 @@ Result<Nccl> OpenNccl() {
   // Never closed, because NCCL runs threads of its own.
   void* const library = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
-    return Fail(Errc::kNotFound, "several ranks with CUDA need NCCL (", kSetting,
-                " names its library): ", WhyNotOpened());
+    return Fail(Errc::kNotFound, "several ranks with CUDA require NCCL (set ", kSetting,
+                " to its library): ", WhyNotOpened());
   }
   Nccl nccl;
   std::string missing;
@@ -52,9 +52,9 @@ Result<Nccl> OpenNccl() {
   find(nccl.reduce_scatter, "ncclReduceScatter");
   find(nccl.error_string, "ncclGetErrorString");
   find(nccl.last_error, "ncclGetLastError");
-  if (!missing.empty()) return Fail(Errc::kNotFound, file, ": has no ", missing);
+  if (!missing.empty()) return Fail(Errc::kNotFound, file, ": has no function ", missing);
   int version = 0;
-  SW_TRY(Check(nccl, nccl.get_version(&version), nullptr, "the version of NCCL"));
+  SW_TRY(Check(nccl, nccl.get_version(&version), nullptr, "cannot query the version of NCCL"));
   if (version < kOldest) {
     return Fail(Errc::kNotFound, file, ": NCCL ", VersionText(kOldest),
                 " or newer expected, found ", VersionText(version));

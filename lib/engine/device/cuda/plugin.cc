@@ -6,7 +6,7 @@
 #include "support/base/version.h"
 
 extern "C" __attribute__((visibility("default")))
-const shardwright::device::CudaPlugin shardwright_cuda_plugin;  // NOLINT: what is looked up
+const shardwright::device::CudaPlugin shardwright_cuda_plugin;  // NOLINT: looked up by name
 const shardwright::device::CudaPlugin shardwright_cuda_plugin = {
     .form = shardwright::device::kCudaPluginForm,
     .version = shardwright::kVersion,

@@ -23,7 +23,7 @@ void AddTo(Communicators& list, const std::shared_ptr<Communicator>& other) {
 /// Returns true if the device can access this memory directly.
 Result<bool> Reaches(const void* at) {
   cudaPointerAttributes attributes = {};
-  SW_TRY(Check(cudaPointerGetAttributes(&attributes, at), "what memory this is"));
+  SW_TRY(Check(cudaPointerGetAttributes(&attributes, at), "cannot query the kind of memory"));
   return attributes.type != cudaMemoryTypeUnregistered;
 }
 
@@ -31,7 +31,7 @@ Result<bool> Reaches(const void* at) {
 Status BothReached(const void* to, const void* from) {
   for (const void* const side : {to, from}) {
     SW_TRY_ASSIGN(const bool reached, Reaches(side));
-    if (!reached) return Fail(Errc::kInternal, "memory that a device does not reach by itself");
+    if (!reached) return Fail(Errc::kInternal, "the device cannot access this memory directly");
   }
   return {};
 }
@@ -57,7 +57,7 @@ Status CudaEvent::Wait() const {
 
 Result<CudaStream*> OfCuda(Stream& stream) {
   auto* const ours = dynamic_cast<CudaStream*>(&stream);
-  if (ours == nullptr) return Fail(Errc::kInternal, "a stream of another device");
+  if (ours == nullptr) return Fail(Errc::kInternal, "the stream belongs to another device");
   return ours;
 }
 
@@ -66,7 +66,7 @@ Result<std::unique_ptr<Stream>> CudaStream::Make(Context& context) {
   cudaStream_t stream = nullptr;
   // Non-blocking: does not wait for other work of this process on the default stream.
   SW_TRY(Check(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking),
-               context.name + ": a stream"));
+               context.name + ": cannot create a stream"));
   return std::make_unique<CudaStream>(context, stream);
 }
 
@@ -143,7 +143,7 @@ Status CudaStream::Convert(DType to_type, std::byte* to, DType from_type, const 
                            std::uint64_t elems) {
   SW_TRY(Enter());
   if (!CanConvert(from_type, to_type)) {
-    return Fail(Errc::kInternal, Name(from_type), " is not converted to ", Name(to_type));
+    return Fail(Errc::kInternal, "no conversion from ", Name(from_type), " to ", Name(to_type));
   }
   if (elems == 0) return {};
   if (from_type == to_type) return Copy(to, from, elems * ItemSize(from_type));
@@ -155,7 +155,7 @@ Result<std::unique_ptr<Event>> CudaStream::Record() {
   SW_TRY(Enter());
   cudaEvent_t event = nullptr;
   SW_TRY(Keep(Check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming),
-                    context_.name + ": an event")));
+                    context_.name + ": cannot create an event")));
   auto made = std::make_unique<CudaEvent>(context_, event, others_);
   SW_TRY(Queue(cudaEventRecord(event, stream_), "an event"));
   return made;
@@ -164,7 +164,7 @@ Result<std::unique_ptr<Event>> CudaStream::Record() {
 Status CudaStream::WaitFor(const Event& event) {
   SW_TRY(Enter());
   const auto* const ours = dynamic_cast<const CudaEvent*>(&event);
-  if (ours == nullptr) return Fail(Errc::kInternal, "an event of another device");
+  if (ours == nullptr) return Fail(Errc::kInternal, "the event belongs to another device");
   for (const auto& other : ours->others()) AddTo(others_, other);
   return Queue(cudaStreamWaitEvent(stream_, ours->get(), 0), "waiting for an event");
 }

@@ -34,7 +34,7 @@ class Patience {
   unsigned rests_ = 0;
 };
 
-/// A CUDA object to wait for: a stream whose work must end, or an event.
+/// A CUDA object to wait for: a stream (the end of its work) or an event.
 class Awaited {
  public:
   explicit Awaited(cudaStream_t stream) : stream_(stream) {}

@@ -16,7 +16,7 @@
 
 namespace shardwright::device {
 
-/// Type of the sums and weights for elements of type T.
+/// Type of the accumulators and weights for elements of type T.
 template <class T>
 struct SumType {
   using Type = float;

@@ -83,8 +83,8 @@ Result<os::Directory> OpenShared(comm::Comm& comm, const std::string& stage,
     SW_TRY_ASSIGN(const bool seen, os::IsDir(stage));
     if (seen) return os::OpenStage(stage);
     return Fail(Errc::kIo, output, ": ", stage,
-                ", which rank 0 has made, is not there: OUTPUT must lie where all "
-                "ranks see it");
+                ": rank 0 has created it, but this rank does not see it; OUTPUT must be on a file "
+                "system that all ranks share");
   };
   return comm.Agree(open());
 }
@@ -202,7 +202,7 @@ Status Runner::ReadJournals() {
     for (const Share& share : record.shares) {
       ours = ours && share.member < plan_.source().members.size();
     }
-    if (!ours) return Fail(Errc::kBadInput, journals_.path(), ": a record that is not of this run");
+    if (!ours) return Fail(Errc::kBadInput, journals_.path(), ": contains a record of another run");
     // A run without verification records no shares; a verifying run writes its units again.
     if (options_.verify != Verify::kNone && record.shares.empty()) continue;
     record.sum.bytes = static_cast<std::uint32_t>(plan_.unit(unit).bytes);
@@ -292,7 +292,7 @@ Status Runner::VerifyRead() {
   SW_TRY_ASSIGN(const MembersVerified members,
                 comm_.Agree(VerifyMembers(plan_, source_sums_, which, arena_)));
   report_.members_verified = members.verified;
-  report_.members_without_sum = members.without_sum;
+  report_.members_without_checksum = members.without_sum;
   return comm_.Agree(Recheck());
 }
 
@@ -302,7 +302,7 @@ Status Runner::Recheck() {
     SW_TRY_ASSIGN(const bool grown, source_.Recheck(file));
     if (!grown) continue;
     sink_.Warn(plan_.source().files[file] +
-               ": grew while it was copied: what it was when it was found is in the output");
+               ": grew while it was copied; the output has the contents from the start of the run");
   }
   return {};
 }
@@ -317,7 +317,7 @@ Result<RunReport> Runner::Report() {
   SW_TRY(sum(source_.files_read(), &total.files_read));
   SW_TRY(sum(report_.units_resumed, &total.units_resumed));
   SW_TRY(sum(report_.members_verified, &total.members_verified));
-  SW_TRY(sum(report_.members_without_sum, &total.members_without_sum));
+  SW_TRY(sum(report_.members_without_checksum, &total.members_without_checksum));
   total.units = plan_.unit_count();
   for (std::uint32_t index = 0; index < plan_.target().files.size(); ++index) {
     const plan::OutputFile& file = plan_.target().files[index];

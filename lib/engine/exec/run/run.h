@@ -28,7 +28,7 @@ struct RunOptions {
   bool force = false;
   bool resume = false;
   bool take_over = false;  ///< see os::StageOptions
-  Verify verify = Verify::kSums;
+  Verify verify = Verify::kChecksums;
   unsigned threads = 1;  ///< of this rank
   /// Files that this rank creates, completes and syncs at the same time, whatever `threads` is.
   unsigned io_threads = os::kIoThreads;
@@ -52,7 +52,7 @@ struct RunReport {
   std::uint64_t units = 0;
   std::uint64_t units_resumed = 0;
   std::uint64_t members_verified = 0;
-  std::uint64_t members_without_sum = 0;
+  std::uint64_t members_without_checksum = 0;
 };
 
 /// Returns the bytes of buffers that Run uses on each rank, for --dry-run.

@@ -22,13 +22,14 @@ namespace {
 constexpr std::size_t kFilesSyncedOneByOne = 64;
 
 tl::unexpected<Error> TwoOutputs(const std::string& path) {
-  return Fail(Errc::kUnsupported, path,
-              ": two outputs have one name on this file system, which may ignore case or dots "
-              "at the end of a name; write to another file system");
+  return Fail(
+      Errc::kUnsupported, path,
+      ": two output files have the same name on this file system, which may ignore case or dots "
+      "at the end of a name; write to another file system");
 }
 
 Status NotAsWritten(const std::string& path) {
-  return Fail(Errc::kIo, path, ": what was read back is not what was written");
+  return Fail(Errc::kIo, path, ": the data read back differs from the data written");
 }
 
 /// Checks that an output path stays inside the output. This is the
@@ -392,10 +393,9 @@ Status Runner::ReadBackAll() {
       ForMyFiles(options_.threads, [&](std::uint32_t file) { return ReadBack(file); })));
   SW_TRY_ASSIGN(const std::uint64_t from_memory, comm_.AllReduceSum(read_from_memory_.load()));
   if (from_memory > 0 && comm_.rank() == 0) {
-    sink_.Note("readback: " + std::to_string(from_memory) + " of " +
-                   std::to_string(plan_.target().files.size()) +
-                   " files were read from memory, not from the device: this file system keeps "
-                   "them there",
+    sink_.Note(StrCat("readback: ", from_memory, " of ", plan_.target().files.size(),
+                      " files were read from memory, not from the device: this file system keeps "
+                      "them there"),
                0);
   }
   return {};

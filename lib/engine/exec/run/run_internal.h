@@ -119,7 +119,7 @@ class Runner final : private UnitSink {
   std::vector<UnitSum> sums_;
   SourceSums source_sums_;
   std::vector<FileSum> file_sums_;
-  std::atomic<std::uint64_t> read_from_memory_ = 0;  // files whose readback came from the cache
+  std::atomic<std::uint64_t> read_from_memory_ = 0;  // files that the readback found in the cache
   RunReport report_;
   UnfinishedWrites writes_;
 };

@@ -22,11 +22,12 @@ Result<HandedMemory> HandedMemory::Map(int fd, std::uint64_t bytes) {
                     ::fstatfs(fd, &system) == 0 && system.f_type == TMPFS_MAGIC;
   if (!fits || !sealed || ::fcntl(fd, F_GET_SEALS) < 0) {
     ::close(fd);
-    return BadInput("memory of a trainer: ", bytes, " bytes, sealed against shrinking, expected");
+    return BadInput("shared memory of a trainer: file of ", bytes,
+                    " bytes in memory, sealed against shrinking, expected");
   }
   void* const at = ::mmap(nullptr, bytes, PROT_READ, MAP_SHARED, fd, 0);
   ::close(fd);
-  if (at == MAP_FAILED) return Fail(Errc::kIo, "memory of a trainer: cannot be mapped");
+  if (at == MAP_FAILED) return Fail(Errc::kIo, "shared memory of a trainer: cannot be mapped");
   return HandedMemory(static_cast<const std::byte*>(at), bytes);
 }
 

@@ -40,8 +40,8 @@ Time Later(Time from, double seconds) {
   return from + std::chrono::duration_cast<Time::duration>(std::chrono::duration<double>(seconds));
 }
 
-void AddStretch(Time begin, Time end, Time first, Time last,
-                std::vector<IdleRanks::Stretch>* stretches) {
+void AddByteRange(Time begin, Time end, Time first, Time last,
+                  std::vector<IdleRanks::Interval>* stretches) {
   begin = std::max(begin, first);
   end = std::min(end, last);
   if (begin < end) stretches->push_back({begin, end});
@@ -49,10 +49,10 @@ void AddStretch(Time begin, Time end, Time first, Time last,
 
 /// Returns the idle intervals that a process has marked. Marks that are overwritten
 /// during the call, or use another clock, are out of order and end an interval.
-std::vector<IdleRanks::Stretch> StretchesOf(const HandedMemory& memory, Time first, Time last) {
+std::vector<IdleRanks::Interval> ByteRangesOf(const HandedMemory& memory, Time first, Time last) {
   const auto words = WordsIn(memory);
   const std::uint64_t count = WordAt(words, 0);
-  std::vector<IdleRanks::Stretch> stretches;
+  std::vector<IdleRanks::Interval> stretches;
   std::optional<Time> begun;
   Time before{};
   for (std::uint64_t i = count - std::min(count, kIdleMarks); i < count; ++i) {
@@ -66,11 +66,11 @@ std::vector<IdleRanks::Stretch> StretchesOf(const HandedMemory& memory, Time fir
     if (mark % 2 == 1) {
       if (!begun) begun = time;
     } else if (begun) {
-      AddStretch(*begun, time, first, last, &stretches);
+      AddByteRange(*begun, time, first, last, &stretches);
       begun.reset();
     }
   }
-  if (begun) AddStretch(*begun, last, first, last, &stretches);
+  if (begun) AddByteRange(*begun, last, first, last, &stretches);
   return stretches;
 }
 
@@ -93,7 +93,7 @@ Result<PipelineSchedule> ScheduleOf(const PipelineTimes& pipeline,
   for (std::size_t i = 0; i < stages.size(); ++i) {
     if (std::find(stages.begin(), stages.begin() + static_cast<std::ptrdiff_t>(i), stages[i]) !=
         stages.begin() + static_cast<std::ptrdiff_t>(i)) {
-      return Fail(Errc::kUsage, "stage ", stages[i], " is named twice");
+      return Fail(Errc::kUsage, "stage ", stages[i], " is given twice");
     }
     SW_TRY_ASSIGN(const BubbleTimes times, BubblesOf(pipeline, stages[i]));
     schedule.iteration_s = times.iteration_s;
@@ -110,8 +110,8 @@ Result<PipelineSchedule> ScheduleOf(const PipelineTimes& pipeline,
            }) >= static_cast<std::ptrdiff_t>(enough);
   });
   if (any) return schedule;
-  return Fail(Errc::kUsage, "of ", stages.size(), " stages ", enough,
-              " never idle at once in a pipeline of ", pipeline.stages, " stages");
+  return Fail(Errc::kUsage, enough, " of the ", stages.size(),
+              " given stages never idle at once in a pipeline of ", pipeline.stages, " stages");
 }
 
 std::uint64_t IdleRanks::Enter(std::uint32_t rank, HandedMemory marks) {
@@ -184,7 +184,7 @@ std::vector<IdleRanks::Rank> IdleRanks::Between(Time first, Time last) const {
   const std::lock_guard lock(mutex_);
   std::vector<Rank> ranks;
   for (const auto& [rank, marks] : marks_) {
-    ranks.push_back({rank, StretchesOf(marks.memory, first, last)});
+    ranks.push_back({rank, ByteRangesOf(marks.memory, first, last)});
   }
   if (!ranks.empty() || !scheduled() || period_s_ <= 0) return ranks;
   for (const PipelineSchedule::Stage& stage : options_.schedule->stages) {
@@ -199,7 +199,7 @@ std::vector<IdleRanks::Rank> IdleRanks::Between(Time first, Time last) const {
       const Time begin = Later(*begun_, at_s);
       if (begin >= last) break;
       for (const IdleTime& one : stage.idle) {
-        AddStretch(Later(begin, one.begin_s), Later(begin, one.end_s), first, last, &rank.idle);
+        AddByteRange(Later(begin, one.begin_s), Later(begin, one.end_s), first, last, &rank.idle);
       }
     }
   }

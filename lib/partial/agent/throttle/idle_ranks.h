@@ -50,13 +50,13 @@ Result<PipelineSchedule> ScheduleOf(const PipelineTimes& pipeline,
 class IdleRanks {
  public:
   using Time = std::chrono::steady_clock::time_point;
-  struct Stretch {
+  struct Interval {
     Time begin, end;
   };
   /// Idle intervals of a rank, or of a stage of the schedule.
   struct Rank {
     std::uint32_t number = 0;
-    std::vector<Stretch> idle;
+    std::vector<Interval> idle;
   };
 
   explicit IdleRanks(IdleOptions options) : options_(std::move(options)) {}

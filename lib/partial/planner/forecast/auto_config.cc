@@ -36,9 +36,9 @@ Status CheckPositive(const char* what, double value) {
 
 Status Check(const AutoInput& input) {
   if (input.snapshot.bytes.empty() || input.snapshot.bytes.size() != input.persist.bytes.size()) {
-    return Fail(Errc::kUsage, "bottlenecks of ", input.snapshot.bytes.size(),
-                " K for snapshots and of ", input.persist.bytes.size(),
-                " K for persists, expected 1 .. N for both");
+    return Fail(Errc::kUsage, "largest shares for ", input.snapshot.bytes.size(),
+                " values of K for snapshots and for ", input.persist.bytes.size(),
+                " for persists: expected K from 1 to N for both");
   }
   SW_TRY(CheckPositive("the snapshot bandwidth in bytes per second", input.snapshot_bytes_per_s));
   SW_TRY(CheckPositive("the persist bandwidth in bytes per second", input.persist_bytes_per_s));
@@ -134,8 +134,7 @@ Result<ReplayConfig> ReplayWithK(const AutoInput& input, std::uint32_t k, double
   config.persist_s = static_cast<double>(input.persist.bytes[k - 1]) / free_bytes_per_s;
   const double least = std::max(1.0, std::ceil(config.persist_s / input.iteration_s));
   if (!(least < 0x1p53)) {
-    return Fail(Errc::kUsage,
-                "a persist beside a log of gradients takes more than 2^53 iterations");
+    return Fail(Errc::kUsage, "a persist with a gradient log takes more than 2^53 iterations");
   }
   // Replay time and repeated iterations both grow in proportion to the interval.
   SW_TRY_ASSIGN(const ReplayWork work, SteadyReplay(experts, k, 1, log_bytes));

@@ -62,10 +62,10 @@ struct AutoConfig {
   double ettr = 0;           ///< effective training time ratio
 };
 
-/// Chooses K_snapshot, K_persist and I. K_snapshot is the largest K whose snapshot hides behind
-/// forward and backward (if none does: 1, with a stall). K_persist is 1, raised while the expected
-/// PLT exceeds the limit and the persist still ends within the interval. I is the larger of
-/// persist time and best interval. Finally both K are raised while the bottleneck does not grow.
+/// Chooses K_snapshot, K_persist and I. K_snapshot is the largest K that lets the snapshot hide
+/// behind forward and backward (if none does: 1, with a stall). K_persist is 1, raised while the
+/// expected PLT exceeds the limit and the persist still ends within the interval. I is the larger
+/// of persist time and best interval. Finally both K are raised while the bottleneck does not grow.
 /// \error kUsage  tables that are empty or of different lengths, bandwidths or times that
 ///        are not positive; kStopped; as the functions of overhead.h and lost_tokens.h
 /// Pure but for `stop`. Source: docs/pec-planning.md section 8.1.

@@ -69,12 +69,12 @@ Result<Bandwidths> MeasureBandwidths(comm::Comm& comm, const std::string& folder
   std::vector<std::byte> copy;
   const auto prepare = [&]() -> Status {
     SW_TRY_ASSIGN(const bool there, os::IsDir(folder));
-    if (!there) return Fail(Errc::kNotFound, folder, ": no folder to measure in");
+    if (!there) return Fail(Errc::kNotFound, folder, ": the folder to measure in does not exist");
     try {
       noise = Noise();
       copy.resize(kBuffer);
     } catch (const std::bad_alloc&) {
-      return Fail(Errc::kLimit, "no memory to measure with: ", FormatBytes(2 * kBuffer),
+      return Fail(Errc::kLimit, "not enough memory for the measurement: ", FormatBytes(2 * kBuffer),
                   " are needed");
     }
     return {};

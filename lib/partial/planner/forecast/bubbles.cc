@@ -25,12 +25,13 @@ std::uint64_t RoomOf(std::uint64_t elems, double snapshot_s, double bubble_s) {
 Result<BubbleTimes> BubblesOf(const PipelineTimes& pipeline, std::uint32_t stage) {
   if (pipeline.stages == 0 || pipeline.micro_batches == 0 || pipeline.chunks == 0 ||
       stage >= pipeline.stages) {
-    return Fail(Errc::kUsage, "stage ", stage, " of a pipeline of ", pipeline.stages, " stages, ",
-                pipeline.micro_batches, " micro-batches, ", pipeline.chunks, " chunks");
+    return Fail(Errc::kUsage, "stage ", stage, " of a pipeline with ", pipeline.stages, " stages, ",
+                pipeline.micro_batches, " micro-batches and ", pipeline.chunks,
+                " chunks: expected at least 1 of each, and a stage that exists");
   }
   if (!IsTime(pipeline.forward_s) || !IsTime(pipeline.backward_s)) {
-    return Fail(Errc::kUsage, "a micro-batch of ", pipeline.forward_s, " s forward and ",
-                pipeline.backward_s, " s backward");
+    return Fail(Errc::kUsage, "a micro-batch takes ", pipeline.forward_s, " s forward and ",
+                pipeline.backward_s, " s backward: expected finite times from 0");
   }
   const double both_s = pipeline.forward_s + pipeline.backward_s;
   BubbleTimes times;
@@ -45,8 +46,8 @@ Result<BubbleTimes> BubblesOf(const PipelineTimes& pipeline, std::uint32_t stage
 Result<std::vector<IdleTime>> IdleTimesOf(const PipelineTimes& pipeline, std::uint32_t stage) {
   SW_TRY_ASSIGN(const BubbleTimes times, BubblesOf(pipeline, stage));
   if (pipeline.chunks != 1) {
-    return Fail(Errc::kUnsupported, "a pipeline of ", pipeline.chunks,
-                " chunks per stage: idle times are known of 1F1B with one");
+    return Fail(Errc::kUnsupported, "a pipeline with ", pipeline.chunks,
+                " chunks per stage: idle times are known only for 1F1B with one chunk");
   }
   std::vector<IdleTime> idle;
   const auto add = [&](double begin_s, double end_s) {
@@ -71,7 +72,8 @@ Result<std::vector<IdleTime>> IdleTimesOf(const PipelineTimes& pipeline, std::ui
 Result<BubblePlan> FillBubble(const std::vector<std::uint64_t>& module_elems,
                               std::uint64_t elem_bytes, double bytes_per_s, double bubble_s) {
   if (!(std::isfinite(bytes_per_s) && bytes_per_s > 0) || !IsTime(bubble_s)) {
-    return Fail(Errc::kUsage, "a bubble of ", bubble_s, " s at ", bytes_per_s, " bytes per second");
+    return Fail(Errc::kUsage, "a bubble of ", bubble_s, " s at ", bytes_per_s,
+                " bytes per second: expected a time from 0 and a positive bandwidth");
   }
   std::uint64_t elems = 0;
   for (std::uint64_t more : module_elems) {

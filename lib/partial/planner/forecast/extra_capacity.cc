@@ -21,8 +21,8 @@ std::uint64_t WantOf(const ExpertCapacity& expert) {
 
 Result<std::uint64_t> IterationsToMakeUp(std::uint64_t lost, std::uint64_t capacity) {
   if (capacity < kExtraDivisor) {
-    return Fail(Errc::kUsage, "a tenth of a capacity of ", capacity,
-                " is not one token: nothing can be made up");
+    return Fail(Errc::kUsage, "10 % more capacity than ", capacity,
+                " tokens is less than one token, so lost tokens cannot be made up");
   }
   SW_TRY_ASSIGN(const std::uint64_t tenths, CheckedMul(lost, kExtraDivisor));
   return CeilDiv(tenths, capacity);

@@ -52,19 +52,20 @@ Result<std::vector<SimulatedFault>> ParseFaults(std::string_view text, const std
     text.remove_prefix(std::min(end + 1, text.size()));
     line = Trimmed(line.substr(0, line.find('#')));
     if (line.empty()) continue;
-    const std::string place = where + ": line " + std::to_string(number);
+    const std::string place = StrCat(where, ": line ", number);
     SimulatedFault fault;
     if (!ParseLine(line, &fault)) {
       return Fail(Errc::kBadInput, place,
-                  ": expected an iteration and perhaps nodes, as \"40\" "
-                  "or \"40 0,2\", each node once");
+                  ": expected an iteration, optionally with nodes, such as \"40\" or \"40 0,2\", "
+                  "each node once");
     }
     if (!faults.empty() && fault.iteration < faults.back().iteration) {
-      return Fail(Errc::kBadInput, place, ": iteration ", fault.iteration, " after iteration ",
+      return Fail(Errc::kBadInput, place, ": iteration ", fault.iteration, " follows iteration ",
                   faults.back().iteration);
     }
     if (faults.size() >= limits::kMoeEvents) {
-      return Fail(Errc::kLimit, place, ": more than ", limits::kMoeEvents, " faults");
+      return Fail(Errc::kLimit, place, ": expected at most ", limits::kMoeEvents,
+                  " faults, found more");
     }
     faults.push_back(std::move(fault));
   }

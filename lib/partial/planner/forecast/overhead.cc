@@ -65,8 +65,9 @@ Result<std::optional<std::uint64_t>> BestInterval(const CheckpointCosts& costs, 
     best = std::max(least, Rate(costs, below) <= Rate(costs, below + 1) ? below : below + 1);
   }
   if (!(best < 0x1p53)) {
-    return Fail(Errc::kUsage, "the best interval is above 2^53 iterations: the fault rate ",
-                costs.fault_rate, " per iteration does not fit the other times");
+    return Fail(Errc::kUsage,
+                "the best interval is above 2^53 iterations, because the fault rate of ",
+                costs.fault_rate, " per iteration is too low for the other times");
   }
   return std::optional<std::uint64_t>(static_cast<std::uint64_t>(best));
 }

@@ -11,7 +11,8 @@ namespace shardwright::partial {
 namespace {
 
 Status Check(const CheckpointPlanInput& input) {
-  if (input.checkpoints == 0) return Fail(Errc::kUsage, "a plan of 0 checkpoints");
+  if (input.checkpoints == 0)
+    return Fail(Errc::kUsage, "expected at least one checkpoint to plan, found none");
   std::uint64_t cells = input.saved.ranks.dp;
   const std::uint64_t split_above = input.saved.options.split_above;
   for (const std::uint64_t bytes : input.saved.nonexpert_bytes) {
@@ -22,7 +23,7 @@ Status Check(const CheckpointPlanInput& input) {
   SW_TRY_ASSIGN(cells, CheckedMul(cells, input.checkpoints));
   if (cells > kPlanCells) {
     return Fail(Errc::kLimit, "a plan of ", input.checkpoints, " checkpoints has ", cells,
-                " ranks, experts and pieces of modules, at most ", kPlanCells, " are handled");
+                " ranks, experts and pieces of modules: expected at most ", kPlanCells);
   }
   return {};
 }

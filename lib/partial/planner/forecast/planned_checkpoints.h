@@ -15,7 +15,7 @@
 
 namespace shardwright::partial {
 
-/// Limit for the ranks, experts and module pieces of a plan, summed over its checkpoints.
+/// Limit for the ranks, experts and module pieces of a plan, added up over its checkpoints.
 inline constexpr std::uint64_t kPlanCells = std::uint64_t{1} << 22;
 
 /// Input for planning the next checkpoints of a run.
@@ -30,7 +30,7 @@ struct CheckpointPlanInput {
   std::uint64_t iteration = 0;  ///< of the newest checkpoint; planned ones are newer
   std::uint64_t interval = 1;   ///< kReplay: iterations between checkpoints
   /// [layer][expert]: tokens routed before every planned checkpoint except
-  /// the first, whose tokens the levels already include; empty: unknown.
+  /// the first: the levels already include its tokens. Empty: unknown.
   Counts between;
   bool counted = false;  ///< true if tokens are known, for the risk
 };

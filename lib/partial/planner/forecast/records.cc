@@ -71,8 +71,8 @@ Result<std::string> ShardingRecord(std::span<const std::string> names,
   std::vector<std::uint32_t> count(names.size(), 0);
   for (const ShardPiece& piece : plan.pieces) {
     if (piece.module >= names.size()) {
-      return Fail(Errc::kMismatch, "sharding record: ", names.size(), " names, a piece of module ",
-                  piece.module);
+      return Fail(Errc::kMismatch, "sharding record: there are ", names.size(),
+                  " module names, but a piece of module ", piece.module);
     }
     ++count[piece.module];
   }

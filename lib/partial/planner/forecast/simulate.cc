@@ -31,10 +31,11 @@ Status Check(const SimulationInput& input) {
   const LayerExperts experts = input.map.experts();
   SW_TRY(ValidateExperts(experts));
   SW_TRY(Validate(input.ranks, input.map.ep));
-  if (input.tokens.empty()) return Fail(Errc::kUsage, "a run without iterations");
+  if (input.tokens.empty())
+    return Fail(Errc::kUsage, "expected at least one iteration to simulate, found none");
   if (input.interval == 0 || input.ranks_per_node == 0) {
     return Fail(Errc::kUsage, "a checkpoint every ", input.interval, " iterations, ",
-                input.ranks_per_node, " ranks per node: expected at least 1");
+                input.ranks_per_node, " ranks per node: expected at least 1 of each");
   }
   const std::uint64_t nodes = CeilDiv(input.ranks.dp, input.ranks_per_node);
   std::uint64_t before = 0;
@@ -271,7 +272,7 @@ class Run {
     if (Replays()) {
       if (Logs()) {
         ReplayWork work = WorkOf(version, fault.iteration);
-        SW_TRY_ASSIGN(const std::uint64_t held, AppendHeld(fault));
+        SW_TRY_ASSIGN(const std::uint64_t held, AppendBuffered(fault));
         work.log_bytes += static_cast<double>(held);
         row_.overhead_s += ReplaySeconds(work, input_.ranks.dp, Rates());
       }
@@ -295,7 +296,7 @@ class Run {
   /// Logs the buffered gradients after a software fault, which leaves the agents running. Until
   /// the next checkpoint, gradients of all experts are then logged.
   /// \returns the bytes of the buffered gradients
-  Result<std::uint64_t> AppendHeld(const SimulatedFault& fault) {
+  Result<std::uint64_t> AppendBuffered(const SimulatedFault& fault) {
     std::uint64_t bytes = 0;
     if (fault.nodes.empty() && newest_.iteration > 0) {
       const std::uint64_t held = iteration_log_bytes_ - LoggedNow();
@@ -387,10 +388,11 @@ Result<std::vector<SimulatedFault>> MakeFaults(double rate, std::uint64_t first,
   const auto is_share = [](double value) { return value >= 0 && value <= 1; };
   if (!is_share(rate) || !is_share(node_share)) {
     return Fail(Errc::kUsage, "a fault rate of ", rate, " and a node share of ", node_share,
-                ", expected 0 to 1");
+                ": expected numbers from 0 to 1");
   }
   if (nodes == 0 || first == 0 || first > last || last - first >= limits::kMoeEvents) {
-    return Fail(Errc::kUsage, "faults of ", nodes, " nodes in iterations ", first, " to ", last);
+    return Fail(Errc::kUsage, "faults of ", nodes, " nodes in iterations ", first, " to ", last,
+                ": expected at least one node and iteration");
   }
   std::mt19937_64 random(seed);
   // Standard distributions differ between platforms: draw three raw numbers per iteration.
@@ -444,10 +446,11 @@ Result<SimulationRow> Simulate(const SimulationInput& input, const SimulatedPoli
   const bool replays = policy.policy == Policy::kReplay;
   if (replays && !input.first_full) {
     return Fail(Errc::kUsage,
-                "gradients bring nothing forward that was never saved: the first "
-                "checkpoint must have all experts");
+                "gradients can be replayed only on saved experts, so the first checkpoint "
+                "must have all experts");
   }
-  if (policy.rule && !replays) return Fail(Errc::kUsage, "a rule for gradients needs kReplay");
+  if (policy.rule && !replays)
+    return Fail(Errc::kUsage, "a gradient rule requires policy gradient-log");
   SW_TRY_ASSIGN(TokenHistory history, HistoryOf(input, stop));
   return Run(input, policy, std::move(history), stop).Execute();
 }

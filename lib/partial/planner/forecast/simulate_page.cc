@@ -129,7 +129,7 @@ std::string RiskSection(const SimulationPage& report) {
       "Share of the unsaved tokens that are still not in storage after a checkpoint.";
   if (!chart.events.empty()) about += " Dotted lines are faults.";
   if (report.rows.front().risk.size() > kRunPoints) {
-    about += " Each point is the largest of neighbouring checkpoints.";
+    about += " Each point is the largest value of several adjacent checkpoints.";
   }
   return "<section class=\"chart\">\n<h2>" + html::Escape(title) + "</h2>\n<p>" + about + "</p>\n" +
          html::ChartMarkup(chart) + "</section>\n";
@@ -190,11 +190,11 @@ std::string RowMarkup(const SimulationRow& row, bool chosen) {
 
 std::string TableSection(const SimulationPage& report) {
   std::string text =
-      "<section>\n<h2>All rows</h2>\n<p>Rest the pointer on a number to see it in full.</p>\n"
+      "<section>\n<h2>All rows</h2>\n<p>Hover over a number to see all its digits.</p>\n"
       "<div class=\"scroll\"><table>\n<thead><tr>";
   for (const char* name :
        {"policy", "K", "written", "largest share", "bound", "PLT", "MLT", "risk, mean",
-        "risk, most", "stall s", "cost s", "log", "memory", "restart s"}) {
+        "risk, largest", "stall s", "cost s", "log", "memory", "restart s"}) {
     text += "<th>" + std::string(name) + "</th>";
   }
   text += "</tr></thead>\n<tbody>\n";
@@ -217,12 +217,12 @@ std::string Tiles(const SimulationPage& report) {
     const double whole =
         static_cast<double>(row.checkpoints) * static_cast<double>(report.full_bytes);
     const double share = whole > 0 ? static_cast<double>(WrittenBytes(row)) / whole : 0;
-    text +=
-        Tile("Least cost within the limit", RowText(row),
-             row.dynamic ? "marked in the table" : "marked in the charts and the table") +
-        Tile("It writes", FormatBytes(WrittenBytes(row)),
-             Percent(share, 1) + " of full checkpoints") +
-        Tile("It loses (PLT)", Percent(row.loss.plt, 3), "limit " + Percent(report.plt_limit, 2));
+    text += Tile("Least cost within the limit", RowText(row),
+                 row.dynamic ? "marked in the table" : "marked in the charts and the table") +
+            Tile("Bytes written", FormatBytes(WrittenBytes(row)),
+                 Percent(share, 1) + " of full checkpoints") +
+            Tile("Lost tokens (PLT)", Percent(row.loss.plt, 3),
+                 "limit " + Percent(report.plt_limit, 2));
   } else {
     text += Tile("Least cost within the limit", "none",
                  "every row loses more than " + Percent(report.plt_limit, 2));
@@ -276,22 +276,21 @@ std::string PageText(const SimulationPage& report) {
       "<div class=\"two\">\n" +
       OverK(
           report, "Bytes written",
-          "Into storage, by all checkpoints together, and by the log of policy gradient-log.",
+          "All checkpoints together, and with policy gradient-log also its log.",
           html::Unit::kBytes, [](Row row) { return static_cast<double>(WrittenBytes(row)); },
           [](Row row) { return FormatBytes(WrittenBytes(row)); }) +
       OverK(
           report, "Largest share of a rank",
-          "Bytes of the rank with most to write in one checkpoint; the first, full one is left "
-          "out.",
+          "Bytes of the rank with the most to write in one checkpoint, without the first, full "
+          "checkpoint.",
           html::Unit::kBytes, [](Row row) { return static_cast<double>(row.bottleneck_bytes); },
           [](Row row) {
             return FormatBytes(row.bottleneck_bytes) + ", bound " + FormatBytes(row.bound_bytes);
           }) +
       OverK(
-          report, "Lost tokens (PLT)",
-          "Tokens that faults took back, over all tokens, mean of the layers.", html::Unit::kShare,
-          [](Row row) { return row.loss.plt; }, [](Row row) { return Percent(row.loss.plt, 4); },
-          report.plt_limit) +
+          report, "Lost tokens (PLT)", "Share of all tokens that faults lost, mean over layers.",
+          html::Unit::kShare, [](Row row) { return row.loss.plt; },
+          [](Row row) { return Percent(row.loss.plt, 4); }, report.plt_limit) +
       OverK(
           report, "Lost tokens (MLT)", "The same as a sum over the layers, which may exceed 100 %.",
           html::Unit::kShare, [](Row row) { return row.loss.mlt_sum; },
@@ -299,19 +298,18 @@ std::string PageText(const SimulationPage& report) {
       RiskSection(report) +
       OverK(
           report, "Cost",
-          "Stalls, restarts and repeated work of the run; of policy gradient-log also copies of "
-          "gradients "
-          "and replays.",
+          "Stalls, restarts and repeated work of the run; with policy gradient-log also gradient "
+          "copies and replays.",
           html::Unit::kSeconds, [](Row row) { return row.overhead_s; },
           [](Row row) {
             return Fixed(row.overhead_s, 1) + " s, stall " + Fixed(row.stall_s, 3) + " s";
           }) +
       "</div>\n" + DynamicSection(report) + TableSection(report) +
       "<footer>K: experts of each layer that a checkpoint saves (into memory / into storage). "
-      "Bound: the least possible largest share. Risk: tokens that are not in storage after a "
-      "checkpoint, of those that were not before it. Cost: stalls, restarts and iterations run "
-      "again, in seconds. Log: gradients. Memory: most of all nodes. "
-      "Restart: the longest, with its replay.</footer>\n</main>\n";
+      "Bound: lower bound of the largest share. Risk: share of the unsaved tokens that are still "
+      "not in storage after a checkpoint. Cost: stalls, restarts and iterations run again, in "
+      "seconds. Log: gradients. Memory: peak of all nodes together. Restart: the longest, with its "
+      "replay.</footer>\n</main>\n";
   return html::Render(document);
 }
 

@@ -23,7 +23,8 @@ Result<std::vector<std::uint32_t>> WorkersByPlace(const WorkerGrid& grid) {
   const std::uint32_t workers = Workers(grid);
   for (const auto* list : {&grid.stage, &grid.peer, &grid.node}) {
     if (list->size() != workers) {
-      return Fail(Errc::kUsage, "a grid of ", workers, " workers with places for ", list->size());
+      return Fail(Errc::kUsage, "the grid has places for ", list->size(), " workers, expected ",
+                  workers);
     }
   }
   std::vector<std::uint32_t> worker_at(workers, workers);
@@ -31,7 +32,7 @@ Result<std::vector<std::uint32_t>> WorkersByPlace(const WorkerGrid& grid) {
     const bool inside = grid.stage[i] < grid.pp && grid.peer[i] < grid.dp;
     if (!inside || worker_at[grid.stage[i] * grid.dp + grid.peer[i]] != workers) {
       return Fail(Errc::kUsage, "worker ", i, ": place ", grid.peer[i], " of stage ", grid.stage[i],
-                  (inside ? " is taken already" : " does not exist"));
+                  (inside ? " is already taken" : " does not exist"));
     }
     worker_at[grid.stage[i] * grid.dp + grid.peer[i]] = i;
   }
@@ -113,8 +114,7 @@ Result<std::vector<ComponentBytes>> ExpertsOfRanks(const ExpertMap& map, const M
   const LayerExperts experts = map.experts();
   if (ShapeOf(model.expert) != experts) {
     return Fail(Errc::kMismatch,
-                "bytes of experts: another number of MoE layers or experts than "
-                "the expert map has");
+                "the expert sizes and the expert map have different MoE layers or experts");
   }
   SW_TRY(Validate(selection, experts));
   std::vector<ComponentBytes> of_rank(map.ep);
@@ -146,10 +146,10 @@ Result<WorkerGrid> StageMajorGrid(std::uint32_t dp, std::uint32_t pp,
                                   std::uint32_t workers_per_node) {
   if (dp == 0 || pp == 0 || workers_per_node == 0) {
     return Fail(Errc::kUsage, dp, " x ", pp, " workers, ", workers_per_node,
-                " on a node: expected at least one of each");
+                " workers per node: expected at least one of each");
   }
   if (std::uint64_t{dp} * pp > limits::kRanks) {
-    return Fail(Errc::kLimit, dp, " x ", pp, " workers, at most ", limits::kRanks, " are handled");
+    return Fail(Errc::kLimit, dp, " x ", pp, " workers: expected at most ", limits::kRanks);
   }
   WorkerGrid grid{dp, pp, {}, {}, {}};
   for (std::uint32_t i = 0; i < dp * pp; ++i) {
@@ -195,7 +195,7 @@ Result<std::vector<std::uint64_t>> CopyBytes(const WorkerGrid& grid, const Exper
                                              const Keep& keep, std::uint32_t zero_stage) {
   SW_TRY_ASSIGN(const std::vector<std::uint32_t> worker_at, WorkersByPlace(grid));
   if (map.ep == 0 || grid.dp % map.ep != 0) {
-    return Fail(Errc::kUsage, grid.dp, " workers of a stage are no multiple of ", map.ep,
+    return Fail(Errc::kUsage, grid.dp, " workers per stage: expected a multiple of ", map.ep,
                 " expert-parallel ranks");
   }
   ComponentBytes rest;

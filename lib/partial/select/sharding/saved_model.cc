@@ -36,8 +36,9 @@ Result<SavedModel> SavedModelOf(const ModelBytes& model, const Keep& keep, Exper
     return Fail(Errc::kUsage, "ZeRO stage ", zero_stage, ", expected 0 to 3");
   }
   if (ShapeOf(model.expert) != map.experts()) {
-    return Fail(Errc::kMismatch, "bytes of the experts of ", model.expert.size(),
-                " MoE layers, expected those of ", map.experts().size(), " with as many experts");
+    return Fail(Errc::kMismatch, "the expert sizes are for ", model.expert.size(),
+                " MoE layers, the expert map has ", map.experts().size(),
+                ": expected the same layers and experts in both");
   }
   SavedModel saved;
   saved.map = std::move(map);

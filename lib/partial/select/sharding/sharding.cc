@@ -17,9 +17,10 @@ namespace {
 
 /// Returns the active ranks. \error kUsage, kLimit
 Result<std::vector<bool>> LiveRanks(std::uint64_t ranks, std::span<const std::uint32_t> excluded) {
-  if (ranks == 0) return Fail(Errc::kUsage, "a checkpoint is saved by at least one rank");
+  if (ranks == 0)
+    return Fail(Errc::kUsage, "expected at least one rank that saves a checkpoint, found none");
   if (ranks > limits::kRanks) {
-    return Fail(Errc::kLimit, ranks, " ranks, at most ", limits::kRanks, " are handled");
+    return Fail(Errc::kLimit, "expected at most ", limits::kRanks, " ranks, found ", ranks);
   }
   std::vector<bool> live(ranks, true);
   for (std::uint32_t rank : excluded) {
@@ -64,7 +65,7 @@ Result<std::vector<ShardPiece>> Split(std::span<const std::uint64_t> module_byte
     const std::uint64_t count = whole ? 1 : CeilDiv(bytes, split_above);
     if (count > limits::kRanks * 16 - pieces.size()) {
       return Fail(Errc::kLimit, "non-expert module ", i, ": ", bytes,
-                  " bytes in pieces of at most ", split_above, " are too many pieces");
+                  " bytes need too many pieces of at most ", split_above, " bytes");
     }
     std::uint64_t first = 0;
     for (std::uint64_t j = 0; j < count; ++j) {
@@ -135,8 +136,7 @@ Status ValidateBytes(const ExpertMap& map, const PerExpert<ExpertBytes>& expert_
                      const Counts& kept_bytes) {
   if (ShapeOf(expert_bytes) != map.experts()) {
     return Fail(Errc::kMismatch,
-                "bytes of experts: another number of MoE layers or experts than "
-                "the expert map has");
+                "the expert sizes and the expert map have different MoE layers or experts");
   }
   if (kept_bytes.empty()) return {};
   return ValidateShape(kept_bytes, map.experts(), "kept bytes");
@@ -166,7 +166,7 @@ Result<std::vector<std::uint64_t>> ExpertLoad(const ExpertMap& map,
 
 Status Validate(const SaveRanks& ranks, std::uint32_t ep) {
   if (ep == 0 || ranks.dp % ep != 0) {
-    return Fail(Errc::kUsage, ranks.dp, " data-parallel ranks are no multiple of ", ep,
+    return Fail(Errc::kUsage, ranks.dp, " data-parallel ranks: expected a multiple of ", ep,
                 " expert-parallel ranks");
   }
   SW_TRY(LiveRanks(ranks.dp, ranks.excluded));
@@ -260,7 +260,7 @@ Result<SavePlan> PlanSave(const ExpertMap& map, const Selection& selection,
     plan.start = plan.rank_bytes;
   }
   if (plan.start.size() != ranks.dp) {
-    return Fail(Errc::kMismatch, "start loads of ", plan.start.size(), " ranks, expected ",
+    return Fail(Errc::kMismatch, "initial loads of ", plan.start.size(), " ranks, expected ",
                 ranks.dp);
   }
   SW_TRY_ASSIGN(plan.nonexpert,

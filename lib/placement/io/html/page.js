@@ -284,7 +284,7 @@ function drawAgeing() {
   if (D.ageing.length < 2) return;
   const points = D.ageing.map((p) => ({ x: p.iteration, after: p.after, before: p.before === null ? undefined : p.before }));
   const names = [{ key: "before", color: "--before" }, { key: "after", color: "--after" }];
-  ageingTip.text = drawLines($("ageing"), points, names, "iteration of the loads", (p) =>
+  ageingTip.text = drawLines($("ageing"), points, names, "iteration of the token counts", (p) =>
     `iteration ${p.x}\n` + (p.before === undefined ? "" : `before ${fixed(p.before, 3)}\n`) + `after ${fixed(p.after, 3)}`);
 }
 const ageingTip = { text: () => "" };
@@ -421,7 +421,7 @@ function fillTable() {
 function fillTexts() {
   document.title = $("title").textContent = `Expert placement: ${D.strategy}`;
   $("facts").textContent = `${D.metrics.length} layers of ${D.experts} experts on ${D.nodes.length} nodes with ` +
-    `${device.length} GPUs, ${count(D.after_begin[device.length])} slots per layer. Loads: ${D.loads_name}` +
+    `${device.length} GPUs, ${count(D.after_begin[device.length])} slots per layer. Token counts: ${D.loads_name}` +
     (D.iteration === null ? "" : `, iteration ${D.iteration}`) + ".";
   const tile = (name, value, note) => {
     const node = make("div", { class: "tile" });
@@ -432,7 +432,7 @@ function fillTexts() {
     (D.total.before === null ? "" : `${D.before_name}: ${fixed(D.total.before, 3)}; `) + `bound ${fixed(D.total.bound, 3)}`);
   const p = D.survival[0].p, certain = D.total.certain;
   tile("Survives any", certain < 0 ? "nothing" : plural(certain),
-    p[certain + 1] === undefined ? "all that were looked at" : `${plural(certain + 1)}: ${percent(p[certain + 1])}`);
+    p[certain + 1] === undefined ? "largest number computed" : `${plural(certain + 1)}: ${percent(p[certain + 1])}`);
   tile("Tokens that leave their node", percent(D.total.leave), `${percent(D.total.leave_least)} if near replicas come first`);
   if (D.migration) {
     tile("Moves from the old plan", count(D.migration.transfers),

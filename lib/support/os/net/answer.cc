@@ -41,7 +41,7 @@ Result<std::uint64_t> ParseNumber(std::string_view word, std::uint64_t most,
   std::uint64_t number = 0;
   const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), number);
   if (word.empty() || error != std::errc() || end != word.data() + word.size()) {
-    return Fail(Errc::kBadInput, what, ": no number");
+    return Fail(Errc::kBadInput, what, ": number expected, found ", Quoted(word));
   }
   if (number > most) {
     return Fail(Errc::kBadInput, what, ": ", number, " is above ", most);
@@ -71,7 +71,7 @@ Result<std::string> ReceiveAnswer(Connection& connection, std::string_view who) 
       return Fail(CodeOf(*code), connection.name() + ": " + line->substr(space + 1));
     }
   }
-  return Fail(Errc::kBadInput, connection.name(), ": no answer of ", who);
+  return Fail(Errc::kBadInput, connection.name(), ": unexpected answer from ", who);
 }
 
 }  // namespace shardwright::os

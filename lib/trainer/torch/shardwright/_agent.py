@@ -65,7 +65,7 @@ class Connection:
 
     address: unix:PATH.
     patience: seconds to wait for a reply.
-    user: name or number of another user whose agent is accepted. Default: only agents of this process's user and of root.
+    user: name or number of a user: accept this user's agent. Default: only agents of this process's user and of root.
 
     Raises UnsupportedError for other addresses, NotFoundError if nothing listens, and MismatchError, before it sends anything, if
     a process of another user listens.
@@ -75,7 +75,7 @@ class Connection:
         address = expanded(address)
         kind, _, path = address.partition(":")
         if kind != "unix" or not path:
-            raise Error(UNSUPPORTED, f"{address}: an agent behind a socket file expected, unix:PATH")
+            raise Error(UNSUPPORTED, f"{address}: unix:PATH of an agent's socket file expected")
         self._address = address
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._socket.settimeout(patience)
@@ -92,14 +92,14 @@ class Connection:
             raise
 
     def _check_user(self, user: int | None) -> None:
-        """Applies the rule of CheckPeer in lib/support/os/socket.cc."""
+        """Applies the rule of CheckPeer in lib/support/base/peer.cc."""
         raw = self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize(CREDENTIALS))
         self.user: int = struct.unpack(CREDENTIALS, raw)[1]
         mine = os.geteuid()
         if self.user not in (mine, 0, user):
             expected = "user 0" if mine == 0 else f"user {mine} or root"
-            raise Error(MISMATCH, f"{self._address}: {expected} expected at the other end, found user {self.user}; if you trust "
-                                  f"that user with this run, name it: trust_user={self.user}")
+            raise Error(MISMATCH, f"{self._address}: an agent of {expected} expected, found user {self.user}; if you trust that "
+                                  f"user with this run, pass trust_user={self.user}")
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
@@ -149,7 +149,7 @@ class Connection:
             return line[3:]
         if words[0] == "error" and len(words) == 3 and words[1].isdigit():
             raise Error(int(words[1]), f"{self._address}: {words[2]}")
-        raise Error(BAD_INPUT, f"{self._address}: no answer of an agent: {line[:80]!r}")
+        raise Error(BAD_INPUT, f"{self._address}: an agent's reply expected, found {line[:80]!r}")
 
     def text(self) -> str:
         """Waits for a reply that is the length of a text, and returns the text. Raises like answer()."""
@@ -157,7 +157,7 @@ class Connection:
         if not size.isdigit():
             raise Error(BAD_INPUT, f"{self._address}: a length expected, found {size[:80]!r}")
         if int(size) > TEXT:
-            raise Error(BAD_INPUT, f"{self._address}: a text of {size} bytes, at most {TEXT} are expected")
+            raise Error(BAD_INPUT, f"{self._address}: a text of {size} bytes, at most {TEXT} are accepted")
         while len(self._ahead) < int(size):
             self._receive("the end of a text")
         return self._take(int(size))
@@ -184,7 +184,7 @@ class Connection:
         except OSError as error:
             raise Error(IO, f"{self._address}: {error.strerror or error}") from error
         if not more:
-            raise Error(IO, f"{self._address}: closed before {what}")
+            raise Error(IO, f"{self._address}: the connection was closed before {what}")
         self._ahead += more
 
     def _take(self, count: int) -> str:

@@ -22,7 +22,7 @@ START = 60  # seconds until a new agent must listen
 # Prefixes of launcher variables. The agent starts without them, because it is not a rank of the trainer's job.
 LAUNCHERS = ("OMPI_", "PMI_", "PMIX_", "SLURM_PROCID", "SLURM_MPI_TYPE")
 SHARED_MEMORY = "/dev/shm"
-HOW = "its owner or root can remove it; else start pec-save agent elsewhere and give agent="
+HOW = "ask its owner or root to remove it, or start pec-save agent at another address and pass agent="
 
 
 class OwnAgent:
@@ -43,7 +43,7 @@ class OwnAgent:
         self.address = f"unix:{os.path.join(self._runtime, 'agent.sock')}"
         program = shutil.which(command)
         if program is None:
-            raise Error(NOT_FOUND, f"{command}: no such program; say where pec-save is with command=, or give agent=")
+            raise Error(NOT_FOUND, f"{command}: the program does not exist; pass the path of pec-save as command=, or pass agent=")
         self._words = [program, "agent", self.folder, store, "--listen", self.address, *map(str, flags)]
 
     def start(self) -> None:
@@ -101,7 +101,7 @@ class OwnAgent:
         with contextlib.suppress(OSError, ValueError), _open_in(runtime, "agent.json", os.O_RDONLY) as file:
             words = list(map(str, json.load(file)))
         if words != self._words:
-            raise Error(MISMATCH, f"{self.address}: was started as {' '.join(words)!r}, asked for is {' '.join(self._words)!r}; "
+            raise Error(MISMATCH, f"{self.address}: the agent was started as {' '.join(words)!r}, expected {' '.join(self._words)!r}; "
                                   "stop it with pec-save tell ... stop")
 
     def _answers(self) -> bool:

@@ -23,8 +23,8 @@ class ExtraCapacity:
         ...
         extra.step()                                         # after each optimizer step
 
-    The addition is at most a tenth of the expert's capacity, and at most its share of what other experts of its device leave
-    unused. Local: no method is collective.
+    The addition is at most a tenth of the expert's capacity, and at most its share of the capacity that other experts of its
+    device leave unused. Local: no method is collective.
 
     Args:
         loaded: the result of shardwright.load, or its attribute `restored`. If no tokens were lost or counted, capacities do not
@@ -46,7 +46,7 @@ class ExtraCapacity:
 
     def __init__(self, loaded: Loaded | Restored | None, devices: int, ranks: int = 1, rank: int = 0) -> None:
         if not 0 <= rank < ranks:
-            raise Error(USAGE, f"rank={rank} of ranks={ranks}")
+            raise Error(USAGE, f"rank={rank}: a number from 0 to {ranks - 1} expected, since ranks={ranks}")
         restored: Any = getattr(loaded, "restored", loaded) or {}
         lost = (restored.get("loss") or {}).get("lost_by_expert", [])
         self._devices = devices

@@ -69,19 +69,19 @@ class DeepSpeedTrainer:
     def _refuse(self) -> None:
         engine = self.engine
         if type(engine).__name__ == "PipelineEngine":
-            raise Error(UNSUPPORTED, "a pipeline engine of DeepSpeed: convert with ucp-load and use load_checkpoint")
+            raise Error(UNSUPPORTED, "DeepSpeed's pipeline engine is not supported; convert with ucp-load and use load_checkpoint")
         if getattr(engine, "mp_world_size", 1) > 1:
-            raise Error(UNSUPPORTED, f"tensor parallelism of {engine.mp_world_size} ranks in DeepSpeed: its parameters do "
-                                     "not say how they are cut; convert with ucp-load and use load_checkpoint")
+            raise Error(UNSUPPORTED, f"DeepSpeed's tensor parallelism over {engine.mp_world_size} ranks is not supported, because its "
+                                     "parameters do not record how they are sharded; convert with ucp-load and use load_checkpoint")
         if self.stage == 3 and self.optimizer is not None and not hasattr(self.optimizer, "fp32_partitioned_groups_flat"):
-            raise Error(UNSUPPORTED, f"stage 3 with {type(self.optimizer).__name__} in place of an optimizer")
+            raise Error(UNSUPPORTED, f"DeepSpeed stage 3 with {type(self.optimizer).__name__} as its optimizer is not supported")
         if self.stage == 3 and self._on_nvme():
-            raise Error(UNSUPPORTED, "offload to NVMe")
+            raise Error(UNSUPPORTED, "offload to NVMe is not supported")
         if self.stage == 3 and any(getattr(param, "ds_secondary_tensor", None) is not None
                                    for param in self.model.parameters()):
-            raise Error(UNSUPPORTED, "secondary partitions of parameters (zero_hpz_partition_size)")
+            raise Error(UNSUPPORTED, "secondary partitions of parameters (zero_hpz_partition_size) are not supported")
         if type(self.optimizer).__name__ == "MiCS_Optimizer":
-            raise Error(UNSUPPORTED, "MiCS")
+            raise Error(UNSUPPORTED, "MiCS is not supported")
 
     def _on_nvme(self) -> bool:
         """Stage 3: returns true if parameters or states are offloaded to files."""
@@ -144,7 +144,7 @@ class DeepSpeedTrainer:
                 for master, param in zip(masters, group):
                     yield master, [(param, 0, param.numel(), 0)]
         else:
-            raise Error(UNSUPPORTED, f"optimizer {type(own).__name__} of DeepSpeed")
+            raise Error(UNSUPPORTED, f"DeepSpeed's optimizer {type(own).__name__} is not supported")
 
     def _shape(self, param: Any) -> tuple[int, ...]:
         return tuple(param.ds_shape if self.stage == 3 else param.shape)
@@ -261,7 +261,7 @@ class DeepSpeedTrainer:
         engine.skipped_steps = kept.get("skipped_steps", 0)
         if engine.lr_scheduler is not None:
             if kept.get("lr_scheduler") is None:
-                self.not_set.append("the learning rate scheduler: the checkpoint has nothing for it")
+                self.not_set.append("the learning rate scheduler: the checkpoint has no state for it")
             else:
                 engine.lr_scheduler.load_state_dict(kept["lr_scheduler"])
         self.client_state = {key: value for key, value in kept.items() if key not in ENGINE_KEYS}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Layers of replicated experts: sends tokens to replicas and back, copies parameters, and sums gradients."""
+"""Layers of replicated experts: sends tokens to replicas and back, copies parameters, and adds gradients."""
 
 from __future__ import annotations
 
@@ -50,17 +50,17 @@ class Dispatched:
 class ReplicatedExperts:
     """A layer of experts that are placed on ranks by a plan.
 
-    Sends tokens to the replicas of their experts and back, and sums the gradients of replicas. Collective, like all methods except
+    Sends tokens to the replicas of their experts and back, and adds the gradients of replicas. Collective, like all methods except
     close and calibrate. Every rank must call backward(), even if it received no tokens.
 
     Args:
         plan: a plan of moe-replace from ExpertPlan.read, for the ranks of the group.
         layer: number of the layer in the plan.
-        parameters: {expert: its tensors}, for the experts whose state this rank has. All experts have the same number of tensors,
+        parameters: {expert: its tensors}, for the experts with state on this rank. All experts have the same number of tensors,
             with the same shapes, in the same order.
         group: process group of the ranks. Default: all ranks.
         rule: how tokens are shared among replicas. "capacity": equal shares, and a rank's own tokens first. "proportional": the
-            same, and the remaining tokens in proportion to what is left of the shares. "topology": the rank itself, otherwise
+            same, and the remaining tokens in proportion to the rest of the shares. "topology": the rank itself, otherwise
             ranks of its node, otherwise all ranks.
 
     Attributes:
@@ -89,7 +89,7 @@ class ReplicatedExperts:
 
         def check() -> tuple[Any, ...]:
             if plan.ranks != self._ranks.size:
-                raise Error(MISMATCH, f"{plan.path}: a plan for {plan.ranks} ranks, the group has {self._ranks.size}")
+                raise Error(MISMATCH, f"{plan.path}: the plan is for {plan.ranks} ranks, but the process group has {self._ranks.size}")
             if rule not in RULES:
                 raise Error(USAGE, f'rule: {", ".join(RULES)} expected, found "{rule}"')
             self.holders, self.owner, state = plan.holders(layer), plan.owner(layer), plan.state(layer)
@@ -105,7 +105,7 @@ class ReplicatedExperts:
                 raise Error(MISMATCH, f"rank {rank} has plan {other[0][:16]} layer {other[1]} rule {other[2]}, rank 0 plan "
                                       f"{found[0][0][:16]} layer {found[0][1]} rule {found[0][2]}")
             if not other[3]:
-                raise Error(USAGE, f"{plan.path}: layer {layer}: rank {rank} holds no expert: it cannot tell their form")
+                raise Error(USAGE, f"{plan.path}: layer {layer}: rank {rank} holds no expert, so the shapes of its parameters are unknown")
         self._example = next(iter(self.parameters.values()))
         self._sparse = SparseCollectives(self._example, self._ranks)
         self._replicas = torch.zeros(plan.experts, plan.ranks, dtype=torch.int64, device="cpu")
@@ -157,7 +157,7 @@ class ReplicatedExperts:
             raise Error(int(table[rank, 0]), texts[rank], rank)
         if tokens is not None and (table[:, 1:3] != table[0, 1:3]).any():
             forms = [f"{TYPES[dtype]}".removeprefix("torch.") + f"[...][{hidden}]" for hidden, dtype in table[:, 1:3].tolist()]
-            raise Error(MISMATCH, f"tokens: ranks have {', '.join(forms)}")
+            raise Error(MISMATCH, f"tokens: ranks have different types or sizes: {', '.join(forms)}")
         return table[:, 3:].t().contiguous()
 
     def dispatch(self, tokens: torch.Tensor, chosen: torch.Tensor, loads: torch.Tensor | None = None,
@@ -213,7 +213,7 @@ class ReplicatedExperts:
         Documentation: docs/experts.md#tokens
         """
         if rows.dim() != 2 or rows.shape[0] != len(dispatched._arrange):
-            raise Error(USAGE, f"rows: {len(dispatched._arrange)} expected, as of dispatch, found shape {list(rows.shape)}")
+            raise Error(USAGE, f"rows: the {len(dispatched._arrange)} rows of dispatch expected, found shape {list(rows.shape)}")
         back = compute("unpack_tokens", rows.contiguous(), dispatched._arrange, None)
         arrived, _ = _Exchange.apply(back, dispatched._thread, dispatched._received, dispatched._sent, self._ranks)
         return compute("unpack_tokens", arrived, dispatched._place, weights.to(sum_type(rows.dtype)).contiguous())
@@ -368,12 +368,12 @@ def _gradient(parameter: torch.Tensor) -> torch.Tensor:
 def _matrix(holders: Sequence[Sequence[int]], plan: ExpertPlan) -> torch.Tensor:
     """Converts the ranks of each expert to numbers of replicas, [expert][rank]. Raises UsageError."""
     if len(holders) != plan.experts:
-        raise Error(USAGE, f"holders: of {len(holders)} experts, the plan has {plan.experts}")
+        raise Error(USAGE, f"holders: lists for {len(holders)} experts, but the plan has {plan.experts}")
     replicas = torch.zeros(plan.experts, plan.ranks, dtype=torch.int64, device="cpu")
     for expert, ranks in enumerate(holders):
         for rank in ranks:
             if not 0 <= rank < plan.ranks:
-                raise Error(USAGE, f"holders: expert {expert}: rank {rank} of {plan.ranks}")
+                raise Error(USAGE, f"holders: expert {expert}: a rank below {plan.ranks} expected, found {rank}")
             replicas[expert, rank] = 1
     return replicas
 
@@ -385,4 +385,4 @@ def _check_tokens(tokens: torch.Tensor, chosen: torch.Tensor) -> None:
     if tokens.dtype not in TYPES:
         raise Error(USAGE, f"tokens: float64, float32, float16 or bfloat16 expected, found {tokens.dtype}")
     if tokens.device != chosen.device:
-        raise Error(USAGE, f"tokens: on device {tokens.device}, the gate's decisions on {chosen.device}")
+        raise Error(USAGE, f"tokens: are on device {tokens.device}, but the gate's decisions are on {chosen.device}")

@@ -58,7 +58,7 @@ class _Pickler(pickle.Pickler):
     def _storage(self, tensor: torch.Tensor) -> _Storage:
         if tensor.device.type == "meta" or tensor.layout != torch.strided or tensor.dtype not in KINDS:
             raise Error(UNSUPPORTED, f"a tensor of shape {tuple(tensor.shape)} on {tensor.device}, {tensor.layout}, "
-                                     f"{tensor.dtype}: only plain tensors are handed over")
+                                     f"{tensor.dtype}: only plain tensors are supported")
         key = (tensor.data_ptr(), tensor.numel(), tensor.dtype, tensor.is_contiguous() or tuple(tensor.stride()))
         if tensor.numel() == 0:
             key = (id(tensor),)
@@ -86,7 +86,7 @@ class Part(NamedTuple):
 
 
 class SparseFile:
-    """A torch.save file whose tensors are in this process. They must not change until the requested byte ranges are written."""
+    """A torch.save file with tensors in this process. They must not change until the requested byte ranges are written."""
 
     def __init__(self, path: str, value: Any) -> None:
         self.path = path
@@ -117,7 +117,7 @@ class SparseFile:
         """Returns the parts of tensors in byte ranges of the file: (first byte, number of bytes), ascending and disjoint. Raises
         CorruptInputError for ranges outside of the tensors."""
         if ranges and not self._first <= ranges[0][0] <= sum(ranges[-1]) <= self._size:
-            raise Error(BAD_INPUT, f"{self.path}: bytes {ranges[0][0]} to {sum(ranges[-1])} are asked for, tensors lie from "
+            raise Error(BAD_INPUT, f"{self.path}: bytes {ranges[0][0]} to {sum(ranges[-1])} requested, but tensors are at "
                                    f"{self._first} to {self._size}")
         found, at = [], 0
         for first, count in ranges:

@@ -72,7 +72,7 @@ class Group:
                 if time.monotonic() < end - 0.1:  # a rank has ended
                     raise Error(IO, f"process group: {str(error).splitlines()[0]}") from error
                 raise Error(USAGE, f"{what}: rank {self.rank} has waited {seconds:g} s, and {other} has not called it: all ranks of "
-                                   "the process group have to call it (deadline= sets how long they wait)") from error
+                                   "the process group must call it (deadline= sets how long they wait)") from error
 
         if self.size == 1:
             return

@@ -33,7 +33,7 @@ class IdleTimes:
         agent: address of the agent of this rank, unix:PATH.
         rank: default: the rank in torch.distributed, or 0 without it.
         strict: raise an error if no agent accepts the reports. False: print a warning, and let check() try again.
-        trust_user: name or number of a user whose agent is accepted, in addition to those of the user of this process and of root.
+        trust_user: name or number of a user: accept its agent, in addition to those of the user of this process and of root.
 
     Raises:
         Error, with strict=True: NotFoundError if no agent listens, MismatchError if the agent belongs to another user,
@@ -56,7 +56,7 @@ class IdleTimes:
         except Error as error:
             if strict:
                 raise
-            warnings.warn(f"idle times are not told: {error}", stacklevel=3)
+            warnings.warn(f"idle times are not reported: {error}", stacklevel=3)
 
     def begin(self) -> None:
         """Marks the begin of an idle interval. Local."""
@@ -107,10 +107,10 @@ class IdleTimes:
                 reply = agent.answer()
             except Error as error:
                 if error.code == USAGE:
-                    raise Error(UNSUPPORTED, f"{self._address}: an agent of an older version, which knows of no idle times") from error
+                    raise Error(UNSUPPORTED, f"{self._address}: the agent is too old for idle times; start one of this version") from error
                 raise
             if not reply.isdigit() or not 0 < int(reply) <= MOST:
-                raise Error(BAD_INPUT, f"{self._address}: a number of marks expected, found {reply[:80]!r}")
+                raise Error(BAD_INPUT, f"{self._address}: the capacity for idle intervals expected, found {reply[:80]!r}")
             memory = SharedMemory("shardwright-idle", (int(reply) + 1) * WORD)
             try:
                 words: Any = memoryview(memory.map).cast("Q")

@@ -48,7 +48,7 @@ class Loaded(int):
         restored: for a store, the result of `pec-restore --json`: the iteration, the version of each expert, lost tokens.
             None for other sources.
 
-    Documentation: docs/live.md#what-a-load-sets
+    Documentation: docs/live.md#restored-state
     """
 
     missing: list[str]
@@ -117,7 +117,7 @@ def load(target: Trainer, source: Source, *, strict: bool = True, verify: bool =
         group: process group of the ranks that have the tensors. Default: all ranks.
         agents, lost_unreachable, at, read_only: for a store, like --agents (at socket files), --lost-nodes unreachable, --at and
             --read-only of pec-restore.
-        trust_user: name or number of a user whose agents and shared-memory caches are accepted, in addition to those of the
+        trust_user: name or number of a user: accept this user's agents and shared-memory caches, in addition to those of the
             user of this process and of root.
         begin: for a store, accept a run that has no checkpoint yet. Then nothing is loaded, the result is 0 and
             `restored["iteration"]` is None. Like --allow-empty --begin of pec-restore.

@@ -7,7 +7,6 @@ import contextlib
 import json
 import platform
 import socket
-import time
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -15,31 +14,19 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ._agent import Connection, SharedMemory
+from ._agent import Connection
 from ._deepspeed import DeepSpeedTrainer
-from ._errors import BAD_INPUT, MISMATCH, UNSUPPORTED, USAGE, Error
+from ._errors import MISMATCH, UNSUPPORTED, USAGE, Error
 from ._group import Group
 from ._library import call, size_of
 from ._load import trainer_of
+from ._parameter_ranges import Piece, check_cover, share_of
 from ._square_roots import square_roots
+from ._submission import ITEM, GradientMemory, Submission
 from ._types import Trainer, User
 
-PATIENCE = 120  # seconds that training waits for an agent that is behind, before the log ends
 CHOICES = {"DEFAULT": False, "AVX2": True, "AVX512": True}  # torch's CPU kernels; true: a multiply-add rounds once (FMA)
 PLACES = 8  # largest number of steps that the agent may be behind
-ITEM = 4  # bytes of float32
-
-# A range of an expert's parameter on a rank: parameter name, its number of elements, first element in the parameter, first element
-# in the optimizer's tensor, number of elements.
-Piece = tuple[str, int, int, int, int]
-
-
-class _Memory(SharedMemory):
-    """Shared memory for gradients or square roots, which an agent reads."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__("shardwright-gradients", size)
-        self.floats = torch.frombuffer(self.map, dtype=torch.float32)
 
 
 class _Tensor:
@@ -50,71 +37,10 @@ class _Tensor:
         self.count = 0.0  # step count at the last submission
 
 
-class _Submission:
-    """This rank's connection to the agent, and their shared memory. The memory is divided into places, one for each step."""
-
-    def __init__(self, address: str, user: int | str | None, writer: int, description: dict[str, Any], place_bytes: int,
-                 places: int) -> None:
-        self.place_bytes, self._places = place_bytes, places
-        self.free = list(range(places))
-        self.waited = 0.0
-        self.behind = 0  # steps that the agent has not acknowledged
-        self.memory = _Memory(places * place_bytes)
-        try:
-            text = json.dumps(description | {"places": places, "place_bytes": place_bytes})
-            self.agent = Connection(address, PATIENCE, user=user)
-            self.agent.send(f"gradients {writer} {len(text.encode())}")
-            self.agent.send_text(text)
-            self.agent.answer()
-            self.agent.send_descriptor(self.memory.descriptor)
-            self.agent.answer()
-        except BaseException:
-            self.close()
-            raise
-
-    def take(self) -> int:
-        """Returns a free place, and waits for one if necessary. Prefers the lowest, so that few memory pages are used."""
-        while self.behind and (not self.free or self.agent.readable()):
-            start = time.monotonic()
-            self._take_answer()
-            self.waited += time.monotonic() - start
-        return self.free.pop(0)
-
-    def place(self, number: int) -> torch.Tensor:
-        """Returns the memory of a place."""
-        count = self.place_bytes // ITEM
-        return self.memory.floats[number * count:(number + 1) * count]
-
-    def send(self, iteration: int, place: int, steps: str) -> None:
-        """Submits the gradients in a place. steps: JSON list of the steps that used them."""
-        self.agent.send(f"step {iteration} {place} {len(steps.encode())}")
-        self.agent.send_text(steps)
-        self.behind += 1
-
-    def drain(self) -> None:
-        """Waits until the agent has logged everything."""
-        while self.behind:
-            self._take_answer()
-
-    def close(self) -> None:
-        if hasattr(self, "agent"):
-            self.agent.close()
-        self.memory.close()
-
-    def _take_answer(self) -> None:
-        words = self.agent.answer().split(" ")
-        place = int(words[1]) if len(words) == 3 and words[1].isdigit() else self._places
-        if place >= self._places or place in self.free:
-            raise Error(BAD_INPUT, f"an agent's answer to gradients: iteration, place in use and bytes expected, found {words!r}")
-        self.behind -= 1
-        self.free.append(place)
-        self.free.sort()
-
-
 class GradientLog:
     """Submits the gradients of experts that a trainer's optimizer has used to an agent, step by step. A restore can then replay the
-    steps exactly. PartialCheckpoints with lossless=True creates such a log. Use this class for trainers whose checkpoints reach the
-    agent in other ways.
+    steps exactly. PartialCheckpoints with lossless=True creates such a log. Use this class if the checkpoints reach the agent in
+    other ways.
 
         log = shardwright.GradientLog((model, optimizer), "unix:/run/user/1/pec.sock")
         log.begin(step)      # the agent or its store has a checkpoint, and the trainer is in this or a later state
@@ -134,7 +60,7 @@ class GradientLog:
         memory: limit of the memory that a rank shares with the agent, in bytes or as text such as "1.5GB". It limits how many
             steps the agent may be behind. Two steps always fit.
         group: process group of the ranks. Default: all ranks.
-        trust_user: name or number of a user whose agent is accepted, in addition to those of the user of this process and of root.
+        trust_user: name or number of a user: accept its agent, in addition to those of the user of this process and of root.
 
     Attributes:
         active: true while gradients are submitted.
@@ -161,7 +87,7 @@ class GradientLog:
         self._optimizer: Any = self._trainer.optimizer
         if isinstance(self._trainer, DeepSpeedTrainer):
             self._optimizer = self._trainer.base
-        self._over: _Submission | None = None
+        self._over: Submission | None = None
         self._tensors: dict[int, _Tensor] = {}
         self._last = 0
         self._place: int | None = None
@@ -203,13 +129,13 @@ class GradientLog:
         self.end()
         engine = getattr(self._trainer, "engine", None)
         if iteration is None and engine is None:
-            raise Error(USAGE, "begin(iteration): the number of steps that the run has made")
+            raise Error(USAGE, "begin(): pass iteration, the number of steps that the run has made")
         self._last = engine.global_steps if iteration is None else iteration
         where = self._ranks.gather((socket.gethostname(), self._agent))
         lead = where.index(where[self._ranks.rank])  # this rank asks for all ranks of its machine
         experts, roots = self._ranks.agree(lambda: self._ask() if lead == self._ranks.rank else None)[lead]
         pieces = self._ranks.agree(lambda: self._pieces({name: elems for _, name, elems in experts["params"]}))
-        self._ranks.agree(lambda: _check_cover(experts["params"], pieces))
+        self._ranks.agree(lambda: check_cover(experts["params"], pieces))
         self._roots = roots
         try:
             self._ranks.agree(lambda: self._connect(experts, pieces[self._ranks.rank]))
@@ -236,14 +162,14 @@ class GradientLog:
             if self._wrong is not None:
                 raise Error(USAGE, self._wrong)
             if iteration != self._last + 1:
-                raise Error(USAGE, f"step {iteration} after {self._last}: every step of the optimizer has to be told")
+                raise Error(USAGE, f"step {iteration} after {self._last}: call step() after every optimizer step")
             self._last = iteration
             if self._over is not None:
                 self._submit(iteration)
             return True
         except Exception as error:  # not raised, as in _after
             self.end()
-            warnings.warn(f"the log of gradients ends before iteration {iteration}: {error}", stacklevel=2)
+            warnings.warn(f"the gradient log ends before iteration {iteration}: {error}", stacklevel=2)
             return False
 
     def end(self) -> None:
@@ -284,24 +210,24 @@ class GradientLog:
         optimizer = self._optimizer
         kind = type(optimizer)
         if kind.__name__ == "DeepSpeedCPUAdam" or not kind.__module__.startswith("torch.optim"):
-            raise Error(UNSUPPORTED, f"optimizer {kind.__module__}.{kind.__name__}: its steps cannot be made again bit for bit; "
-                                     "with DeepSpeed, give an optimizer of torch.optim, or \"torch_adam\": true")
+            raise Error(UNSUPPORTED, f"optimizer {kind.__module__}.{kind.__name__}: its steps cannot be replayed exactly; "
+                                     "with DeepSpeed, pass an optimizer of torch.optim, or set \"torch_adam\": true")
         if isinstance(self._trainer, DeepSpeedTrainer) and self._trainer.stage not in (1, 2):
-            raise Error(UNSUPPORTED, f"stage {self._trainer.stage} of DeepSpeed: gradients of stages 1 and 2 are logged")
+            raise Error(UNSUPPORTED, f"DeepSpeed stage {self._trainer.stage}: only gradients of stages 1 and 2 can be logged")
         if getattr(self._trainer.optimizer, "cpu_offload", False):
-            raise Error(UNSUPPORTED, "offload of the optimizer (ZeRO-Offload): gradients of optimizers in place are logged")
+            raise Error(UNSUPPORTED, "an offloaded optimizer (ZeRO-Offload) is not supported by the gradient log")
         capability = torch.backends.cpu.get_cpu_capability()
         if platform.machine() != "x86_64" or capability not in CHOICES:
-            raise Error(UNSUPPORTED, f"kernels of torch for {platform.machine()} {capability}: only those of x86-64 are known")
+            raise Error(UNSUPPORTED, f"torch's kernels for {platform.machine()} {capability}: only those for x86-64 can be replayed exactly")
         if (torch.full((1,), 1e-39, device="cpu") * 1).item() == 0:
-            raise Error(UNSUPPORTED, "torch.set_flush_denormal(True): steps are made again with denormals")
+            raise Error(UNSUPPORTED, "torch.set_flush_denormal(True): steps cannot be replayed exactly; leave denormals on")
         for group in optimizer.param_groups:
             call("check_step", self._options_of(group))
             for param in group["params"]:
                 local = getattr(param, "_local_tensor", param)
                 if local.device.type != "cpu" or local.dtype != torch.float32:
-                    raise Error(UNSUPPORTED, f"a tensor of the optimizer of shape {tuple(param.shape)}, {local.dtype} on "
-                                             f"{local.device}: steps in float32 on the CPU are made again bit for bit")
+                    raise Error(UNSUPPORTED, f"an optimizer tensor of shape {tuple(param.shape)} is {local.dtype} on {local.device}: only "
+                                             "steps in float32 on the CPU can be replayed exactly")
 
     def _options_of(self, group: dict[str, Any]) -> dict[str, Any]:
         """Returns the options of an optimizer group in the form of lib/partial/optimizer_steps."""
@@ -317,8 +243,7 @@ class GradientLog:
     def _number(self, value: Any) -> float:
         if isinstance(value, (int, float)):
             return float(value)
-        raise Error(UNSUPPORTED, f"an option of {type(self._optimizer).__name__} that is a {type(value).__name__}: numbers are "
-                                 "expected")
+        raise Error(UNSUPPORTED, f"options of {type(self._optimizer).__name__}: a number expected, found a {type(value).__name__}")
 
     def _ask(self) -> tuple[dict[str, Any], str | None]:
         """Requests the experts of the agent's model, and submits this machine's table of square roots. Returns the experts, and the
@@ -327,7 +252,7 @@ class GradientLog:
             agent.send("experts")
             experts = agent.json()
             roots, last = square_roots()
-            memory = _Memory(roots.numel() * ITEM)
+            memory = GradientMemory(roots.numel() * ITEM)
             try:
                 memory.floats.copy_(roots)
                 agent.send(f"roots {last}")
@@ -349,7 +274,7 @@ class GradientLog:
                 if name not in elems:
                     continue
                 if whole != elems[name]:
-                    raise Error(MISMATCH, f'"{name}": {whole} elements, the agent\'s model has {elems[name]}')
+                    raise Error(MISMATCH, f'"{name}": has {whole} elements, in the agent\'s model {elems[name]}')
                 pieces.append((name, whole, first, place, count))
             if pieces:
                 found.append((numbers[id(tensor)], sorted(pieces, key=lambda piece: piece[3])))
@@ -367,7 +292,7 @@ class GradientLog:
                 yield flat, [(names[id(param)], param.numel(), first, place, count) for param, place, count, first in places]
             return
         for param in self._params():
-            share = _share_of(param, names[id(param)], self._ranks.rank)
+            share = share_of(param, names[id(param)], self._ranks.rank)
             if share is not None:
                 yield param, [(names[id(param)], param.numel(), share[0], 0, share[1])]
 
@@ -399,7 +324,7 @@ class GradientLog:
                        "modules": [{"name": name, "pieces": found} for name, found in modules.items() if found]}
         size = -(-end * ITEM // 4096) * 4096
         places = max(2, min(PLACES, self._memory // size))
-        self._over = _Submission(self._agent, self._user, self._ranks.rank, description, size, places)
+        self._over = Submission(self._agent, self._user, self._ranks.rank, description, size, places)
 
     # In each step.
 
@@ -429,10 +354,10 @@ class GradientLog:
         """Copies a gradient into the current place, and records the step that used it."""
         assert self._over is not None and param.grad is not None
         if tensor.number in self._used:
-            raise Error(USAGE, "the optimizer has made two steps, of which step() was told one")
+            raise Error(USAGE, "the optimizer has made two steps since the last call of step(); call step() after each of them")
         grad = getattr(param.grad, "_local_tensor", param.grad).detach()
         if grad.dtype != torch.float32 or grad.layout != torch.strided:
-            raise Error(UNSUPPORTED, f"a gradient in {grad.dtype}, {grad.layout}")
+            raise Error(UNSUPPORTED, f"a gradient in float32 and torch.strided expected, found {grad.dtype}, {grad.layout}")
         flat = grad.reshape(-1)
         if self._place is None:
             self._place = self._over.take()
@@ -465,8 +390,8 @@ class GradientLog:
                 if self._roots is not None:
                     step["roots"] = self._roots
                 if step["count"] not in (expected, 1 << 24):
-                    raise Error(USAGE, f"an optimizer that has made {step['count']} steps, {expected} expected: one was made "
-                                       "whose gradient nobody has seen")
+                    raise Error(USAGE, f"the optimizer has made {step['count']} steps, expected {expected}: the gradient of a step "
+                                       "was not seen")
                 tensor.count = step["count"]
                 key = json.dumps(step)
                 texts[tensor.number] = cache.setdefault(key, key)
@@ -488,49 +413,3 @@ def _count_of(state: dict[str, Any]) -> float | None:
     """Returns the step count in an optimizer state, None if it has none."""
     count = state.get("step")
     return None if count is None else float(count)
-
-
-def _share_of(param: Any, name: str, rank: int) -> tuple[int, int] | None:
-    """Returns the first element and the number of elements that this rank submits of a parameter. Returns None if another rank submits
-    the same elements. Raises UnsupportedError for other DTensors than those sharded along their first dimension."""
-    mesh = getattr(param, "device_mesh", None)
-    if mesh is None:
-        return (0, param.numel()) if rank == 0 else None
-    coordinate = mesh.get_coordinate()
-    if coordinate is None:
-        return None
-    for placement, at in zip(param.placements, coordinate):
-        if type(placement).__name__ == "Replicate":
-            if at != 0:
-                return None
-        elif type(placement).__name__ != "Shard":
-            raise Error(UNSUPPORTED, f'"{name}": placement {placement} of a DTensor: gradients that are sharded are logged')
-    from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
-    shape, offset = compute_local_shape_and_global_offset(param.shape, mesh, param.placements)
-    cut = next((dim for dim, (here, whole) in enumerate(zip(shape, param.shape)) if here != whole), 0)
-    if list(shape[cut + 1:]) != list(param.shape[cut + 1:]) or any(extent != 1 for extent in param.shape[:cut]):
-        raise Error(UNSUPPORTED, f'"{name}": placements {param.placements}: gradients that are cut along their first dimension '
-                                 "are logged")
-    count = param._local_tensor.numel()
-    stride = 1
-    for extent in param.shape[cut + 1:]:
-        stride *= extent
-    return (offset[cut] * stride, count) if count else None
-
-
-def _check_cover(params: list[list[Any]], pieces: list[list[tuple[int, list[Piece]]]]) -> None:
-    """Raises MismatchError unless the ranks together have every element of every parameter exactly once."""
-    ranges: dict[str, list[tuple[int, int]]] = {}
-    for rank in pieces:
-        for _, mine in rank:
-            for name, _, first, _, count in mine:
-                ranges.setdefault(name, []).append((first, count))
-    for module, name, elems in params:
-        end = 0
-        for first, count in sorted(ranges.get(name, [])):
-            if first != end:
-                break
-            end += count
-        if end != elems or sum(count for _, count in ranges.get(name, [])) != elems:
-            raise Error(MISMATCH, f'"{name}" of {module}: the ranks\' optimizers hold {sum(c for _, c in ranges.get(name, []))} of '
-                                  f"its {elems} elements, each of which one of them has to have once")

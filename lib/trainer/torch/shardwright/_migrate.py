@@ -28,7 +28,7 @@ def migrate(old: ExpertPlan, new: ExpertPlan, held: Tensors, group: dist.Process
     Args:
         old, new: the plan that the ranks use now, and the next one. Nodes are matched by name, so the old plan may contain ranks
             that no longer exist.
-        held: {(layer, expert): tensors} of all experts whose state this rank has in the old plan: weights, master weights and
+        held: {(layer, expert): tensors} of all experts with state on this rank in the old plan: weights, master weights and
             optimizer states, in the same order on all ranks.
         group: process group of the ranks of the new plan. Default: all ranks.
 
@@ -61,7 +61,7 @@ class _Migration:
         found_on = moving(lambda: self._ranks.agree(self._prepare))
         for rank, (digests, _) in enumerate(found_on):
             if digests != found_on[0][0]:
-                raise Error(MISMATCH, f"rank {rank} migrates between other plans than rank 0")
+                raise Error(MISMATCH, f"rank {rank} migrates between different plans than rank 0")
         forms: dict[tuple[int, int], Any] = {}
         for rank, (_, mine) in enumerate(found_on):
             for key, form in mine.items():

@@ -10,7 +10,7 @@ import torch
 
 
 def sum_type(dtype: torch.dtype) -> torch.dtype:
-    """Returns the type of weights and sums for tokens of a type."""
+    """Returns the type of weights and accumulators for tokens of a type."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 

@@ -48,8 +48,8 @@ def states_of(state: dict[str, Any], shape: torch.Size, what: str) -> Iterator[t
         if key == STEP or not isinstance(value, torch.Tensor):
             continue
         if value.shape != shape:
-            raise Error(UNSUPPORTED, f"{what}: optimizer state {key} of shape {tuple(value.shape)}, which is not that "
-                                     f"of its parameter, {tuple(shape)}")
+            raise Error(UNSUPPORTED, f"{what}: optimizer state {key} has shape {tuple(value.shape)}, but its parameter has "
+                                     f"{tuple(shape)}")
         yield key, value
 
 
@@ -85,7 +85,7 @@ class SavedOptimizer:
         counts differ."""
         steps = {self._steps[self._holder(name)] for name in names if self._holder(name) in self._steps}
         if len(steps) > 1:
-            raise Error(UNSUPPORTED, f"parameters that lie in one flat group have made different numbers of steps: {sorted(steps)}")
+            raise Error(UNSUPPORTED, f"parameters of one flat group have different step counts: {sorted(steps)}")
         return steps.pop() if steps else None
 
     def set_group(self, group: dict[str, Any], names: Iterable[str]) -> None:

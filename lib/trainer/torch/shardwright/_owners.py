@@ -45,8 +45,8 @@ def refuse_engine_parameters(model: torch.nn.Module) -> None:
     if not found and hasattr(deepspeed, "DeepSpeedEngine"):
         found = _owner(deepspeed.DeepSpeedEngine, _of_engine, model) is not None
     if found:
-        raise Error(USAGE, f"{type(model).__name__}: its parameters belong to a DeepSpeed engine, whose master weights and optimizer "
-                           "states would keep other values: pass the engine, load(engine, source)")
+        raise Error(USAGE, f"{type(model).__name__}: its parameters belong to a DeepSpeed engine, and its master weights and "
+                           "optimizer states would keep other values: pass the engine, load(engine, source)")
 
 
 def refuse_forgotten_optimizer(model: torch.nn.Module) -> None:

@@ -4,14 +4,8 @@
 from __future__ import annotations
 
 import contextlib
-import glob
-import json
 import os
-import re
-import shutil
 import threading
-import time
-import uuid
 import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -33,15 +27,14 @@ from ._idle import IdleTimes
 from ._library import call, expanded
 from ._load import Loaded, load
 from ._lossless import GradientLog
+from ._partial_arguments import check_arguments, check_equal
 from ._snapshot import Snapshot
+from ._snapshot_folder import await_filled, check_mark, fill_files, remove_leftovers, remove_snapshot, write_mark
 from ._tokens import TokenLog, count_tokens
 from ._types import ClientState, DeepSpeedEngine, LoadOptions, Path, TokenCounts, User
 
 # Codes of errors that would make every later snapshot fail. Other errors become warnings, and training continues.
 LASTING = {USAGE, _errors.BAD_INPUT, MISMATCH, UNSUPPORTED}
-OLDEST = (0, 19, 3)  # oldest DeepSpeed version: expert files of older ones lack positions
-PATIENCE = 300  # seconds until all ranks must have copied their tensors during training. The agent waits twice as long.
-MARK = "hand-over.json"  # names the files that a trainer is about to write, so that the next one can remove them
 
 
 class PartialCheckpoints:
@@ -63,9 +56,9 @@ class PartialCheckpoints:
         store: directory of the store, as for pec-save. It is created if the name is free. ~ is expanded.
         k: experts of each MoE layer in a snapshot. None: the setting of the agent.
         every: optimizer steps between snapshots.
-        agent: address unix:PATH of a running agent whose checkpoint folder serves only this run. Default: the object starts an agent,
+        agent: address unix:PATH of a running agent with a checkpoint folder for this run only. Default: the object starts an agent,
             which survives a killed trainer. The next trainer finds it by the path of the store.
-        trust_user: with `agent`, name or number of a user whose agent is accepted, in addition to those of the user of this process
+        trust_user: with `agent`, name or number of a user: accept its agent, in addition to those of the user of this process
             and of root. Its checkpoint folder and token log are used only if `checkpoints` and `tokens` name the same paths.
         checkpoints: with `agent`, the agent's checkpoint folder. Default: the folder that the agent reports, if it belongs to this
             user.
@@ -118,9 +111,9 @@ class PartialCheckpoints:
         self._counts = count_tokens(engine.module)
         try:
             self._group.meet("PartialCheckpoints()", deadline)
-            self._same(self._group.agree(self._check))
+            check_equal(self._group.agree(self._check))
             self.agent, self._folder, self._log_path, mark = self._group.agree(lambda: self._open(command, tokens, checkpoints))[0]
-            self._group.agree(lambda: self._see_folder(mark))
+            self._group.agree(lambda: check_mark(self._folder, mark, self._group.rank))
             if self._overlap:
                 self._hook = DeepSpeedTrainer(engine).base.register_step_pre_hook(lambda *_: self._filled())
             if lossless:
@@ -195,7 +188,7 @@ class PartialCheckpoints:
             if found == self._counts.shape:
                 counted = given
             else:  # raised in the next collective, on all ranks
-                self._wrong = f"tokens of iteration {iteration}: experts of each layer {self._counts.shape} expected, found {found}"
+                self._wrong = f"tokens of iteration {iteration}: numbers of experts by layer {self._counts.shape} expected, found {found}"
         self._last = iteration
         if self.gradients is not None:
             self.gradients.step(iteration)  # before the snapshot of the iteration: saving it waits for its gradients
@@ -245,7 +238,7 @@ class PartialCheckpoints:
             if self._due is not None and (newest is None or newest < self._due):
                 found = "has no checkpoint" if newest is None else f"ends with iteration {newest}"
                 raise Error(_errors.IO, f"{self._asks['store']}: the last snapshot, of iteration {self._due}, is not in the store, which "
-                                        f"{found}: save with save_checkpoint what must not be lost; earlier warnings say why")
+                                        f"{found}: save the state with save_checkpoint; earlier warnings state the reason")
             return newest
 
         try:
@@ -272,31 +265,9 @@ class PartialCheckpoints:
     # The methods below are local unless their comments state that they are collective.
 
     def _check(self) -> dict[str, Any]:
-        """Raises UnsupportedError or UsageError for engines and arguments that are not supported. Returns the arguments, to compare
-        them between ranks."""
-        engine, asks = self._engine, self._asks
-        DeepSpeedTrainer(engine)  # raises for engines that it does not support
-        if engine.zero_optimization_stage() not in (1, 2):
-            raise Error(UNSUPPORTED, f"stage {engine.zero_optimization_stage()} of DeepSpeed: snapshots of experts are "
-                                     "for stages 1 and 2 and BF16_Optimizer")
-        if not self._counts.layers:
-            raise Error(UNSUPPORTED, "a model without MoE layers of DeepSpeed: there are no experts to choose from")
-        import deepspeed
-        version = tuple(int(number) for number in re.findall(r"\d+", deepspeed.__version__)[:3])
-        if version < OLDEST:
-            raise Error(UNSUPPORTED, f"DeepSpeed {deepspeed.__version__}: {'.'.join(map(str, OLDEST))} or newer is needed")
-        if not isinstance(asks["every"], int) or asks["every"] < 1:
-            raise Error(USAGE, f"every={asks['every']}: one or more steps expected")
-        hooks = hasattr(DeepSpeedTrainer(engine).base, "register_step_pre_hook")
-        if asks["overlap"] and not hooks:
-            raise Error(UNSUPPORTED, f"overlap=True: optimizer {type(DeepSpeedTrainer(engine).base).__name__} has no hooks before its steps")
-        if asks["overlap"] is None:
-            self._overlap = hooks and any(not param.is_cpu for param in engine.module.parameters())
-        if asks["k"] is not None and (not isinstance(asks["k"], int) or asks["k"] < 1):
-            raise Error(USAGE, f"k={asks['k']}: one or more experts expected, or None")
-        if asks["k"] is not None and asks["k"] > min(self._counts.shape):
-            raise Error(USAGE, f"k={asks['k']}: a MoE layer of the model has {min(self._counts.shape)} experts")
-        return asks
+        """Checks the engine and the arguments. Returns the arguments, to compare them between ranks."""
+        self._overlap = check_arguments(self._engine, self._asks, self._counts)
+        return self._asks
 
     def _connect(self, address: str) -> Connection:
         return Connection(address, user=self._asks["trust_user"])
@@ -315,9 +286,9 @@ class PartialCheckpoints:
             self._own.start()
             tokens = log
         elif asks["flags"]:
-            raise Error(USAGE, "flags= are for an agent of its own, agent= names another one")
+            raise Error(USAGE, "flags= cannot be combined with agent=: they are flags for the object's own agent")
         if asks["agent"] is None and (checkpoints is not None or asks["trust_user"] is not None):
-            raise Error(USAGE, "trust_user= and checkpoints= are for agent=: an agent of its own is this user's")
+            raise Error(USAGE, "trust_user= and checkpoints= require agent=")
         address = asks["agent"] or self._own.address
         with self._connect(address) as connection:
             status = connection.status()
@@ -326,18 +297,8 @@ class PartialCheckpoints:
         folder = status["checkpoints"]
         if self._own is None and not foreign:
             call("prepare_store", {"store": asks["store"]})
-        self._remove_leftovers(folder)
-        return address, folder, token_log, self._mark(folder, [])
-
-    def _see_folder(self, mark: str) -> None:
-        """Raises UnsupportedError if this rank does not see the mark that rank 0 has written: tensors are passed through this
-        folder only."""
-        seen = ""
-        with contextlib.suppress(OSError), open(os.path.join(self._folder, MARK), encoding="utf-8") as file:
-            seen = json.load(file)["id"]
-        if seen != mark:
-            raise Error(UNSUPPORTED, f"rank {self._group.rank} does not see {self._folder} of rank 0: all ranks have to be on "
-                                     "one machine")
+        remove_leftovers(folder)
+        return address, folder, token_log, write_mark(folder, [])
 
     def _snapshot(self, iteration: int, client_state: dict[str, Any]) -> None:
         """Takes a snapshot. Collective. Writes headers, lets the agent select byte ranges, and copies these into the files."""
@@ -353,7 +314,7 @@ class PartialCheckpoints:
 
         self._group.meet("PartialCheckpoints.step", self._deadline)
         begun = self._group.agree(begin)
-        self._same([asks for asks, *_ in begun])
+        check_equal([asks for asks, *_ in begun])
         headers = HeaderEngine()
         before, self._engine.checkpoint_engine = self._engine.checkpoint_engine, headers
         try:
@@ -402,7 +363,7 @@ class PartialCheckpoints:
 
             taken = self._group.agree(take)
             if unknown := wanted.keys() - {name for files in taken for name in files}:
-                raise Error(_errors.INTERNAL, f"no rank has what the agent asks for: {sorted(unknown)}")
+                raise Error(_errors.INTERNAL, f"the agent requests files that no rank has: {sorted(unknown)}")
             self.handed_bytes = sum(sum(files.values()) for files in taken)
             if not self._overlap:
                 self._group.agree(lambda: submitted.send("filled") if submitted is not None else None)
@@ -410,10 +371,10 @@ class PartialCheckpoints:
             if submitted is not None:
                 submitted.close()  # the agent discards the snapshot
             if self._group.rank == 0:
-                self._remove(tag)
+                remove_snapshot(self._folder, tag)
             raise
         if self._overlap:
-            self._filling = threading.Thread(target=self._fill_in_thread, args=(headers, later, tag))
+            self._filling = threading.Thread(target=fill_files, args=(self._folder, tag, self._group.rank, headers, later))
             self._filling.start()
         if submitted is not None:
             self._waiting = threading.Thread(target=self._await_answer, args=(submitted, tag), daemon=True)
@@ -427,8 +388,8 @@ class PartialCheckpoints:
         """Rank 0: returns the last iteration that the agent has saved. Warns if saves have failed since the last call."""
         failed = status.get("persists_failed", 0)
         if failed > self._failed_saves:
-            warnings.warn(f"the agent has failed to save into {self._asks['store']} and tries again; memory alone holds what is newer: "
-                          f"{status.get('last_error', '')}", stacklevel=6)
+            warnings.warn(f"the agent has failed to save into {self._asks['store']} and tries again; newer snapshots are only in "
+                          f"its memory: {status.get('last_error', '')}", stacklevel=6)
         self._failed_saves = failed
         return status.get("persisted")
 
@@ -441,25 +402,7 @@ class PartialCheckpoints:
             if error.code in LASTING:
                 raise
             if self._group.rank == 0:
-                warnings.warn(f"no log of gradients: {error}", stacklevel=4)
-
-    def _fill_in_thread(self, headers: HeaderEngine, later: dict[str, list[Part]], tag: str) -> None:
-        """Copies tensors while training continues. Writes a file that reports to rank 0: empty for success, or an error message."""
-        message = ""
-        try:
-            devices = {part.tensor.device for parts in later.values() for part in parts if not part.tensor.is_cpu}
-            with contextlib.ExitStack() as stack:
-                for device in devices:  # a separate stream, which does not wait for work that training queues later
-                    stack.enter_context(torch.Stream(device))
-                for name, parts in later.items():
-                    headers.files[name].fill(parts)
-        except Exception as error:
-            message = str(error) or type(error).__name__
-        path = self._done_path(tag, self._group.rank)
-        with contextlib.suppress(OSError):
-            with open(path + ".new", "w", encoding="utf-8") as file:
-                file.write(message)
-            os.replace(path + ".new", path)
+                warnings.warn(f"the gradient log cannot start: {error}", stacklevel=4)
 
     def _filled(self) -> None:
         """Waits until this rank's tensors are copied."""
@@ -467,36 +410,18 @@ class PartialCheckpoints:
         if filling is not None:
             filling.join()
 
-    def _done_path(self, tag: str, rank: int) -> str:
-        return os.path.join(self._folder, f"{tag}.filled-{rank}")
-
-    def _await_filled(self, tag: str) -> None:
-        """Rank 0, in a thread: waits until all ranks have copied their tensors. Raises TransferError."""
-        end = time.monotonic() + PATIENCE
-        for rank in range(self._group.size):
-            while True:
-                with contextlib.suppress(FileNotFoundError):
-                    with open(self._done_path(tag, rank), encoding="utf-8") as file:
-                        message = file.read()
-                    break
-                if time.monotonic() > end:
-                    raise Error(_errors.IO, f"rank {rank} has not copied its tensors within {PATIENCE} s")
-                time.sleep(0.002)
-            if message:
-                raise Error(_errors.IO, f"rank {rank}: {message}")
-
     def _await_answer(self, submitted: Connection, tag: str) -> None:
         """Rank 0, in a thread: waits until the agent has its copy, then removes the files."""
         try:
             with submitted:
                 if self._overlap:
-                    self._await_filled(tag)
+                    await_filled(self._folder, tag, self._group.size)
                     submitted.send("filled")
                 submitted.answer()
         except Error as error:
             self._late = error
         finally:
-            self._remove(tag)
+            remove_snapshot(self._folder, tag)
 
     def _prepare(self, tag: str) -> None:
         """Rank 0: waits for the previous snapshot, and records which files are about to be written."""
@@ -505,8 +430,8 @@ class PartialCheckpoints:
         self._wait()
         if self._own is not None:
             self._own.start()
-        self._remove(tag)
-        self._mark(self._folder, [tag])
+        remove_snapshot(self._folder, tag)
+        write_mark(self._folder, [tag])
 
     def _wait(self) -> None:
         """Rank 0: waits until the agent has its copy of the last snapshot."""
@@ -530,36 +455,11 @@ class PartialCheckpoints:
         self._log.add({ranks[0][0]: [[sum(ranks) for ranks in zip(*layers)] for layers in zip(*(tokens for _, tokens in ranks))]
                        for ranks in zip(*pending)})
 
-    def _remove_leftovers(self, folder: str) -> None:
-        """Removes the files that the mark of a killed trainer names."""
-        with contextlib.suppress(FileNotFoundError):
-            with open(os.path.join(folder, MARK), encoding="utf-8") as file:
-                tags = json.load(file)["tags"]
-            for tag in tags:
-                if re.fullmatch(r"global_step\d+", tag):
-                    self._remove(tag, folder)
-
-    def _mark(self, folder: str, tags: list[str]) -> str:
-        """Records the tags whose files are about to be written. Returns the random identifier of the mark."""
-        path, mark = os.path.join(folder, MARK), uuid.uuid4().hex
-        with open(f"{path}.{mark}", "x", encoding="utf-8") as file:
-            json.dump({"id": mark, "tags": tags}, file)
-        os.replace(f"{path}.{mark}", path)
-        return mark
-
-    def _remove(self, tag: str, folder: str | None = None) -> None:
-        """Removes the files of a snapshot."""
-        folder = folder or self._folder
-        shutil.rmtree(os.path.join(folder, tag), ignore_errors=True)
-        for path in glob.glob(os.path.join(glob.escape(folder), f"{tag}.filled-*")):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(path)
-
     def _warn_late(self) -> None:
         """Warns of a snapshot that failed while training continued."""
         late, self._late = self._late, None
         if late is not None:
-            warnings.warn(f"the snapshot before was not taken: {late}", stacklevel=4)
+            warnings.warn(f"the previous snapshot was not taken: {late}", stacklevel=4)
 
     def _quietly(self, work: Callable[[], None]) -> bool:
         """Runs `work`. Collective. Returns false with a warning for errors that a later snapshot may not meet."""
@@ -573,10 +473,3 @@ class PartialCheckpoints:
                 warnings.warn(f"no snapshot of iteration {self._last}: {error}", stacklevel=3)
             return False
         return True
-
-    def _same(self, told: list[dict[str, Any]]) -> None:
-        """Raises UsageError if ranks pass different arguments."""
-        for rank, asks in enumerate(told):
-            for key, value in told[0].items():
-                if asks[key] != value:
-                    raise Error(USAGE, f"{key}: rank 0 asks for {value}, rank {rank} for {asks[key]}")

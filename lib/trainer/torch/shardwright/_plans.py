@@ -73,7 +73,7 @@ class ExpertPlan:
     def row(self, layer: int) -> int:
         """Returns the position of `layer` in `layers`. Local. Raises UsageError for a layer that the plan does not have."""
         if layer not in self.layers:
-            raise Error(USAGE, f"{self.path}: no layer {layer}, it has {list(self.layers)}")
+            raise Error(USAGE, f"{self.path}: the plan has no layer {layer}, its layers are {list(self.layers)}")
         return self.layers.index(layer)
 
     def holders(self, layer: int) -> list[list[int]]:

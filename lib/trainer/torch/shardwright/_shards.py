@@ -51,7 +51,7 @@ def split_of(placement: Any, name: str) -> list[Any]:
         return ["strided", placement.dim, placement.split_factor]
     if kind == "Shard":
         return ["shard", placement.dim]
-    raise Error(UNSUPPORTED, f'"{name}": placement {placement} of a DTensor')
+    raise Error(UNSUPPORTED, f'"{name}": DTensor placement {placement} is not supported')
 
 
 def shard_of(name: str, kind: str, tensor: torch.Tensor) -> Shard | None:
@@ -87,11 +87,11 @@ def check(shards: Iterable[Shard]) -> None:
         if tensor.device.type == "meta":
             raise Error(UNSUPPORTED, f"{where}: on device meta, where it has no elements; use to_empty() first")
         if not tensor.is_cpu and tensor.is_inference():  # the threads that fill it run outside of inference mode
-            raise Error(UNSUPPORTED, f"{where}: on {tensor.device} and made in torch.inference_mode(); make the model outside of it")
+            raise Error(UNSUPPORTED, f"{where}: on {tensor.device} and created in torch.inference_mode(); create the model outside of it")
         if tensor.layout != torch.strided:
-            raise Error(UNSUPPORTED, f"{where}: layout {tensor.layout}")
+            raise Error(UNSUPPORTED, f"{where}: layout {tensor.layout} is not supported")
         if tensor.is_quantized or tensor.is_complex() and tensor.is_conj():
-            raise Error(UNSUPPORTED, f"{where}: a tensor whose elements are not as they lie in memory")
+            raise Error(UNSUPPORTED, f"{where}: quantized tensors and conjugate views are not supported")
         if not tensor.is_contiguous():
             raise Error(UNSUPPORTED, f"{where}: strides {tuple(tensor.stride())} of shape {tuple(tensor.shape)}; "
-                                     "only contiguous tensors are loaded")
+                                     "only contiguous tensors are supported")

@@ -121,7 +121,7 @@ class SparseCollectives:
             if not ranks:
                 continue
             if owner[expert] not in ranks or list(ranks) != sorted(set(ranks)) or not 0 <= ranks[0] <= ranks[-1] < self._ranks.size:
-                raise Error(USAGE, f"expert {expert}: owner {owner[expert]}, holders {list(ranks)}: ascending ranks below "
+                raise Error(USAGE, f"expert {expert}: owner {owner[expert]}, ranks {list(ranks)}: ascending numbers below "
                                    f"{self._ranks.size} with the owner among them expected")
             if self._ranks.rank in ranks:
                 held.append(expert)
@@ -138,7 +138,7 @@ def form_of(tensors: Sequence[torch.Tensor]) -> list[tuple[tuple[int, ...], str]
     """Returns shapes and types. Raises UnsupportedError for a tensor that is not contiguous."""
     for one in tensors:
         if not one.is_contiguous():
-            raise Error(UNSUPPORTED, f"a tensor of an expert of shape {tuple(one.shape)} has strides; only contiguous ones move")
+            raise Error(UNSUPPORTED, f"an expert tensor of shape {tuple(one.shape)} has strides; only contiguous tensors are supported")
     return [(tuple(one.shape), str(one.dtype).removeprefix("torch.")) for one in tensors]
 
 

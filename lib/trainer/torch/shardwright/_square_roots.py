@@ -21,16 +21,16 @@ def _roots(bits: torch.Tensor) -> torch.Tensor:
 
 
 def _correct(bits: torch.Tensor) -> torch.Tensor:
-    """Returns correctly rounded roots: float64 has more than twice the digits, so rounding its root again is exact."""
+    """Returns correctly rounded square roots: float64 has more than twice the digits, so rounding its root again is exact."""
     return torch.sqrt(bits.to(torch.int32).view(torch.float32).double()).float().view(torch.int32)
 
 
 @functools.cache
 def square_roots() -> tuple[torch.Tensor, int]:
-    """Returns the roots of all float32 numbers in [1, 4), and the bit pattern of the largest number whose root follows from them,
+    """Returns the square roots of all float32 numbers in [1, 4), and the bits of the largest number with a root derived from them,
     with the flag SUBNORMALS if those of subnormal numbers do too, for replay::RootTable.
 
-    Raises UnsupportedError if the roots of other numbers do not follow from the table.
+    Raises UnsupportedError if the square roots of other numbers do not follow from the table.
     """
     found, off = torch.empty(ALL, dtype=torch.int32, device="cpu"), torch.empty(ALL, dtype=torch.int8, device="cpu")
     for first in range(0, ALL, CHUNK):
@@ -59,6 +59,6 @@ def square_roots() -> tuple[torch.Tensor, int]:
         differing = wrong(torch.randint(0, last + 1, (CHUNK,), generator=numbers), follow)
         if not differing.numel():
             continue
-        raise Error(UNSUPPORTED, f"torch.sqrt on this processor: the root of the number of bits {int(differing[0]):#x} does not "
-                                 "follow those of [1, 4)")
+        raise Error(UNSUPPORTED, f"torch.sqrt on this processor: the result for the bits {int(differing[0]):#x} does not follow "
+                                 "from those for numbers in [1, 4)")
     return found.view(torch.float32), last | (SUBNORMALS if follow else 0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trainers without DeepSpeed, whose parameters are separate tensors: FSDP2, tensor parallelism, DDP, one process."""
+"""Trainers without DeepSpeed, with parameters that are separate tensors: FSDP2, tensor parallelism, DDP, one process."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class TorchTrainer:
             swapped = "; the model comes first" if isinstance(optimizer, torch.nn.Module) else ""
             raise Error(USAGE, f"(model, optimizer): a model expected, found {type(model).__name__}{swapped}")
         if hasattr(model, "zero_optimization_stage"):
-            raise Error(USAGE, "(model, optimizer): a DeepSpeed engine has its optimizer: pass the engine alone, load(engine, source)")
+            raise Error(USAGE, "(model, optimizer): a DeepSpeed engine contains its optimizer: pass the engine alone, load(engine, source)")
         while isinstance(model, torch.nn.parallel.DistributedDataParallel):
             model = model.module
         if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
-            raise Error(USAGE, f"(model, optimizer): an optimizer of PyTorch expected, found {type(optimizer).__name__}")
+            raise Error(USAGE, f"(model, optimizer): a PyTorch optimizer expected, found {type(optimizer).__name__}")
         refuse_engine_parameters(model)
         self.model, self.optimizer = model, optimizer
         self.names = {id(param): plain_name(name) for name, param in model.named_parameters()}
@@ -51,7 +51,7 @@ class TorchTrainer:
 
     def _name(self, param: torch.Tensor) -> str:
         if id(param) not in self.names:
-            raise Error(UNSUPPORTED, f"the optimizer has a parameter of shape {tuple(param.shape)} that is not the model's")
+            raise Error(UNSUPPORTED, f"the optimizer has a parameter of shape {tuple(param.shape)} that does not belong to the model")
         return self.names[id(param)]
 
     def set_state(self, saved: SavedOptimizer, _: dict[str, Any]) -> None:

@@ -59,7 +59,7 @@ TEST(DeviceTest, NamesAreReadAndOthersRefused) {
   const auto other = ParseKind("tpu");
   ASSERT_FALSE(other.has_value());
   EXPECT_EQ(other.error().code, Errc::kUsage);
-  EXPECT_EQ(other.error().message, "device \"tpu\": there are host and cuda");
+  EXPECT_EQ(other.error().message, "device \"tpu\": host or cuda expected");
 }
 
 TEST_F(HostTest, ThereIsOneDevice) {

@@ -44,7 +44,7 @@ class Exchanges : public testing::TestWithParam<bool> {
     });
   }
 
-  Status Expect(Exchange& exchange, const Stretch& stretch) const {
+  Status Expect(Exchange& exchange, const ByteRange& stretch) const {
     std::string found(stretch.bytes, '?');
     SW_TRY(exchange.Read(stretch.member, stretch.offset, std::as_writable_bytes(std::span(found))));
     EXPECT_EQ(found, files_[stretch.member].substr(stretch.offset, stretch.bytes));
@@ -64,7 +64,7 @@ TEST_P(Exchanges, GiveWhatWasAskedFor) {
   const std::vector<Status> done =
       Go([&](comm::Comm& comm, Exchange& exchange, MemoryBytes& local) -> Status {
         for (std::uint64_t round = 0; round < 20; ++round) {
-          std::vector<Stretch> wanted;
+          std::vector<ByteRange> wanted;
           for (std::uint32_t member = 0; member < kRanks; ++member) {
             const auto rank = static_cast<std::uint64_t>(comm.rank());
             if (round % 4 == 3 && rank == 1) continue;
@@ -73,7 +73,7 @@ TEST_P(Exchanges, GiveWhatWasAskedFor) {
           }
           SW_TRY(exchange.Round(wanted));
           Status all;
-          for (const Stretch& stretch : wanted) {
+          for (const ByteRange& stretch : wanted) {
             if (all) all = Expect(exchange, stretch);
           }
           SW_TRY(comm.Agree(std::move(all)));
@@ -94,10 +94,10 @@ TEST_P(Exchanges, ReadWhatTheyWereGiven) {
     exchange.ReadBy({1, 1, 0});
     EXPECT_TRUE(exchange.sends());
     if (GetParam()) SW_TRY(exchange.ShareMemory(1 << 20, kBytes));
-    const std::vector<Stretch> wanted = {{0, 0, 640}, {1, 64, 640}, {2, 128, 640}};
+    const std::vector<ByteRange> wanted = {{0, 0, 640}, {1, 64, 640}, {2, 128, 640}};
     SW_TRY(exchange.Round(wanted));
     Status all;
-    for (const Stretch& stretch : wanted) {
+    for (const ByteRange& stretch : wanted) {
       if (all) all = Expect(exchange, stretch);
     }
     const std::array<std::uint64_t, kRanks> read = {640, 1280, 0};
@@ -115,7 +115,7 @@ TEST_P(Exchanges, FailOnAllRanksWhereOneCannotRead) {
   const std::vector<Status> done =
       Go([&](comm::Comm& comm, Exchange& exchange, MemoryBytes& local) -> Status {
         if (comm.rank() == 2) local.members()[2].resize(100);
-        const std::vector<Stretch> wanted = {{0, 0, 64}, {2, 64, 64}};
+        const std::vector<ByteRange> wanted = {{0, 0, 64}, {2, 64, 64}};
         return exchange.Round(wanted);
       });
   for (const Status& one : done) {

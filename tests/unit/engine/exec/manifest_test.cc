@@ -31,7 +31,7 @@ TEST(Manifests, ListFilesBesideWhatTheyBeginWith) {
   EXPECT_EQ(json["files"][0]["path"], "a/b.pt");
   EXPECT_EQ(json["files"][0]["bytes"], 10);
   EXPECT_EQ(json["files"][0]["xxh3_128"], Hex(Of("x")));
-  EXPECT_EQ(json["files"][1]["twin"], "clone");
+  EXPECT_EQ(json["files"][1]["clone_mode"], "clone");
   EXPECT_FALSE(json["files"][1].contains("xxh3_128")) << "its bytes were not read";
 }
 
@@ -91,11 +91,11 @@ TEST_F(Replaceable, IsWhatARunHasMadeAndLeft) {
   fs::create_directories(At("out/a"));
   EXPECT_EQ(Said(), "yes") << "empty folders";
   Put("out/a/b.pt", "0123456789");
-  Expect("no output: it has no shardwright.json");
+  Expect("not an output of Shardwright: it has no shardwright.json");
   Put(manifest_, *MakeManifest("{}", {{"a/b.pt", 10, {}, ""}}));
   EXPECT_EQ(Said(), "yes");
   Put("out/a/latest", "x");
-  Expect("a/latest is not of the run that made this output");
+  Expect("a/latest was not written by the run that made this output");
   fs::remove(At("out/a/latest"));
   Put("out/a/b.pt", "01234567890");
   Expect("a/b.pt has changed since the run");
@@ -110,11 +110,11 @@ TEST_F(Replaceable, IsWhatARunHasMadeAndLeft) {
   Put("out/c", "1");
   for (const char* text : {"", "{\"files\":[],\"files\":[]}"}) {
     Put(manifest_, text);
-    Expect("no output: shardwright.json: ");
+    Expect("not an output of Shardwright: shardwright.json: ");
   }
   for (const char* text : {"[]", "{}", R"({"files": 3})", R"({"files": [{"path": 1}]})"}) {
     Put(manifest_, text);
-    Expect("no output: its shardwright.json lists no files");
+    Expect("not an output of Shardwright: its shardwright.json lists no files");
   }
   const os::ScopedFault stale(*os::ParseFault("open:5:estale"));  // after both folders
   const std::string said = Said();
@@ -125,7 +125,7 @@ TEST_F(Replaceable, IsNothingThatIsRead) {
   Put("out/a/b.pt", "0123456789");
   Put(manifest_, *MakeManifest("{}", {{"a/b.pt", 10, {}, ""}}));
   EXPECT_EQ(Said({"/nothing/there", At("outer"), At("")}), "yes");
-  const std::string what = "usage: " + At("out") + ": OUTPUT holds a file of INPUT, ";
+  const std::string what = "usage: " + At("out") + ": OUTPUT contains a file of INPUT, ";
   EXPECT_EQ(Said({At("outer"), At("out/a/b.pt")}), what + At("out/a/b.pt"));
   fs::create_directory_symlink(At("out"), At("link"));
   EXPECT_EQ(Said({At("link/a/../a/b.pt")}), what + At("link/a/../a/b.pt"));

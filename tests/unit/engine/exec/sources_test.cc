@@ -165,7 +165,7 @@ TEST_F(Sources, ThatChangedAreNotRead) {
   const auto opened = OpenUnchanged(then);
   ASSERT_FALSE(opened.has_value());
   EXPECT_EQ(opened.error().code, Errc::kNotFound);
-  EXPECT_NE(opened.error().message.find("10 bytes then, 14 now"), std::string::npos)
+  EXPECT_NE(opened.error().message.find("10 bytes expected, found 14"), std::string::npos)
       << opened.error().message;
   fs::remove(path);
   EXPECT_EQ(OpenUnchanged(then).error().code, Errc::kNotFound);

@@ -125,9 +125,9 @@ TEST(MeshCut, WhatCannotBeIsRefused) {
   refused(OrderOf(Sizes{2, 2}, Splits{Shard(0)}), "(Shard(0)) for a mesh of 2 dimensions");
   refused(OrderOf(Sizes{2, 0}, Splits{Shard(0), Shard(0)}), "no ranks");
   refused(OrderOf(Sizes{2, 2}, Splits{Strided(0, 3), Shard(0)}),
-          "StridedShard(0, 3) fits no order");
-  refused(OrderOf(Sizes{2, 2}, Splits{Strided(0, 2), Shard(1)}), "fits no order");
-  refused(OrderOf(Sizes{2}, Splits{Strided(0, 0)}), "fits no order");
+          "no order of the splits fits the factor of StridedShard(0, 3)");
+  refused(OrderOf(Sizes{2, 2}, Splits{Strided(0, 2), Shard(1)}), "no order of the splits fits");
+  refused(OrderOf(Sizes{2}, Splits{Strided(0, 0)}), "no order of the splits fits");
   refused(PieceAt(Shape{4}, Sizes{2}, Splits{Shard(0)}, Sizes{2}), "[2] is not in a mesh [2]");
   refused(PieceAt(Shape{4}, Sizes{2}, Splits{Shard(0)}, Sizes{0, 0}), "is not in a mesh");
   refused(PieceAt(Shape{4}, Sizes{2}, Splits{Shard(1)}, Sizes{0}), "dimension 1 of a tensor [4]");

@@ -123,7 +123,7 @@ TEST(Rule, ThatDoesNotFitItsTensorIsRefusedByBothShapes) {
   for (std::uint64_t rank = 0; rank < 2; ++rank) {
     listed.cuts.push_back(Cut::Make({4}, {2}, {{{2 * rank}, {0}, {2}}}).value());
   }
-  EXPECT_EQ(refused(listed, {5}), "the listed layout is of a tensor of shape [4], not [5]");
+  EXPECT_EQ(refused(listed, {5}), "the listed layout is for a tensor of shape [4], not [5]");
 }
 
 // The view's last dimension is part of the tensor's second, though shards laid one below the other

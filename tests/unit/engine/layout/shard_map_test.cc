@@ -63,10 +63,10 @@ void ExpectRefused(ShardMap map, const std::function<void(ShardMap&)>& change, E
 TEST(ShardMap, RegionsLieInTheirMembers) {
   ExpectRefused(
       Halves(), [](ShardMap& map) { map.members[1].bytes = 23; }, Errc::kBadInput,
-      "b: data/1: 24 bytes needed, 23 there");
+      "b: data/1: 24 bytes needed, found 23");
   ExpectRefused(
       Halves(), [](ShardMap& map) { map.arrays[0].regions[0].offset = 1; }, Errc::kBadInput,
-      "a: data/0: 25 bytes needed, 24 there");
+      "a: data/0: 25 bytes needed, found 24");
   ExpectRefused(
       Halves(), [](ShardMap& map) { map.arrays[0].regions[0].member = 2; }, Errc::kInternal,
       "unknown member");
@@ -100,7 +100,7 @@ TEST(ShardMap, OwnersCoverEachElementOnce) {
       [](ShardMap& map) {
         map.tensors[0].shape = {4, 4};
       },
-      Errc::kBadInput, "of another size");
+      Errc::kBadInput, "has another size");
   ExpectRefused(
       Halves(), [](ShardMap& map) { map.tensors.push_back(map.tensors[0]); }, Errc::kBadInput,
       "appears twice");

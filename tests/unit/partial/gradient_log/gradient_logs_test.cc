@@ -155,7 +155,7 @@ TEST_F(GradientLogsTest, APersistWaitsForProcessesThatAreBehind) {
 }
 
 TEST_F(GradientLogsTest, WhatACheckpointHasIsHeldBackAndDropped) {
-  GradientLogs logs(store_, 100 + 2 * GradientLogs::kHeldRecordBytes);
+  GradientLogs logs(store_, 100 + 2 * GradientLogs::kBufferedRecordBytes);
   logs.Hold(2, {"m"});
   for (std::uint64_t i = 2; i <= 4; ++i) {
     ASSERT_TRUE(logs.Append(Handed(0, 10, 0), i, PlaceOf(i), StepsAt(i)));
@@ -218,7 +218,7 @@ TEST_F(GradientLogsTest, WhatIsHeldBackIsAppendedAsItWasUsed) {
   recovery.resume = 2;
   logs.DiscardAll();
   ASSERT_TRUE(logs.Append(Handed(0, 10, 0, 1), 3, PlaceOf(30), StepsAt(3)));
-  ASSERT_TRUE(logs.AppendHeld());
+  ASSERT_TRUE(logs.AppendBuffered());
   EXPECT_EQ(Chain("m", kParams, 1, 3, std::span(&recovery, 1)), "2:0+10=2.0000 3:0+10=30.000 ");
   EXPECT_EQ(Chain("n", {{"v", 2}}, 1, 2), "2:0+2=2.7500 ");
   EXPECT_EQ(logs.status().held_bytes, 0U);
@@ -226,7 +226,7 @@ TEST_F(GradientLogsTest, WhatIsHeldBackIsAppendedAsItWasUsed) {
 
 // 40 bytes of "m": gradients above the buffer size are logged.
 TEST_F(GradientLogsTest, NoMoreIsHeldBackThanThereIsRoomFor) {
-  GradientLogs logs(store_, 79 + 2 * GradientLogs::kHeldRecordBytes);
+  GradientLogs logs(store_, 79 + 2 * GradientLogs::kBufferedRecordBytes);
   logs.Hold(1, {"m"});
   for (std::uint64_t i = 2; i <= 3; ++i) {
     ASSERT_TRUE(logs.Append(Handed(0, 10, 0), i, PlaceOf(i), StepsAt(i)));
@@ -302,14 +302,16 @@ TEST_F(GradientLogsTest, WhatDoesNotFitIsRefused) {
   // Sizes with a product beyond any memory, and pieces with names beyond any memory.
   EXPECT_EQ(why(good, R"("places":2,"place_bytes":64)",
                 R"("places":16777216,"place_bytes":1099511627777)"),
-            "here: 16777216 places of 1099511627777 bytes");
+            "here: invalid shared memory: 16777216 slots of 1099511627777 bytes");
   EXPECT_NE(why(good, R"("places":2)", R"("places":0)"), "");
   std::string many = good;
   many.replace(many.find("\"place_bytes\":64"), 16, "\"place_bytes\":17592186044416");
   EXPECT_NE(why(many, R"("elems":10,"first":0,"count":10)",
                 R"("elems":4398046511103,"first":0,"count":4398046511103)"),
             "");
-  EXPECT_EQ(why(good, "float32", "float64"), "here: parameter \"w\": gradients in \"float64\"");
+  EXPECT_EQ(why(good, "float32", "float64"),
+            "here: parameter \"w\": gradients in float32, bfloat16 or float16 expected, found "
+            "\"float64\"");
   GradientLogs logs(store_);
   EXPECT_FALSE(logs.Append(Handed(0, 10, 0), 2, PlaceOf(2), std::vector{StepAt(2)}));
   EXPECT_FALSE(

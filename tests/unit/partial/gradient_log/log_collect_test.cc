@@ -150,17 +150,18 @@ TEST_F(LogCollect, DamageInWhatItReadsIsTold) {
   };
   flip(20);
   EXPECT_EQ(Failure(folder_, 4),
-            second + ": no segment of a log of gradients, or its head is damaged");
+            second + ": not a segment of a gradient log, or its header is damaged");
   flip(20);
   flip(70);
-  EXPECT_EQ(Failure(folder_, 4), second +
-                                     ", byte 64: record 1 is damaged: its head does not have its "
-                                     "checksum");
+  EXPECT_EQ(Failure(folder_, 4),
+            second +
+                ", byte 64: record 1 is damaged: the checksum of its header does "
+                "not match");
   // The reader does not read records after the first one that is needed.
   EXPECT_EQ(Failure(folder_, 0), "");
   flip(70);
   fs::resize_file(second, fs::file_size(second) - 64);
-  EXPECT_EQ(Failure(folder_, 4), second + ", byte 64: record 1 is damaged: it is cut short");
+  EXPECT_EQ(Failure(folder_, 4), second + ", byte 64: record 1 is damaged: it is truncated");
   fs::remove(second);
   EXPECT_EQ(Failure(folder_, 4), second + " is missing before 0-3.swg");
   const exec::Digest other = {9};

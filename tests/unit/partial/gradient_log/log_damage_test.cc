@@ -170,8 +170,8 @@ TEST(LogDamage, RecordsOfAnotherLogAreNamed) {
                foreign.end());
   Put(folder + "/0-1.swg", mixed);
   EXPECT_EQ(ErrorOf(folder), folder + "/0-1.swg, byte " + std::to_string(at[1]) +
-                                 ": record 1 does not follow the one before it: they are of "
-                                 "different logs");
+                                 ": record 1 does not continue the record before it: they belong "
+                                 "to different logs");
 }
 
 /// A log of four segments, of two records or so each.
@@ -198,17 +198,17 @@ TEST(LogDamage, SegmentsMissingTwiceOrCutAreNamed) {
   ASSERT_TRUE(os::RemoveFile(folder + "/0-2.swg"));
   EXPECT_EQ(ErrorOf(folder), folder + "/0-2.swg is missing before 0-3.swg");
   Put(folder + "/0-2.swg", third);
-  EXPECT_EQ(ErrorOf(folder), folder + "/0-2.swg: it is segment 0-3.swg under another name");
+  EXPECT_EQ(ErrorOf(folder), folder + "/0-2.swg: segment 0-3.swg under another name");
   // Whole records cut off, and half of one, where segments follow.
   const auto at = Records(second);
   Put(folder + "/0-2.swg",
       Bytes(second.begin(), second.begin() + static_cast<std::ptrdiff_t>(at[at.size() - 2])));
-  EXPECT_TRUE(ErrorOf(folder).starts_with(folder + "/0-3.swg: begins with record"))
-      << ErrorOf(folder);
+  EXPECT_TRUE(ErrorOf(folder).starts_with(folder + "/0-3.swg: record ")) << ErrorOf(folder);
   Put(folder + "/0-2.swg", Bytes(second.begin(), second.end() - 64));
-  EXPECT_TRUE(ErrorOf(folder).ends_with("is damaged: it is cut short")) << ErrorOf(folder);
+  EXPECT_TRUE(ErrorOf(folder).ends_with("is damaged: it is truncated")) << ErrorOf(folder);
   Put(folder + "/0-2.swg", Bytes(second.begin(), second.begin() + 10));
-  EXPECT_EQ(ErrorOf(folder), folder + "/0-2.swg: its head is cut short, and segments follow it");
+  EXPECT_EQ(ErrorOf(folder),
+            folder + "/0-2.swg: its header is truncated, but later segments exist");
   Put(folder + "/0-2.swg", second);
   EXPECT_EQ(ErrorOf(folder), "");
   // Segments that were collected: the log begins later.
@@ -227,7 +227,7 @@ TEST(LogDamage, OtherModelsAndStrangersAreRefused) {
   EXPECT_EQ(log.error().code, Errc::kMismatch);
   EXPECT_EQ(LogWriter::Open(folder, LogWriterOptions{}).error().code, Errc::kMismatch);
   ASSERT_TRUE(os::ReplaceFile(folder + "/0-01.swg", std::string_view("x")));
-  EXPECT_EQ(ErrorOf(folder), folder + "/0-01.swg: not of a log of gradients");
+  EXPECT_EQ(ErrorOf(folder), folder + "/0-01.swg: not a file of a gradient log");
 }
 
 TEST(LogDamage, AWriterGoesOnWhateverCallFailed) {

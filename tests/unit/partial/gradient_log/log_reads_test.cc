@@ -84,7 +84,7 @@ TEST_P(Reads, RefuseWhatHasChanged) {
   const Status all = reads.Read(piece, 0, out);
   ASSERT_FALSE(all);
   EXPECT_EQ(all.error().code, Errc::kBadInput);
-  EXPECT_NE(all.error().message.find("have changed since the log was proved"), std::string::npos);
+  EXPECT_NE(all.error().message.find("have changed since the log was verified"), std::string::npos);
   // The bytes before it are read as before.
   EXPECT_TRUE(reads.Read(piece, 0, std::span(out).first(1000)));
 }

@@ -103,8 +103,7 @@ TEST(Apply, SizesThatDisagreeAreToldAndChangeNothing) {
   Status status = Apply(AdamW(), range, nullptr);
   ASSERT_FALSE(status);
   EXPECT_EQ(status.error().code, Errc::kBadInput);
-  EXPECT_EQ(status.error().message,
-            "exp_avg_sq: 10 elements expected as the parameter has, found 9");
+  EXPECT_EQ(status.error().message, "exp_avg_sq: expected 10 elements like the parameter, found 9");
   range = model.Range(0, 10);
   range.gradient_dtype = DType::kBF16;
   status = Apply(AdamW(), range, nullptr);

@@ -117,9 +117,10 @@ TEST(RootTable, RefusesWhatIsNoTable) {
   const auto far = RootTable::FromRoots(roots, kLast);
   ASSERT_FALSE(far);
   EXPECT_EQ(far.error().code, Errc::kBadInput);
-  EXPECT_EQ(far.error().message,
-            "square root of 0x3f800002: 0x3f800003 is further from 0x3f800001 than one unit in the "
-            "last place");
+  EXPECT_EQ(
+      far.error().message,
+      "square root of 0x3f800002: 0x3f800003 differs from 0x3f800001 by more than one unit in "
+      "the last place");
   std::vector<std::byte> bytes(RootTable::kBytes, std::byte{0x55});
   EXPECT_TRUE(RootTable::FromBytes(bytes, kLast));
   EXPECT_FALSE(RootTable::FromBytes(std::span(bytes).first(4), kLast));

@@ -56,8 +56,8 @@ TEST(ParseBytes, RefusesWhatIsNotASize) {
   ExpectRefused(ParseBytes("5.GB"), "5.GB", "is not a size: digits must follow the point");
   ExpectRefused(ParseBytes("1.0000000000000000001GB"), "1.0000000000000000001GB",
                 "is not a size: more than 18 digits after the point");
-  ExpectRefused(ParseBytes("1.5"), "1.5", "is not a size: a fraction of a byte");
-  ExpectRefused(ParseBytes("0.25B"), "0.25B", "is not a size: a fraction of a byte");
+  ExpectRefused(ParseBytes("1.5"), "1.5", "is not a size: it is not a whole number of bytes");
+  ExpectRefused(ParseBytes("0.25B"), "0.25B", "is not a size: it is not a whole number of bytes");
   for (const char* text : {"18446744073709551616", "18446744073709551615K", "16777216TiB",
                            "16777215.9999999999999999TiB", "99999999999999999999999999GB",
                            "18446744073.709551616GB"}) {
@@ -83,7 +83,7 @@ TEST(ParseBandwidth, IsASizeEverySecond) {
         "is not a bandwidth in bytes per second: unknown unit \"" + std::string(unit) + "\"");
   }
   ExpectRefused(ParseBandwidth("1.5/s"), "1.5/s",
-                "is not a bandwidth in bytes per second: a fraction of a byte");
+                "is not a bandwidth in bytes per second: it is not a whole number of bytes");
 }
 
 TEST(FormatBytes, KeepsThreeDigits) {

@@ -24,7 +24,7 @@ TEST(CaughtTest, WantOfMemoryAndOfThreadsAreLimits) {
   EXPECT_EQ(ErrorOf(std::bad_alloc()).message, "out of memory");
   const std::system_error thread(EAGAIN, std::generic_category());
   EXPECT_EQ(ErrorOf(thread).code, Errc::kLimit);
-  EXPECT_EQ(ErrorOf(thread).message, "no memory for another thread, or too many of them");
+  EXPECT_EQ(ErrorOf(thread).message, "cannot start a thread: out of memory, or too many threads");
 }
 
 TEST(CaughtTest, AllElseIsADefect) {

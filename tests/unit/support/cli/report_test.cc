@@ -70,8 +70,8 @@ TEST_F(ReportFile, WritesDevicesInPlace) {
   EXPECT_EQ(full.error().sys, ENOSPC);
 }
 
-RankFacts Facts(std::uint64_t scale, std::vector<std::string> warnings) {
-  RankFacts facts;
+RankStats Facts(std::uint64_t scale, std::vector<std::string> warnings) {
+  RankStats facts;
   facts.passes = {{"read", 1.5 * static_cast<double>(scale)}, {"write", 2}};
   facts.bytes_read = 10 * scale;
   facts.bytes_written = 20 * scale;
@@ -84,20 +84,20 @@ RankFacts Facts(std::uint64_t scale, std::vector<std::string> warnings) {
 }
 
 TEST(Facts, PackAndUnpackAreInverse) {
-  const RankFacts facts = Facts(3, {"one", "two"});
-  const auto back = UnpackFacts(PackFacts(facts));
+  const RankStats facts = Facts(3, {"one", "two"});
+  const auto back = UnpackStats(PackStats(facts));
   ASSERT_TRUE(back);
-  EXPECT_EQ(PackFacts(*back), PackFacts(facts));
+  EXPECT_EQ(PackStats(*back), PackStats(facts));
   EXPECT_EQ(back->warnings, facts.warnings);
   EXPECT_EQ(back->peak_memory_bytes, 3000U);
   for (const char* text : {"", "{}", "[]", "{\"passes\":3,\"counts\":[],\"warnings\":[]}"}) {
-    EXPECT_EQ(UnpackFacts(text).error().code, Errc::kInternal) << text;
+    EXPECT_EQ(UnpackStats(text).error().code, Errc::kInternal) << text;
   }
 }
 
 TEST(Facts, MergeAddsUpAndJoinsEqualWarnings) {
   const std::array ranks = {Facts(1, {"same", "first"}), Facts(4, {"late", "same"})};
-  const MergedFacts merged = Merge(ranks);
+  const MergedStats merged = Merge(ranks);
   EXPECT_EQ(merged.total.bytes_read, 50U);
   EXPECT_EQ(merged.total.bytes_written, 100U);
   EXPECT_EQ(merged.total.files_read, 5U);

@@ -24,7 +24,7 @@ TEST_F(RunSinkTest, AddsUpPassesOfOneName) {
   std::this_thread::sleep_for(std::chrono::milliseconds(5));
   sink.Pass("write");
   sink.Pass("read");
-  const RankFacts facts = sink.Finish();
+  const RankStats facts = sink.Finish();
   ASSERT_EQ(facts.passes.size(), 2U);
   EXPECT_EQ(facts.passes[0].name, "read");
   EXPECT_GE(facts.passes[0].seconds, 0.005);
@@ -46,7 +46,7 @@ TEST_F(RunSinkTest, CountsFromManyThreads) {
     });
   }
   for (std::thread& thread : threads) thread.join();
-  const RankFacts facts = sink.Finish();
+  const RankStats facts = sink.Finish();
   EXPECT_EQ(facts.bytes_read, 24'000U);
   EXPECT_EQ(facts.files_read, 8000U);
   EXPECT_EQ(facts.bytes_written, 40'000U);
@@ -60,7 +60,7 @@ TEST_F(RunSinkTest, KeepsABoundedNumberOfWarnings) {
   RunSink sink({}, console_, signals_);
   for (std::size_t i = 0; i < kWarningsKept + 10; ++i) sink.Warn("warning " + std::to_string(i));
   sink.Warn("warning 0");
-  const RankFacts facts = sink.Finish();
+  const RankStats facts = sink.Finish();
   EXPECT_EQ(facts.warnings.size(), kWarningsKept);
   EXPECT_EQ(facts.warnings_omitted, 10U);
 }

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "support/os/commit.h"
 
-#include <signal.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include "scratch.h"
@@ -327,9 +325,10 @@ TEST_F(CommitTest, LeftoversThatCannotBeRemovedAreNoObstacle) {
   ASSERT_TRUE(stage) << stage.error().message;
   ASSERT_EQ(stage->warnings().size(), 3U);
   EXPECT_EQ(stage->warnings()[0], At("out.partial-r9.journal") +
-                                      " stays, 1 B: " + At("out.partial-r9.journal/j") +
+                                      " was not removed, 1 B: " + At("out.partial-r9.journal/j") +
                                       ": cannot remove: operation not permitted");
-  EXPECT_EQ(stage->warnings()[2].rfind(At("out.partial-r8") + " stays, 2.00 KiB: ", 0), 0U)
+  EXPECT_EQ(stage->warnings()[2].rfind(At("out.partial-r8") + " was not removed, 2.00 KiB: ", 0),
+            0U)
       << stage->warnings()[2];
   ASSERT_TRUE(Fill(*stage, "new"));
   {
@@ -376,80 +375,6 @@ TEST_F(CommitTest, FailedManifestOrVerifyKeepsTheStage) {
     EXPECT_FALSE(*Exists(At("out")));
     EXPECT_TRUE(*IsDir(At("out.partial-r1/.journal")));
   }
-}
-
-TEST_F(CommitTest, AFileIsWholeOrNotThere) {
-  ASSERT_TRUE(CommitFile(At("plan"), "one", false));
-  EXPECT_EQ(Contents(), (Files{{"plan", "one"}}));
-  const Status refused = CommitFile(At("plan"), "two", false);
-  EXPECT_EQ(refused.error().code, Errc::kBusy);
-  EXPECT_EQ(refused.error().message, At("plan") + ": exists (--force replaces it)");
-  EXPECT_EQ(Get("plan"), "one");
-  Put("plan.partial", "of a killed run");
-  const ScopedFault calls;
-  ASSERT_TRUE(CommitFile(At("plan"), "two", true));
-  EXPECT_EQ(Contents(), (Files{{"plan", "two"}}));
-  // The file, its folder; also the lock where other machines see only files that are synced.
-  EXPECT_EQ(calls.Count(Op::kSync), Here().CanSyncFileSystem() ? 2U : 3U);
-}
-
-TEST_F(CommitTest, AFileIsNotWrittenOverSomethingElse) {
-  ASSERT_TRUE(MakeDir(At("folder")));
-  EXPECT_EQ(CommitFile(At("folder"), "x", true).error().code, Errc::kBusy);
-  ASSERT_EQ(::symlink("elsewhere", At("link").c_str()), 0);
-  EXPECT_EQ(CommitFile(At("link"), "x", true).error().code, Errc::kBusy);
-  EXPECT_EQ(CommitFile(At("no/plan"), "x", true).error().code, Errc::kNotFound);
-  const auto held = Lock::Take(At("plan.lock"), "other");
-  ASSERT_TRUE(held);
-  EXPECT_EQ(CommitFile(At("plan"), "x", true).error().code, Errc::kBusy);
-  EXPECT_EQ(Contents().count("plan"), 0U);
-  EXPECT_EQ(Contents().count("plan.partial"), 0U);
-}
-
-// Another process makes the file between the check of its name and the rename.
-TEST_F(CommitTest, AFileThatCameUpMeanwhileIsNotReplaced) {
-  const pid_t child = ::fork();
-  if (child == 0) {
-    const ScopedFault fault(*ParseFault("rename:1:hang"));
-    const Status status = CommitFile(At("plan"), "mine", false);
-    ::_exit(!status && status.error().code == Errc::kBusy ? 0 : 1);
-  }
-  int status = 0;
-  ASSERT_EQ(::waitpid(child, &status, WUNTRACED), child);
-  ASSERT_TRUE(WIFSTOPPED(status));
-  Put("plan", "theirs");
-  ::kill(child, SIGCONT);
-  ASSERT_EQ(::waitpid(child, &status, 0), child);
-  EXPECT_EQ(status, 0);
-  EXPECT_EQ(Contents(), (Files{{"plan", "theirs"}}));
-}
-
-TEST_F(CommitTest, AFailedFileLeavesTheOldOne) {
-  ASSERT_TRUE(CommitFile(At("plan"), "one", false));
-  Put("plan.partial", "of a killed run");
-  for (const char* const what :
-       {"stat:1:eio", "stat:2:eio", "stat:3:eacces", "stat:4:eio", "stat:5:eio"}) {
-    const ScopedFault fault(*ParseFault(what));
-    EXPECT_FALSE(CommitFile(At("plan"), "two", true)) << what;
-    EXPECT_TRUE(fault.fired()) << what;
-    EXPECT_EQ(Contents(), (Files{{"plan", "one"}, {"plan.partial", "of a killed run"}})) << what;
-  }
-  for (const char* const what : {"create:2:eio", "write:2:enospc", "sync:1:eio", "rename:1:eio"}) {
-    const ScopedFault fault(*ParseFault(what));
-    EXPECT_EQ(CommitFile(At("plan"), "two", true).error().code, Errc::kIo) << what;
-    EXPECT_EQ(Get("plan"), "one") << what;
-    EXPECT_EQ(Contents().count("plan.partial"), 0U) << what;
-  }
-  const ScopedFault fault(*ParseFault("unlink:1:eio"));  // of the lock
-  EXPECT_EQ(CommitFile(At("plan"), "two", true).error().code, Errc::kIo);
-  EXPECT_EQ(Get("plan"), "two");
-}
-
-TEST_F(CommitTest, AFileOfAKilledRunThatCannotBeRemovedIsNoObstacle) {
-  Put("plan.partial", "of a killed run");
-  const ScopedFault fault(*ParseFault("unlink:1:eperm"));
-  EXPECT_TRUE(CommitFile(At("plan"), "one", false));
-  EXPECT_EQ(Contents(), (Files{{"plan", "one"}, {"plan.partial", "of a killed run"}}));
 }
 
 TEST_F(CommitTest, AnOutputThatCannotBePutBackIsNamed) {

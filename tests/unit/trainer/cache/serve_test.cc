@@ -353,8 +353,7 @@ TEST_F(ServeTest, ALoadThatEndsWhileItIsReadIsAnError) {
   const Status detached = Detach(*comm, *attached);
   ASSERT_FALSE(detached.has_value());
   EXPECT_EQ(detached.error().code, Errc::kIo);
-  EXPECT_NE(detached.error().message.find("the load has ended while it was read"),
-            std::string::npos)
+  EXPECT_NE(detached.error().message.find("the cache ended while it was read"), std::string::npos)
       << detached.error().message;
 }
 

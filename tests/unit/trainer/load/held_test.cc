@@ -66,13 +66,14 @@ TEST(HeldTest, ComesBackFromWhatIsSentToOtherRanks) {
 }
 
 TEST(HeldTest, ThatCannotBeIsRefusedByName) {
-  EXPECT_EQ(Refused({{"first", 20}, {"count", 5}}), "\"w\" [6, 4]: elements [20, 25) of 24");
+  EXPECT_EQ(Refused({{"first", 20}, {"count", 5}}),
+            "\"w\" [6, 4]: elements [20, 25) do not exist, the tensor has 24");
   EXPECT_EQ(Refused({{"kind", "exp_avg"}, {"dtype", "quint8"}}),
-            "\"w\" exp_avg: element type quint8");
+            "\"w\" exp_avg: element type quint8 is not supported");
   EXPECT_EQ(Refused({{"mesh", {2}},
                      {"coordinate", {0}},
                      {"splits", json::array({json::array({"partial"})})}}),
-            "\"w\" [6, 4]: placement [\"partial\"]");
+            "\"w\" [6, 4]: placement [\"partial\"] is not supported");
   EXPECT_NE(Refused({{"mesh", {2}},
                      {"coordinate", {2}},
                      {"splits", json::array({json::array({"shard", 0})})}}),

@@ -256,7 +256,7 @@ TEST_F(LiveLoadTest, OtherShapesAndTypesAreRefused) {
     const Result<Loaded> loaded = LoadInto(From(Own("zero1_w2")), &rank);
     return loaded ? "accepted" : loaded.error().message;
   };
-  EXPECT_NE(refused("shape", {2, 2}).find("the trainer has shape [2, 2], the checkpoint ["),
+  EXPECT_NE(refused("shape", {2, 2}).find("the trainer has shape [2, 2], the checkpoint has ["),
             std::string::npos)
       << refused("shape", {2, 2});
   EXPECT_NE(refused("dtype", "int64").find("no conversion from float32 to int64"),

@@ -31,8 +31,8 @@ Status AddExpert(Reading* reading, std::uint64_t layer, std::uint64_t expert,
   for (std::uint64_t mp = 0; mp < reading->mp_ranks; ++mp) {
     const auto at = files.find(mp);
     if (at == files.end()) {
-      missing.push_back("layer_" + std::to_string(layer) + "_expert_" + std::to_string(expert) +
-                        "_" + ModelFileName(false, 0, mp));
+      missing.push_back(
+          StrCat("layer_", layer, "_expert_", expert, "_", ModelFileName(false, 0, mp)));
       continue;
     }
     const std::uint32_t file = at->second;
@@ -46,14 +46,12 @@ Status AddExpert(Reading* reading, std::uint64_t layer, std::uint64_t expert,
       const std::optional<std::string> path = ExpertsPathOf(name);
       auto id = ExpertIdOf(name);
       if (!path || !id || *id != expert) {
-        return Fail(Errc::kBadInput, reading->file_name(file) + ": " + what +
-                                         ": a parameter of expert " + std::to_string(expert) +
-                                         " expected");
+        return Fail(Errc::kBadInput, reading->file_name(file), ": ", what,
+                    ": a parameter of expert ", expert, " expected");
       }
       if (!module->empty() && *module != *path) {
-        return Fail(Errc::kBadInput, reading->file_name(file) + ": " + what + ": layer " +
-                                         std::to_string(layer) + " is " + *module +
-                                         " in other files");
+        return Fail(Errc::kBadInput, reading->file_name(file), ": ", what, ": layer ", layer,
+                    " has the module ", *module, " in other files");
       }
       *module = *path;
       const auto local = reading->local_experts.find(*path);
@@ -88,8 +86,8 @@ Status CheckCount(const Reading& reading, std::uint64_t layer, const std::string
     for (std::uint64_t expert = 0; expert < expected; ++expert) {
       if (reading.grid.experts.contains({layer, expert})) continue;
       for (std::uint64_t mp = 0; mp < reading.mp_ranks; ++mp) {
-        missing.push_back("layer_" + std::to_string(layer) + "_expert_" + std::to_string(expert) +
-                          "_" + ModelFileName(false, 0, mp));
+        missing.push_back(
+            StrCat("layer_", layer, "_expert_", expert, "_", ModelFileName(false, 0, mp)));
       }
     }
     return Missing(reading, missing);
@@ -118,8 +116,8 @@ Status CheckNumbers(const Reading& reading, std::uint64_t layer, std::uint64_t f
   for (std::uint64_t expert = 0; expert < expected; ++expert) {
     if (reading.grid.experts.contains({layer, expert})) continue;
     for (std::uint64_t mp = 0; mp < reading.mp_ranks; ++mp) {
-      missing.push_back("layer_" + std::to_string(layer) + "_expert_" + std::to_string(expert) +
-                        "_" + ModelFileName(false, 0, mp));
+      missing.push_back(
+          StrCat("layer_", layer, "_expert_", expert, "_", ModelFileName(false, 0, mp)));
     }
   }
   if (!missing.empty()) return Missing(reading, missing);
@@ -166,16 +164,16 @@ Result<std::uint32_t> ParamOf(const Reading& reading, const std::string& local_n
 
 Status ReadExperts(Reading* reading) {
   if (reading->shards.empty() && !reading->grid.experts.empty() && !reading->only_weights) {
-    return Fail(Errc::kUnsupported,
-                reading->source.tag + ": experts trained without ZeRO: use stage 1 or 2");
+    return Fail(
+        Errc::kUnsupported, reading->source.tag,
+        ": experts trained without ZeRO are not supported: train them with ZeRO stage 1 or 2");
   }
   SW_TRY(CountLocal(reading));
   std::map<std::uint64_t, std::pair<std::string, std::uint64_t>> layers;  // module, number of files
   for (const auto& [key, files] : reading->grid.experts) {
     auto& [module, count] = layers[key.first];
     if (key.first > 0xffff'ffff || key.second > 0xffff'ffff) {
-      return Fail(Errc::kBadInput,
-                  reading->file_name(files.begin()->second) + ": number too large");
+      return Fail(Errc::kBadInput, reading->file_name(files.begin()->second), ": number too large");
     }
     SW_TRY(AddExpert(reading, key.first, key.second, files, &module));
     ++count;

@@ -105,8 +105,7 @@ Status FindFiles(Reading* reading) {
       case FileRole::kExpert:
         if (name->old_style) {
           return Fail(Errc::kUnsupported, files[i].path,
-                      ": expert files without a layer number "
-                      "(DeepSpeed before 0.5.1)");
+                      ": expert files without a layer number (DeepSpeed before 0.5.1)");
         }
         grid.experts[{name->layer, name->expert}].emplace(name->mp, i);
         break;
@@ -118,20 +117,21 @@ Status FindFiles(Reading* reading) {
   if (!grid.model.empty() && grid.zero3()) {
     return Fail(Errc::kUnsupported, files[grid.model.begin()->second].name, " and ",
                 files[grid.model_zero3.begin()->second].name,
-                ": model states of stage 3 and of another stage in one folder: move the files "
-                "of one save to a folder of its own");
+                ": model states of stage 3 and of another stage in one folder: move the files of "
+                "one save to a folder of its own");
   }
   if (reading->only_weights) {
     if (grid.zero3()) {
-      return Fail(Errc::kUnsupported,
-                  reading->source.tag + ": at stage 3 the weights are in the optimizer shards");
+      return Fail(Errc::kUnsupported, reading->source.tag,
+                  ": at stage 3 the weights are in the optimizer shards");
     }
     grid.shard.clear();
     grid.expert_optim.clear();
   }
   if (grid.shard.empty() && !grid.expert_optim.empty()) {
-    return Fail(Errc::kUnsupported, files[grid.expert_optim.begin()->second].path,
-                ": experts trained without ZeRO: use stage 1 or 2");
+    return Fail(
+        Errc::kUnsupported, files[grid.expert_optim.begin()->second].path,
+        ": experts trained without ZeRO are not supported: train them with ZeRO stage 1 or 2");
   }
   return {};
 }
@@ -171,9 +171,8 @@ Status CheckComplete(Reading* reading) {
     SW_TRY_ASSIGN(count, CountAt(*reading, *any, model.root, "dp_world_size"));
   }
   if (count && shards && world > *count) {
-    return Fail(Errc::kBadInput, reading->source.tag + ": files of " + std::to_string(world) +
-                                     " ZeRO ranks found, the checkpoint was written by " +
-                                     std::to_string(*count));
+    return Fail(Errc::kBadInput, reading->source.tag, ": files of ", world,
+                " ZeRO ranks found, the checkpoint was written by ", *count);
   }
   reading->ranks = std::max(world, count.value_or(1));
   SW_TRY(CheckCap(*reading, reading->ranks, "ZeRO ranks"));

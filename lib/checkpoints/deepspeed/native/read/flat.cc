@@ -50,7 +50,9 @@ Status FindChunk(const Reading& reading, Flat* flat) {
   }
   if (flat->total > 0 && masters == 0) {
     return Fail(Errc::kUnsupported, GroupText(reading, *flat), ": its master weights are empty (",
-                (stored == 0 ? "optimizer state offloaded to NVMe" : "only states are there"), ")");
+                (stored == 0 ? "optimizer state offloaded to NVMe"
+                             : "only other optimizer states are present"),
+                ")");
   }
   return {};
 }
@@ -190,8 +192,7 @@ Status FindStarts(Reading* reading, Flat* flat) {
   const bool silent = told.starts.empty();
   if (!silent && !told.complete) {
     return Fail(Errc::kBadInput, GroupText(*reading, *flat),
-                ": param_slice_mappings do not cover the parameters of "
-                "param_shapes");
+                ": param_slice_mappings do not cover the parameters of param_shapes");
   }
   if (silent || Agrees(*flat, told, flat->starts)) {
     const bool named =
@@ -219,10 +220,10 @@ Status FindStarts(Reading* reading, Flat* flat) {
     }
     return CheckLength(*reading, *flat);
   }
-  return Fail(Errc::kBadInput, GroupText(*reading, *flat),
-              ": param_slice_mappings agree neither with param_shapes nor "
-              "with a round robin of them, in ",
-              flat->ranks, " partitions of ", flat->chunk, " elements");
+  return Fail(
+      Errc::kBadInput, GroupText(*reading, *flat),
+      ": param_slice_mappings agree neither with param_shapes nor with a round robin of them, in ",
+      flat->ranks, " partitions of ", flat->chunk, " elements");
 }
 
 /// Records the parameters of a group if their order was inferred.
@@ -259,11 +260,9 @@ Result<std::uint32_t> AddPartitions(Reading* reading, const Flat& flat, std::uin
     const std::uint64_t needed = flat.total > first ? std::min(flat.total - first, flat.chunk) : 0;
     SW_TRY_ASSIGN(const std::uint64_t padded, PartitionElems(flat.chunk, 1));
     if (place->elems < needed || place->elems > padded) {
-      return Fail(Errc::kBadInput, reading->file_name(reading->shards[flat.mp][rank].file) +
-                                       ": group " + std::to_string(flat.group) + " " + state +
-                                       ": " + Range(needed, padded) +
-                                       " elements expected from param_shapes, found " +
-                                       std::to_string(place->elems));
+      return Fail(Errc::kBadInput, reading->file_name(reading->shards[flat.mp][rank].file),
+                  ": group ", flat.group, " ", state, ": ", Range(needed, padded),
+                  " elements expected from param_shapes, found ", place->elems);
     }
     dtype = place->dtype;
     regions.push_back(reading->map.RegionOf(*place));
@@ -289,10 +288,10 @@ Status MapBuffer(Reading* reading, const Flat& flat, std::uint64_t ep, const Gro
     SW_TRY_ASSIGN(const std::uint32_t param, ParamOf(*reading, named.name, ep, shard.file));
     const ParamInfo& info = reading->params[param];
     if (info.shards[reading->tp_of(flat.mp)] != named.shape) {
-      return Fail(Errc::kBadInput, reading->file_name(reading->models[flat.mp].file) +
-                                       ": parameter \"" + named.name + "\": " +
-                                       ToString(named.shape) + " in param_shapes, its weight is " +
-                                       ToString(info.shards[reading->tp_of(flat.mp)]));
+      return Fail(Errc::kBadInput, reading->file_name(reading->models[flat.mp].file),
+                  ": parameter \"", named.name, "\": ", ToString(named.shape),
+                  " in param_shapes, its weight is ",
+                  ToString(info.shards[reading->tp_of(flat.mp)]));
     }
     for (const auto& [state, array] : arrays) {
       SW_TRY(AddFragment(reading, param, state, flat.mp,
@@ -339,19 +338,18 @@ Result<const Node*> OptionsOf(Reading* reading, std::size_t g, std::size_t group
     const Node* params = FindPath(reading->config, {"optimizer", "params"});
     if (g == 0) {
       reading->out.warnings.push_back(
-          reading->file_name(shard.file) +
-          ": an elastic checkpoint holds no hyper-parameters of the optimizer: " +
-          (params != nullptr ? "taken from ds_config"
-                             : "the groups are written without, and "
-                               "PyTorch cannot step before a script sets them"));
+          StrCat(reading->file_name(shard.file),
+                 ": an elastic checkpoint holds no hyper-parameters of the optimizer: ",
+                 (params != nullptr ? "taken from ds_config"
+                                    : "the groups are written without them, and PyTorch cannot "
+                                      "step until a script sets them")));
     }
     return params;
   }
   if (list == nullptr || !list->is_list() || list->items.size() != groups ||
       !list->items[g]->is_dict()) {
-    return Fail(Errc::kBadInput, reading->file_name(shard.file) + ": param_groups: " +
-                                     std::to_string(groups) + " groups expected, found " +
-                                     (list == nullptr ? "nothing" : pickle::Describe(list)));
+    return Fail(Errc::kBadInput, reading->file_name(shard.file), ": param_groups: ", groups,
+                " groups expected, found ", (list == nullptr ? "nothing" : pickle::Describe(list)));
   }
   return list->items[g];
 }
@@ -367,10 +365,8 @@ Status MapFlatGroups(Reading* reading) {
     for (std::uint64_t mp = 0; mp < reading->mp_ranks; ++mp) {
       const Model& model = reading->models[mp];
       if (model.shapes.size() != groups) {
-        return Fail(Errc::kBadInput, reading->file_name(model.file) +
-                                         ": param_shapes: " + std::to_string(groups) +
-                                         " groups expected as in the shards, found " +
-                                         std::to_string(model.shapes.size()));
+        return Fail(Errc::kBadInput, reading->file_name(model.file), ": param_shapes: ", groups,
+                    " groups expected as in the shards, found ", model.shapes.size());
       }
       Flat flat;
       static_cast<Spread&>(flat) = SpreadOf(*reading, mp, g);

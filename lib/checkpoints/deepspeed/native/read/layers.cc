@@ -55,8 +55,9 @@ Result<Layer> OpenLayer(const Reading& reading, std::uint64_t index,
   for (const auto& [axes, file] : files) {
     SW_TRY_ASSIGN(const std::uint64_t rank, RankOfAxes(reading, file, axes));
     if (rank >= tp || out.files[rank] != ~std::uint32_t{0}) {
-      return Fail(Errc::kBadInput, reading.source.files[file].path, ": rank ", rank, " of ", tp,
-                  " expected once");
+      return Fail(Errc::kBadInput, reading.source.files[file].path,
+                  ": one file expected for each of ", tp, " tensor-parallel ranks, found rank ",
+                  rank, " again or out of range");
     }
     out.files[rank] = file;
   }
@@ -92,7 +93,7 @@ class StageNames {
     }
     if (found.size() > 1) {
       return Fail(Errc::kUnsupported, "layer ", layer, " may be ", found[0].prefix, " or ",
-                  found[1].prefix, ": the checkpoint does not tell");
+                  found[1].prefix, ": the checkpoint does not record which");
     }
     return found.empty() ? plain : found.front();
   }
@@ -181,7 +182,7 @@ void GuessTiedLayers(Reading* reading) {
   }
   if (guessed) {
     reading->out.warnings.push_back(
-        "a tied layer has no file of its own: taken to follow the last layer of its stage");
+        "a tied layer has no file of its own: it is assumed to follow the last layer of its stage");
   }
 }
 
@@ -224,13 +225,12 @@ Status ReadLayers(Reading* reading) {
     if (next != name.stages.end()) {
       stage = *next;
     } else if (!name.stages.empty()) {
-      return Fail(Errc::kBadInput, reading->file_name(layer.files[0]) + ": layer " +
-                                       std::to_string(index) + " belongs to stage " +
-                                       std::to_string(name.stages.back()) +
-                                       ", a layer before it to stage " + std::to_string(stage));
+      return Fail(Errc::kBadInput, reading->file_name(layer.files[0]), ": layer ", index,
+                  " belongs to stage ", name.stages.back(),
+                  ", but an earlier layer belongs to stage ", stage);
     }
     if (index > 0xffff'ffff) {
-      return Fail(Errc::kBadInput, reading->file_name(layer.files[0]) + ": layer number too large");
+      return Fail(Errc::kBadInput, reading->file_name(layer.files[0]), ": layer number too large");
     }
     to.stages[stage].push_back(static_cast<std::uint32_t>(index));
     SW_TRY(AddLayer(reading, layer, name, stage));

@@ -87,7 +87,7 @@ Status CheckAgreement(const Reading& reading, const Node* first, std::uint32_t f
     };
     return Fail(Errc::kBadInput, key, " is ", shown(x, a), " in ", reading.file_name(first_file),
                 ", ", shown(y, b), " in ", reading.file_name(other_file),
-                ": not files of one checkpoint");
+                ": the files are not from one checkpoint");
   }
   return {};
 }
@@ -100,11 +100,10 @@ Status ReadFrozenShares(Reading* reading, std::uint64_t mp, std::uint64_t rank, 
   const std::size_t count =
       fragments != nullptr && fragments->is_dict() ? fragments->entry_count() : 0;
   if (count > model.frozen.size()) {
-    return Fail(Errc::kBadInput,
-                reading->file_name(file) +
-                    ": frozen_param_fragments: " + std::to_string(model.frozen.size()) +
-                    " frozen parameters expected as frozen_param_shapes of " +
-                    reading->file_name(model.file) + " lists, found " + std::to_string(count));
+    return Fail(Errc::kBadInput, reading->file_name(file),
+                ": frozen_param_fragments: ", model.frozen.size(),
+                " frozen parameters expected, as in frozen_param_shapes of ",
+                reading->file_name(model.file), ", found ", count);
   }
   for (std::size_t i = 0; i < model.frozen.size(); ++i) {
     const NamedShape& param = model.frozen[i];
@@ -113,8 +112,8 @@ Status ReadFrozenShares(Reading* reading, std::uint64_t mp, std::uint64_t rank, 
     const Node* node = in_order ? fragments->value(i) : FindPath(fragments, {param.name});
     const std::string what = "frozen parameter \"" + param.name + "\"";
     if (node == nullptr) {
-      return Fail(Errc::kBadInput, reading->file_name(file) + ": " + what +
-                                       ": frozen_param_fragments does not hold it");
+      return Fail(Errc::kBadInput, reading->file_name(file), ": ", what,
+                  ": frozen_param_fragments does not hold it");
     }
     SW_TRY_ASSIGN(Place place, reading->map.PlaceOf(file, document, node, what));
     std::vector<Place>& shares = reading->frozen_shares[mp][param.name];
@@ -189,15 +188,14 @@ Status ReadOtherRanks(Reading* reading, std::uint64_t mp) {
     compare(document);
   }
   if (!own.empty()) {
-    reading->out.left_out.push_back("client state that every rank has of its own, but that of " +
-                                    reading->file_name(model.file) + ": " +
-                                    Joined(std::vector<std::string>(own.begin(), own.end()), ", "));
+    reading->out.left_out.push_back(
+        StrCat("rank-specific client state, except that of ", reading->file_name(model.file), ": ",
+               Joined(std::vector<std::string>(own.begin(), own.end()), ", ")));
   }
   if (!entries.empty()) {
-    reading->out.left_out.push_back(
-        "entries of the state dict that every rank has of its own, "
-        "except those of " +
-        reading->file_name(model.file) + ": " + FirstFew({entries.begin(), entries.end()}));
+    reading->out.left_out.push_back(StrCat("rank-specific state dict entries, except those of ",
+                                           reading->file_name(model.file), ": ",
+                                           FirstFew({entries.begin(), entries.end()})));
   }
   return {};
 }
@@ -280,8 +278,8 @@ void ReadConfig(Reading* reading) {
     reading->round_robin = false;
     reading->out.warnings.push_back(
         reading->file_name(shard.file) +
-        ": ds_config asks for round_robin_gradients, which releases before 0.13 ignore at stage 1 "
-        "and newer ones do not: to go on in a newer one, convert with round_robin=true");
+        ": ds_config sets round_robin_gradients, which DeepSpeed before 0.13 ignores at stage 1 "
+        "and newer releases do not: to resume in a newer release, convert with round_robin=true");
   }
 }
 

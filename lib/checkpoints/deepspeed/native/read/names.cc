@@ -59,8 +59,8 @@ Result<std::vector<ExpertParam>> ListExperts(Reading* reading, std::uint64_t mp)
     for (std::uint64_t expert = 0; expert < local; ++expert) {
       const auto files = reading->grid.experts.find({layer, expert});
       if (files == reading->grid.experts.end() || !files->second.contains(mp)) {
-        missing.push_back("layer_" + std::to_string(layer) + "_expert_" + std::to_string(expert) +
-                          "_" + ModelFileName(false, 0, mp));
+        missing.push_back(
+            StrCat("layer_", layer, "_expert_", expert, "_", ModelFileName(false, 0, mp)));
         continue;
       }
       const std::uint32_t file = files->second.at(mp);
@@ -126,10 +126,10 @@ Status CheckExpertRanks(const Reading& reading, const Spread& spread) {
                                 std::to_string(first) + " and " + std::to_string(rank);
       if (reading.config == nullptr) {
         return Fail(Errc::kUnsupported, files,
-                    " differ: which ranks share their experts is not told, "
-                    "since ds_config is not in the files");
+                    " differ: the files do not contain ds_config, so it is unknown which ranks "
+                    "share experts");
       }
-      return Fail(Errc::kBadInput, files, " differ, though they hold the same part of experts");
+      return Fail(Errc::kBadInput, files, " differ, although these ranks have the same experts");
     }
   }
   return {};
@@ -169,9 +169,9 @@ class Completion {
 
   Status Refuse(std::size_t group, const std::string& why) const {
     return Fail(Errc::kUnsupported, GroupText(reading_, {mp_, group}),
-                ": param_slice_mappings tell only part of the experts' parameters, as in "
-                "releases before 0.14.5, and ",
-                why, ": load and save the checkpoint with 0.14.5 or newer");
+                ": param_slice_mappings list only some of the experts' parameters, as in DeepSpeed "
+                "before 0.14.5, and ",
+                why, ": load and save the checkpoint with DeepSpeed 0.14.5 or newer");
   }
   Result<Places> PlacesOf(std::size_t group, const std::vector<NamedShape>& told) const;
   std::optional<Places> Walk(const Places& told, std::uint64_t elems,
@@ -195,7 +195,7 @@ Result<Completion::Places> Completion::PlacesOf(std::size_t group,
     const auto at = place_.find(param.name);
     if (at == place_.end()) {
       return Fail(Errc::kBadInput, GroupText(reading_, {mp_, group}), ": \"", param.name,
-                  "\": no file of an expert holds it");
+                  "\": no expert file contains it");
     }
     const std::uint64_t whole = experts_[at->second].elems;
     if (param.elems > whole || (param.elems < whole && &param != &told.back())) {
@@ -204,7 +204,7 @@ Result<Completion::Places> Completion::PlacesOf(std::size_t group,
                   " in param_slice_mappings");
     }
     if (!out.empty() && at->second <= out.back()) {
-      SW_TRY(Refuse(group, "\"" + param.name + "\" is not in the order of the model"));
+      SW_TRY(Refuse(group, "\"" + param.name + "\" is not in model order"));
     }
     out.push_back(at->second);
   }
@@ -234,7 +234,7 @@ Result<Completion::Places> Completion::Choose(std::size_t group, const Places& t
                                               std::uint64_t elems) const {
   constexpr std::size_t kMostKinds = 10;
   if (unheard_.size() > kMostKinds) {
-    SW_TRY(Refuse(group, "too many of them are told nowhere"));
+    SW_TRY(Refuse(group, "too many of them are not listed at all"));
   }
   const std::vector<std::string> unheard(unheard_.begin(), unheard_.end());
   std::set<Places> ways;
@@ -248,7 +248,7 @@ Result<Completion::Places> Completion::Choose(std::size_t group, const Places& t
   }
   if (ways.size() != 1) {
     SW_TRY(Refuse(group, std::to_string(ways.size()) +
-                             " selections of those that follow have the group's " +
+                             " selections of the following parameters have the group's " +
                              std::to_string(elems) + " elements"));
   }
   return *ways.begin();
@@ -272,8 +272,9 @@ Status Completion::CheckSlices(const Spread& spread, std::uint64_t elems,
       at += param.elems;
     }
     if (!SameSlices(expected, GroupAt(reading_, spread, RankOf(reading_, spread, 0, edp)).slices)) {
-      SW_TRY(Refuse(spread.group, "what rank " + std::to_string(RankOf(reading_, spread, 0, edp)) +
-                                      " tells does not fit its sizes"));
+      SW_TRY(Refuse(spread.group, "the mappings of rank " +
+                                      std::to_string(RankOf(reading_, spread, 0, edp)) +
+                                      " do not fit its sizes"));
     }
   }
   return {};
@@ -299,7 +300,7 @@ Result<std::vector<std::string>> Completion::Complete(
     SW_TRY_ASSIGN(const std::uint64_t elems, MasterElems(reading_, spread));
     if (SumElems(params) >= elems) continue;
     if (reading_.topology.bf16_optimizer) {
-      SW_TRY(Refuse(g, "BF16_Optimizer does not tell how many elements the group has"));
+      SW_TRY(Refuse(g, "BF16_Optimizer does not record the number of elements of the group"));
     }
     SW_TRY_ASSIGN(const Places told, PlacesOf(g, params));
     SW_TRY_ASSIGN(const Places chosen, Choose(g, told, elems));
@@ -311,7 +312,7 @@ Result<std::vector<std::string>> Completion::Complete(
     }
     SW_TRY(CheckSlices(spread, elems, params));
     inferred[g] =
-        "releases before 0.14.5 tell the places of only a part of the experts' parameters";
+        "DeepSpeed before 0.14.5 records the positions of only some of the experts' parameters";
   }
   return inferred;
 }
@@ -334,11 +335,11 @@ void OrderGroups(const Reading& reading, std::uint64_t mp, Model* model) {
     std::string& why = model->inferred[g];
     if (reading.round_robin) {
       Reorder(spread.ranks, &model->shapes[g]);
-      if (why.empty()) why = "round robin reordered them, and param_shapes does not tell how";
+      if (why.empty()) why = "round robin reordered them, and param_shapes does not record how";
     } else if (why.empty() && reading.config == nullptr && !reading.topology.bf16_optimizer) {
       why =
-          "ds_config is not in the files, so that nothing tells whether round robin or data "
-          "before expert parallelism ordered them";
+          "ds_config is not in the files, so it is unknown whether round robin or data before "
+          "expert parallelism ordered them";
     }
   }
 }
@@ -404,9 +405,9 @@ void GuessBuffers(Reading* reading, std::uint64_t mp, Model* model) {
   }
   if (guessed == 0 || mp > 0) return;
   reading->out.warnings.push_back(
-      reading->file_name(model->file) + ": " + std::to_string(guessed) +
-      " tensors are not trained, and buffer_names is not there to tell frozen parameters from "
-      "buffers: those named weight or bias are taken for frozen parameters");
+      StrCat(reading->file_name(model->file), ": ", guessed,
+             " tensors are not trained, and there is no buffer_names to distinguish frozen "
+             "parameters from buffers: those named weight or bias are taken as frozen parameters"));
 }
 
 /// Checks that the ranks record at least some positions of parameters.
@@ -422,8 +423,8 @@ Status CheckTold(const Reading& reading, std::uint64_t mp) {
   }
   if (told || !held) return {};
   return Fail(Errc::kUnsupported, reading.file_name(shards.front().file),
-              ": neither param_shapes nor param_slice_mappings tell where parameters lie: load "
-              "and save the checkpoint with a newer release");
+              ": neither param_shapes nor param_slice_mappings record the positions of parameters: "
+              "load and save the checkpoint with a newer DeepSpeed release");
 }
 
 /// Checks that the ranks in an expert group's name share it. BF16_Optimizer
@@ -436,10 +437,9 @@ Status CheckExpertGroup(const Reading& reading, const Spread& spread) {
   constexpr std::string_view kName = "ep_size_";
   if (name == nullptr || !name->is_string() || !name->text.starts_with(kName)) return {};
   if (name->text.substr(kName.size()) == std::to_string(spread.ep)) return {};
-  return Fail(Errc::kUnsupported,
-              GroupText(reading, spread) + ": \"" + name->text +
-                  "\", but partitioned as for expert parallelism of " + std::to_string(spread.ep) +
-                  ": BF16_Optimizer before 0.14.1 mixes the experts of different ranks");
+  return Fail(Errc::kUnsupported, GroupText(reading, spread), ": \"", name->text,
+              "\", but it is partitioned as for expert parallelism of ", spread.ep,
+              ": BF16_Optimizer before 0.14.1 mixes the experts of different ranks");
 }
 
 }  // namespace
@@ -460,9 +460,8 @@ Status NameParams(Reading* reading, std::uint64_t mp) {
   for (const std::vector<NamedShape>& group : model.shapes) {
     for (const NamedShape& param : group) {
       if (model.trainable.insert(param.name).second) continue;
-      return Fail(Errc::kBadInput, reading->file_name(reading->shards[mp].front().file) +
-                                       ": param_slice_mappings: \"" + param.name +
-                                       "\" is in two groups");
+      return Fail(Errc::kBadInput, reading->file_name(reading->shards[mp].front().file),
+                  ": param_slice_mappings: \"", param.name, "\" is in two groups");
     }
   }
   if (model.module != nullptr && !model.has_buffer_names) {

@@ -108,11 +108,10 @@ Status AddPlaceholder(Reading* reading, std::uint64_t mp, const std::string& nam
     return {};
   }
   if (Elems(node->tensor->shape) == 0) {
-    return Fail(Errc::kUnsupported,
-                reading->file_name(model.file) + ": " + "parameter " + Quoted(name) +
-                    ": neither optimized nor frozen nor a buffer: the checkpoint holds only a "
-                    "placeholder of it. Save the checkpoint with all parameters in the optimizer "
-                    "or listed as frozen");
+    return Fail(
+        Errc::kUnsupported, reading->file_name(model.file), ": parameter ", Quoted(name),
+        ": neither optimized nor frozen nor a buffer: the checkpoint contains only a placeholder "
+        "for it; save the checkpoint with all parameters in the optimizer or listed as frozen");
   }
   return AddEntry(reading, mp, name, node, kind);
 }
@@ -208,10 +207,8 @@ Status TakeShape(Reading* reading, std::uint64_t mp, NamedShape* param) {
   param->shape = reading->params[at].shards[reading->tp_of(mp)];
   SW_TRY_ASSIGN(const std::uint64_t elems, CountElems(param->shape));
   if (elems == param->elems) return {};
-  return Fail(Errc::kBadInput, reading->file_name(model.file) + ": " + "parameter " +
-                                   Quoted(param->name) + ": " + std::to_string(elems) +
-                                   " elements in its weight, " + std::to_string(param->elems) +
-                                   " in param_slice_mappings");
+  return Fail(Errc::kBadInput, reading->file_name(model.file), ": parameter ", Quoted(param->name),
+              ": ", elems, " elements in its weight, ", param->elems, " in param_slice_mappings");
 }
 
 /// Adds a trained parameter that `module` lacks. exclude_frozen_parameters also omits parameters
@@ -219,7 +216,7 @@ Status TakeShape(Reading* reading, std::uint64_t mp, NamedShape* param) {
 Status TakeLeftOut(Reading* reading, std::uint64_t mp, const std::string& name) {
   const Model& model = reading->models[mp];
   const std::string where = reading->file_name(model.file) + ": parameter " + Quoted(name) +
-                            ": in param_shapes, not in module";
+                            ": it is in param_shapes, but not in module";
   if (model.frozen_lists.listed) return Fail(Errc::kBadInput, where);
   reading->out.warnings.push_back(where +
                                   ", as if it was frozen during the run and left out with the "

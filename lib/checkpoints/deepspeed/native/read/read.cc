@@ -62,8 +62,8 @@ Status Run(Reading* reading) {
 
 Status CheckStateName(const Reading& reading, std::uint32_t file, const std::string& state) {
   if (!layout::IsModelState(state)) return {};
-  return Fail(Errc::kUnsupported, reading.file_name(file), ": an optimizer state named \"", state,
-              "\", which has another meaning here");
+  return Fail(Errc::kUnsupported, reading.file_name(file), ": optimizer state \"", state,
+              "\": this name is reserved for tensors of the model");
 }
 
 }  // namespace reader

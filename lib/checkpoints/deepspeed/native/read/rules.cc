@@ -105,9 +105,9 @@ Status MakeCuts(const Reading& reading, const Param& param, const Shape& whole, 
 Status FollowAlias(Reading* reading, Param* param) {
   const auto at = reading->by_name.find(param->alias_of);
   if (at == reading->by_name.end() || !reading->out.params[at->second].alias_of.empty()) {
-    return Fail(Errc::kBadInput, reading->file_name(reading->models.front().file) +
-                                     ": shared_params: \"" + param->name + "\" is tied to \"" +
-                                     param->alias_of + "\", which holds no data");
+    return Fail(Errc::kBadInput, reading->file_name(reading->models.front().file),
+                ": shared_params: \"", param->name, "\" is tied to \"", param->alias_of,
+                "\", which holds no data");
   }
   const Param& holder = reading->out.params[at->second];
   param->kind = holder.kind;
@@ -131,10 +131,8 @@ Status DecideRules(Reading* reading) {
         gap != info.known.end()) {
       const auto tp = static_cast<std::uint64_t>(gap - info.known.begin());
       const std::uint64_t mp = reading->mp_of(info.first_stage, tp);
-      return Fail(Errc::kBadInput, reading->file_name(reading->models[mp].file) + ": parameter \"" +
-                                       param.name +
-                                       "\" is not there, although another tensor-parallel rank "
-                                       "has it");
+      return Fail(Errc::kBadInput, reading->file_name(reading->models[mp].file), ": parameter \"",
+                  param.name, "\" is missing, although another tensor-parallel rank has it");
     }
     auto ruled = RuleOf(*reading, patterns, param, info);
     const std::string where = "parameter \"" + param.name + "\"";
@@ -173,10 +171,9 @@ Status AddFragment(Reading* reading, std::uint32_t param, std::string_view state
   layout::LogicalTensor& tensor = reading->out.map.tensors[known->second];
   const std::uint64_t tp = reading->tp_of(mp);
   if (tensor.dtype != dtype) {
-    return Fail(Errc::kBadInput,
-                reading->file_name(reading->models[mp].file) + ": parameter \"" + named.name +
-                    "\" " + tensor.state + ": " + std::string(Name(tensor.dtype)) +
-                    " expected as on other ranks, found " + std::string(Name(dtype)));
+    return Fail(Errc::kBadInput, reading->file_name(reading->models[mp].file), ": parameter \"",
+                named.name, "\" ", tensor.state, ": ", Name(tensor.dtype),
+                " expected as on other ranks, found ", Name(dtype));
   }
   if (info.cuts[tp]->shard_elems() == 0) return {};
   layout::Fragment fragment;

@@ -62,7 +62,7 @@ std::string WhyWeightsLead(const Node* root, const Checkpoint& checkpoint) {
         return group.options != nullptr && group.options->Find("weight_sum") != nullptr;
       });
   if (schedule_free) {
-    return "a schedule-free optimizer changes the master weights when it changes between training "
+    return "a schedule-free optimizer changes the master weights when it switches between training "
            "and evaluation";
   }
   return {};

@@ -14,9 +14,8 @@ std::string GroupName(std::size_t g) { return "group " + std::to_string(g); }
 Status ReadMasters(Reading* reading, const Document& document, const Node* list,
                    const std::string& key, Shard* out) {
   if (list == nullptr || !list->is_list()) {
-    return Fail(Errc::kBadInput, reading->file_name(out->file) + ": " + key +
-                                     ": list expected, found " +
-                                     (list == nullptr ? "nothing" : pickle::Describe(list)));
+    return Fail(Errc::kBadInput, reading->file_name(out->file), ": ", key,
+                ": list expected, found ", (list == nullptr ? "nothing" : pickle::Describe(list)));
   }
   for (std::size_t g = 0; g < list->items.size(); ++g) {
     ShardGroup group;
@@ -40,8 +39,8 @@ bool IsPartition(const ShardGroup& group, const pickle::Tensor& tensor) {
 /// Decides on a state of ZeRO rank 0. Reports omitted states and adds them to ShardGroup::dropped.
 void DecideState(Reading* reading, const std::string& where, const std::string& state,
                  const Node* value, const Node* groups, ShardGroup* group) {
-  const StateHandling fate = HandlingOf(*reading, state, groups);
-  if (fate == StateHandling::kLeftOut) {
+  const StateHandling handling = HandlingOf(*reading, state, groups);
+  if (handling == StateHandling::kLeftOut) {
     LeaveOut(reading, where, state, groups);
     group->dropped.insert(state);
     return;
@@ -53,7 +52,7 @@ void DecideState(Reading* reading, const std::string& where, const std::string& 
   }
   if (!value->is_tensor()) return;
   const pickle::Tensor& tensor = *value->tensor;
-  if (fate == StateHandling::kCut && (IsNumber(tensor.shape) || IsPartition(*group, tensor)))
+  if (handling == StateHandling::kCut && (IsNumber(tensor.shape) || IsPartition(*group, tensor)))
     return;
   Bind(reading, where, state,
        "its shape is " + ToString(tensor.shape) + ", that of the partition " +
@@ -110,8 +109,8 @@ Status ReadAllStates(Reading* reading, const Document& document, const Node* bas
   }
   out->elastic = base->is_list();
   if (out->elastic && base->items.size() != out->groups.size()) {
-    return Fail(Errc::kBadInput, name, ": states of ", base->items.size(),
-                " groups, master weights of ", out->groups.size());
+    return Fail(Errc::kBadInput, name, ": states for ", base->items.size(),
+                " groups, but master weights for ", out->groups.size());
   }
   const Node* states = out->elastic ? nullptr : base->Find("state");
   const Node* options = out->elastic ? nullptr : base->Find("param_groups");
@@ -217,7 +216,8 @@ Result<const Node*> InnerOf(const Reading& reading, std::uint32_t file, const Do
   }
   if (inner->Find("local_sub_partitions_of_fp32_groups") != nullptr) {
     return Fail(Errc::kUnsupported, path,
-                ": stage 1 of DeepSpeed before 0.3.17: load and save it with a newer one");
+                ": ZeRO stage 1 of DeepSpeed before 0.3.17 is not supported: load and save the "
+                "checkpoint with a newer release");
   }
   return inner;
 }
@@ -266,9 +266,9 @@ void DropRanksOwn(Reading* reading, const std::string& files, const Node* option
 /// Checks that all shards of an mp rank have the same groups.
 Status CheckGroups(const Reading& reading, const Shard& first, const Shard& other) {
   if (first.groups.size() == other.groups.size()) return {};
-  return Fail(Errc::kBadInput, reading.file_name(first.file), " and ",
-              reading.file_name(other.file), ": the number of groups ",
-              "differs: ", first.groups.size(), " and ", other.groups.size());
+  return Fail(
+      Errc::kBadInput, reading.file_name(first.file), " and ", reading.file_name(other.file),
+      ": the number of groups differs: ", first.groups.size(), " and ", other.groups.size());
 }
 
 /// Checks other values that must be equal in all shards of an mp rank.
@@ -341,9 +341,8 @@ Result<Shard> ReadShard(Reading* reading, std::uint32_t file, std::optional<Pass
   SW_TRY(ReadStage(*reading, inner, &out));
   const bool zero3 = out.stage == 3;
   if (zero3 != reading->grid.zero3()) {
-    return Fail(Errc::kBadInput, reading->file_name(file) + ": a shard of stage " +
-                                     std::to_string(out.stage) + " beside " +
-                                     reading->file_name(reading->models.front().file));
+    return Fail(Errc::kBadInput, reading->file_name(file), ": a shard of ZeRO stage ", out.stage,
+                " does not match the stage of ", reading->file_name(reading->models.front().file));
   }
   const std::string masters = zero3 ? "fp32_flat_groups" : "single_partition_of_fp32_groups";
   SW_TRY(ReadMasters(reading, document, inner->Find(masters), masters, &out));
@@ -412,11 +411,10 @@ Status ReadShards(Reading* reading) {
       const Shard& here = shards.front();
       if (first.stage != here.stage || first.bf16_optimizer != here.bf16_optimizer ||
           first.groups.size() != here.groups.size()) {
-        return Fail(Errc::kBadInput,
-                    reading->file_name(first.file) + " and " + reading->file_name(here.file) +
-                        ": stage or number of groups differs: " + std::to_string(first.stage) +
-                        ", " + std::to_string(first.groups.size()) + " and " +
-                        std::to_string(here.stage) + ", " + std::to_string(here.groups.size()));
+        return Fail(Errc::kBadInput, reading->file_name(first.file), " and ",
+                    reading->file_name(here.file),
+                    ": stage or number of groups differs: ", first.stage, ", ", first.groups.size(),
+                    " and ", here.stage, ", ", here.groups.size());
       }
       const bool zero3 = first.stage == 3;
       const auto options = [&](std::uint64_t rank) {

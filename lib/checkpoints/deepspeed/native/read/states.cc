@@ -19,17 +19,17 @@ enum class Stages : std::uint8_t { kAll, kOneAndTwo };
 struct KnownState {
   std::string_view state;
   std::string_view option;
-  StateHandling fate;
+  StateHandling handling;
   std::string_view optimizer;
   std::string_view what;
   Stages stages = Stages::kAll;
 };
 
-constexpr std::string_view kEightBit = "8-bit optimizer of bitsandbytes";
+constexpr std::string_view kEightBit = "bitsandbytes 8-bit optimizer";
 constexpr std::string_view kBlock = "8-bit values of a partition are scaled by block";
 constexpr std::string_view kFactors = "one factor for each row or column of a matrix";
 constexpr std::string_view kSliced = "every slice_p-th element of a partition";
-constexpr std::string_view kStepSize = "a rank finds the step size of its partition";
+constexpr std::string_view kStepSize = "each rank computes the step size of its own partition";
 
 constexpr std::array<KnownState, 16> kKnown = {{
     {"RMS", "clip_threshold", StateHandling::kLeftOut, "Adafactor", "computed again at each step"},
@@ -45,11 +45,10 @@ constexpr std::array<KnownState, 16> kKnown = {{
     {"p0", "slice_p", StateHandling::kBound, "Prodigy", kSliced},
     {"d", "growth_rate", StateHandling::kCut, "Prodigy", kStepSize},
     {"d_numerator", "growth_rate", StateHandling::kCut, "Prodigy", kStepSize},
-    {"state1", "", StateHandling::kCut, "AdEMAMix of bitsandbytes stacks two moments", ""},
-    {"unorm_vec", "", StateHandling::kCut, "LAMB and LARS of bitsandbytes",
-     "the norm of an update"},
-    {"momentum_buffer", "use_muon", StateHandling::kBound, "Muon of DeepSpeed",
-     "whole parameters at stages 1 and 2, also those that a partition cuts", Stages::kOneAndTwo},
+    {"state1", "", StateHandling::kCut, "bitsandbytes AdEMAMix stacks two moments", ""},
+    {"unorm_vec", "", StateHandling::kCut, "bitsandbytes LAMB and LARS", "the norm of an update"},
+    {"momentum_buffer", "use_muon", StateHandling::kBound, "DeepSpeed Muon",
+     "whole parameters at stages 1 and 2, even across partition boundaries", Stages::kOneAndTwo},
 }};
 
 /// Returns true if a group's options contain `option` with another value than 1 (slicing off).
@@ -95,7 +94,8 @@ std::string ShowOption(const Node* value) {
 std::string OptionDiffers(const std::string& files, const std::string& key, std::size_t group,
                           const std::string& ours, const std::string& theirs) {
   return files + ": option \"" + key + "\" of group " + std::to_string(group) +
-         " differs, and a group has one for all ranks: " + ours + " and " + theirs;
+         " differs between ranks, but a group has one value for all ranks: " + ours + " and " +
+         theirs;
 }
 
 }  // namespace
@@ -118,7 +118,7 @@ Result<std::vector<std::pair<std::string, const Node*>>> StatesOf(const Node* di
 
 StateHandling HandlingOf(const Reading& reading, std::string_view state, const Node* groups) {
   const KnownState* known = FindKnown(reading, state, groups);
-  return known == nullptr ? StateHandling::kCut : known->fate;
+  return known == nullptr ? StateHandling::kCut : known->handling;
 }
 
 std::string WhyUnknown(std::string_view state, const Node* value) {
@@ -126,7 +126,7 @@ std::string WhyUnknown(std::string_view state, const Node* value) {
   if (!value->is_tensor()) return "tensor or number expected, found " + pickle::Describe(value);
   const bool number = IsNumber(value->tensor->shape);
   if (number || !layout::IsModelState(state)) return "";
-  return "its name is that of a tensor of the model";
+  return "its name is reserved for tensors of the model";
 }
 
 std::string KnownAs(const Reading& reading, std::string_view state, const Node* groups) {
@@ -141,15 +141,16 @@ std::string KnownAs(const Reading& reading, std::string_view state, const Node* 
 void Bind(Reading* reading, const std::string& where, const std::string& state,
           const std::string& found, const Node* groups) {
   if (!reading->named_states.insert(state).second) return;
-  reading->out.bound.push_back(where + ": optimizer state \"" + state + "\" cannot be cut again: " +
-                               found + KnownAs(*reading, state, groups));
+  reading->out.bound.push_back(StrCat(where, ": optimizer state \"", state,
+                                      "\" cannot be resharded: ", found,
+                                      KnownAs(*reading, state, groups)));
 }
 
 void LeaveOut(Reading* reading, const std::string& where, const std::string& state,
               const Node* groups) {
   if (!reading->named_states.insert(state).second) return;
-  reading->out.left_out.push_back(where + ": optimizer state \"" + state + "\"" +
-                                  KnownAs(*reading, state, groups));
+  reading->out.left_out.push_back(
+      StrCat(where, ": optimizer state \"", state, "\"", KnownAs(*reading, state, groups)));
 }
 
 void CompareOptions(Reading* reading, const Node* a, const Node* b, const std::string& files) {

@@ -61,9 +61,8 @@ Status ReadDegrees(Reading* reading) {
   if (!reading->grid.layers.empty()) {
     SW_TRY_ASSIGN(to.tp, LayerWidth(*reading));
     if (to.tp == 0 || mp % to.tp != 0) {
-      return Fail(Errc::kBadInput, reading->source.tag + ": " + std::to_string(mp) +
-                                       " model-parallel ranks do not divide into the " +
-                                       std::to_string(to.tp) + " files of each layer");
+      return Fail(Errc::kBadInput, reading->source.tag, ": ", mp,
+                  " model-parallel ranks do not divide into the ", to.tp, " files of each layer");
     }
   }
   to.pp = mp / to.tp;
@@ -90,15 +89,13 @@ Status ReadExpertParallel(Reading* reading) {
   for (const std::uint64_t count : shard.partition_count) {
     if (count == reading->ranks) continue;
     if (count == 0 || reading->ranks % count != 0) {
-      return Fail(Errc::kBadInput, reading->file_name(shard.file) + ": partition_count " +
-                                       std::to_string(count) + " does not divide " +
-                                       std::to_string(reading->ranks));
+      return Fail(Errc::kBadInput, reading->file_name(shard.file), ": partition_count ", count,
+                  " does not divide ", reading->ranks);
     }
     if (expert_ranks && *expert_ranks != count) {
-      return Fail(Errc::kUnsupported, reading->file_name(shard.file) +
-                                          ": expert groups of different sizes: partition_count " +
-                                          std::to_string(*expert_ranks) + " and " +
-                                          std::to_string(count));
+      return Fail(Errc::kUnsupported, reading->file_name(shard.file),
+                  ": expert groups of different sizes: partition_count ", *expert_ranks, " and ",
+                  count);
     }
     expert_ranks = count;
   }
@@ -108,7 +105,7 @@ Status ReadExpertParallel(Reading* reading) {
   if (model.has_shapes && reading->config == nullptr && *expert_ranks > 1) {
     reading->out.warnings.push_back(
         reading->file_name(model.file) +
-        ": ds_config is not in it: use_data_before_expert_parallelism is taken to be off");
+        ": the file has no ds_config: use_data_before_expert_parallelism is assumed to be off");
   }
   return {};
 }
@@ -132,13 +129,13 @@ Status ReadTopology(Reading* reading) {
   SW_TRY(ReadExpertParallel(reading));
   to.stages.resize(to.pp);
   if (to.pp > 1 && !to.pipeline) {
-    return Fail(Errc::kUnsupported,
-                reading->source.tag + ": " + std::to_string(to.pp) +
-                    " pipeline stages without layer files: only DeepSpeed pipeline modules are "
-                    "supported");
+    return Fail(
+        Errc::kUnsupported, reading->source.tag, ": ", to.pp,
+        " pipeline stages without layer files: only DeepSpeed pipeline modules are supported");
   }
   if (to.pipeline && !reading->grid.experts.empty()) {
-    return Fail(Errc::kUnsupported, reading->source.tag + ": experts in a pipeline module");
+    return Fail(Errc::kUnsupported, reading->source.tag,
+                ": experts in a pipeline module are not supported");
   }
   return {};
 }

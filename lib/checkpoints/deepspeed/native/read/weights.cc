@@ -36,11 +36,9 @@ Status MapFrozenShares(Reading* reading, std::uint32_t param) {
     for (const Place& place : at->second) {
       const std::uint32_t file = reading->map.map().members[place.member].file;
       if (place.elems != share || place.dtype != dtype) {
-        return Fail(Errc::kBadInput, reading->file_name(file) + ": frozen parameter \"" + name +
-                                         "\": share of " + std::to_string(share) + " elements of " +
-                                         std::string(Name(dtype)) + " expected, found " +
-                                         std::to_string(place.elems) + " of " +
-                                         std::string(Name(place.dtype)));
+        return Fail(Errc::kBadInput, reading->file_name(file), ": frozen parameter \"", name,
+                    "\": share of ", share, " elements of ", Name(dtype), " expected, found ",
+                    place.elems, " of ", Name(place.dtype));
       }
       regions.push_back(reading->map.RegionOf(place));
     }
@@ -119,14 +117,13 @@ Status SetScalars(Reading* reading, std::uint32_t param, const std::vector<Scala
   if (named.scalars == scalars) return {};
   for (std::size_t i = 0; i < std::min(scalars.size(), named.scalars.size()); ++i) {
     if (scalars[i] == named.scalars[i]) continue;
-    return Fail(Errc::kBadInput, reading->file_name(file) + ": parameter \"" + named.name + "\" " +
-                                     scalars[i].state + ": " + Show(named.scalars[i]) +
-                                     " expected as on other ranks, found " + Show(scalars[i]));
+    return Fail(Errc::kBadInput, reading->file_name(file), ": parameter \"", named.name, "\" ",
+                scalars[i].state, ": ", Show(named.scalars[i]),
+                " expected as on other ranks, found ", Show(scalars[i]));
   }
-  return Fail(Errc::kBadInput, reading->file_name(file) + ": parameter \"" + named.name +
-                                   "\": " + std::to_string(named.scalars.size()) +
-                                   " scalar states expected as on other ranks, found " +
-                                   std::to_string(scalars.size()));
+  return Fail(Errc::kBadInput, reading->file_name(file), ": parameter \"", named.name,
+              "\": ", named.scalars.size(), " scalar states expected as on other ranks, found ",
+              scalars.size());
 }
 
 std::vector<Scalar> WithGroupStep(const Reading& reading, std::uint64_t mp,

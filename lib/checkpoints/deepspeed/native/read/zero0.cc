@@ -34,8 +34,8 @@ struct PlainGroup {
 tl::unexpected<Error> Unknown(const Reading& reading, const Optimizer& optimizer,
                               const std::string& what) {
   return Fail(Errc::kUnsupported, reading.source.files[optimizer.file].path,
-              ": the checkpoint does not tell which parameter is which in the optimizer: ", what,
-              " (save it with ZeRO stage 1, or give the optimizer named parameters)");
+              ": the checkpoint does not record which optimizer state belongs to which parameter: ",
+              what, " (save it with ZeRO stage 1, or give the optimizer named parameters)");
 }
 
 const Node* ListAt(const Node* node, std::size_t i) {
@@ -61,9 +61,9 @@ Result<Optimizer> FindOptimizer(const Reading& reading, std::uint64_t mp) {
   out.groups = FindPath(base, {"param_groups"});
   if (out.state == nullptr || !out.state->is_dict() || out.groups == nullptr ||
       !out.groups->is_list()) {
-    return Fail(Errc::kUnsupported, where,
-                ": neither a torch optimizer nor one of DeepSpeed's: no "
-                "\"state\" and \"param_groups\"");
+    return Fail(
+        Errc::kUnsupported, where,
+        ": neither a torch optimizer nor one of DeepSpeed's: no \"state\" and \"param_groups\"");
   }
   return out;
 }
@@ -183,7 +183,7 @@ std::string WhyShapeless(const Reading& reading, const Optimizer& optimizer) {
     if (!entries) continue;
     for (const auto& [state, value] : *entries) {
       if (HandlingOf(reading, state, optimizer.groups) != StateHandling::kBound) continue;
-      return "state \"" + state + "\" has not its shape" +
+      return "state \"" + state + "\" does not have its shape" +
              KnownAs(reading, state, optimizer.groups);
     }
   }
@@ -202,9 +202,9 @@ Result<std::vector<std::vector<std::uint32_t>>> ByShape(const Reading& reading,
       const std::optional<Shape>& shape = groups[0].shapes[i];
       if (!shape || *shape == shape_of(candidates[i])) continue;
       return Unknown(reading, optimizer,
-                     "number " + std::to_string(i) + " has shape " + ToString(*shape) + ", \"" +
-                         reading.out.params[candidates[i]].name + "\" has " +
-                         ToString(shape_of(candidates[i])));
+                     "parameter " + std::to_string(i) + " of the optimizer has shape " +
+                         ToString(*shape) + ", \"" + reading.out.params[candidates[i]].name +
+                         "\" has " + ToString(shape_of(candidates[i])));
     }
     return std::vector<std::vector<std::uint32_t>>{candidates};
   }
@@ -327,16 +327,16 @@ struct Source {
 bool KeepsState(Reading* reading, const Optimizer& optimizer, const std::string& state,
                 const Node* value, const std::string& what, const Shape& shape) {
   const std::string where = reading->file_name(optimizer.file) + ": " + what;
-  const StateHandling fate = HandlingOf(*reading, state, optimizer.groups);
-  if (fate == StateHandling::kLeftOut) LeaveOut(reading, where, state, optimizer.groups);
-  if (fate == StateHandling::kLeftOut) return false;
+  const StateHandling handling = HandlingOf(*reading, state, optimizer.groups);
+  if (handling == StateHandling::kLeftOut) LeaveOut(reading, where, state, optimizer.groups);
+  if (handling == StateHandling::kLeftOut) return false;
   if (const std::string why = WhyUnknown(state, value); !why.empty()) {
     Bind(reading, where, state, why, optimizer.groups);
     return false;
   }
   if (!value->is_tensor()) return true;
   const Shape& own = value->tensor->shape;
-  if (fate == StateHandling::kCut && (own == shape || IsNumber(own))) return true;
+  if (handling == StateHandling::kCut && (own == shape || IsNumber(own))) return true;
   Bind(reading, where, state,
        "its shape is " + ToString(own) + ", that of the parameter " + ToString(shape),
        optimizer.groups);
@@ -353,9 +353,8 @@ Status MapOne(Reading* reading, const Source& from, std::uint32_t param, std::ui
     SW_TRY_ASSIGN(const std::vector<PlacedPart> parts,
                   reading->map.PartsOf(optimizer.file, document, node, what + " " + state));
     if (node->tensor->shape != shape) {
-      return Fail(Errc::kBadInput, reading->file_name(optimizer.file) + ": " + what + " " + state +
-                                       ": shape " + ToString(shape) + " expected, found " +
-                                       ToString(node->tensor->shape));
+      return Fail(Errc::kBadInput, reading->file_name(optimizer.file), ": ", what, " ", state,
+                  ": shape ", ToString(shape), " expected, found ", ToString(node->tensor->shape));
     }
     for (const PlacedPart& part : parts) {
       SW_TRY(AddFragment(reading, param, state, optimizer.mp,
@@ -429,11 +428,10 @@ Status OrderWithoutZero(Reading* reading) {
       for (const std::uint32_t param : group) optimized[param] = true;
     }
     if (mp > 0 && order.size() != reading->plain_order.front().size()) {
-      return Fail(Errc::kBadInput, reading->file_name(reading->models.front().file) + " and " +
-                                       reading->file_name(optimizer.file) +
-                                       ": number of optimizer groups differs: " +
-                                       std::to_string(reading->plain_order.front().size()) +
-                                       " and " + std::to_string(order.size()));
+      return Fail(Errc::kBadInput, reading->file_name(reading->models.front().file), " and ",
+                  reading->file_name(optimizer.file),
+                  ": number of optimizer groups differs: ", reading->plain_order.front().size(),
+                  " and ", order.size());
     }
     reading->plain_order.push_back(std::move(order));
   }

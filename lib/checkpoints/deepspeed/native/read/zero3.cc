@@ -30,11 +30,10 @@ Result<std::uint32_t> AddShares(Reading* reading, std::uint64_t mp, std::size_t 
     const std::string name = NameOf(group, state);
     if (place.elems != elems) {
       const bool offloaded = place.elems == 0;
-      return Fail(offloaded ? Errc::kUnsupported : Errc::kBadInput,
-                  reading->file_name(shard.file) + ": sub-group " + std::to_string(sub) + " " +
-                      name + ": " + std::to_string(elems) +
-                      " elements expected from param_shapes, found " + std::to_string(place.elems) +
-                      (offloaded ? " (optimizer state offloaded to NVMe?)" : ""));
+      return Fail(offloaded ? Errc::kUnsupported : Errc::kBadInput, reading->file_name(shard.file),
+                  ": sub-group ", sub, " ", name, ": ", elems,
+                  " elements expected from param_shapes, found ", place.elems,
+                  (offloaded ? " (optimizer state offloaded to NVMe?)" : ""));
     }
     dtype = place.dtype;
     regions.push_back(reading->map.RegionOf(place));
@@ -84,8 +83,8 @@ Result<std::vector<std::vector<std::size_t>>> SubGroupIds(const Reading& reading
     out.emplace_back();
     for (const std::uint64_t id : *ids) {
       if (id >= seen.size() || seen[id]) {
-        return Fail(Errc::kBadInput, where, ": sub-group ", id, " of ", seen.size(),
-                    " expected once");
+        return Fail(Errc::kBadInput, where, ": each of ", seen.size(),
+                    " sub-groups expected once, found ", id, " again or out of range");
       }
       seen[id] = true;
       out.back().push_back(static_cast<std::size_t>(id));
@@ -144,18 +143,17 @@ Status MapSubGroups(Reading* reading) {
   const Node* list = FindPath(reading->state.optimizer.front().document.root,
                               {"optimizer_state_dict", "param_groups"});
   if (list == nullptr || !list->is_list()) {
-    return Fail(Errc::kBadInput, reading->file_name(first.file) +
-                                     ": param_groups: list expected, " + "found " +
-                                     (list == nullptr ? "nothing" : pickle::Describe(list)));
+    return Fail(Errc::kBadInput, reading->file_name(first.file),
+                ": param_groups: list expected, found ",
+                (list == nullptr ? "nothing" : pickle::Describe(list)));
   }
   SW_TRY_ASSIGN(const auto groups, SubGroupIds(*reading, list));
   for (std::uint64_t mp = 0; mp < reading->mp_ranks; ++mp) {
     const Model& model = reading->models[mp];
     if (model.shapes.size() != first.groups.size()) {
-      return Fail(Errc::kBadInput, reading->file_name(model.file) +
-                                       ": param_shapes: " + std::to_string(first.groups.size()) +
-                                       " sub-groups expected as in the shards, found " +
-                                       std::to_string(model.shapes.size()));
+      return Fail(Errc::kBadInput, reading->file_name(model.file),
+                  ": param_shapes: ", first.groups.size(),
+                  " sub-groups expected as in the shards, found ", model.shapes.size());
     }
   }
   for (std::size_t g = 0; g < groups.size(); ++g) {

@@ -331,10 +331,10 @@ Status CheckStates(const Checkpoint& source, const Topology& to) {
   };
   const bool partitions = to.zero == 1 || to.zero == 2;
   if (partitions && HasState(source, "momentum_buffer") && AnyGroupHas(source, "use_muon")) {
-    return refuse("Muon of DeepSpeed", "momentum_buffer", "kept of whole parameters");
+    return refuse("DeepSpeed Muon", "momentum_buffer", "kept for whole parameters");
   }
   if (to.zero == 0 && HasState(source, "p0") && AnyGroupHas(source, "growth_rate")) {
-    return refuse("Prodigy", "p0", "a vector, not of the parameter's shape,");
+    return refuse("Prodigy", "p0", "a vector without the parameter's shape");
   }
   return {};
 }
@@ -356,10 +356,10 @@ bool IsForBf16Optimizer(const Geometry& geometry) {
 
 Status CheckRoundRobin(const Geometry& geometry) {
   if (!geometry.to.round_robin || !IsForBf16Optimizer(geometry)) return {};
-  return Fail(Errc::kUnsupported,
-              "round_robin=true: with zero=1, bf16 weights and gradients in float32 DeepSpeed "
-              "ignores round_robin_gradients and would load tensors into other parameters; omit "
-              "round_robin");
+  return Fail(
+      Errc::kUnsupported,
+      "round_robin=true: with zero=1, bf16 weights and gradients in float32 DeepSpeed ignores "
+      "round_robin_gradients and would load tensors into other parameters; omit round_robin");
 }
 
 Status MakeInfo(Geometry& geometry) {

@@ -40,11 +40,10 @@ Result<std::vector<Scalar>> SharedScalars(const Geometry& geometry, const FlatGr
     if (param.scalars.empty()) continue;
     if (found == nullptr) found = &param;
     if (!(param.scalars == found->scalars)) {
-      return Fail(Errc::kUnsupported,
-                  "\"" + found->name + "\" and \"" + param.name +
-                      "\" have stepped differently, and one flat group of the optimizer holds one "
-                      "\"" +
-                      found->scalars.front().state + "\"");
+      return Fail(Errc::kUnsupported, "\"", found->name, "\" and \"", param.name,
+                  "\" have different numbers of steps, but they share a flat group of the "
+                  "optimizer, which has one \"",
+                  found->scalars.front().state, "\"");
     }
   }
   return found == nullptr ? std::vector<Scalar>() : found->scalars;

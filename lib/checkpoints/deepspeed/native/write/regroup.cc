@@ -84,14 +84,15 @@ Result<std::vector<std::vector<std::uint32_t>>> SplitExperts(std::span<const Par
   for (std::uint32_t member : members) {
     const Param& param = params[member];
     if (!param.expert) {
-      return Fail(Errc::kBadInput, "\"", param.name, "\" is in an expert group but no expert's");
+      return Fail(Errc::kBadInput, "\"", param.name,
+                  "\" is in an expert group, but does not belong to an expert");
     }
     auto [at, fresh] = local.try_emplace(param.expert->layer, 0);
     if (fresh) {
       const std::uint64_t experts = ExpertsOfLayer(params, param.expert->layer);
       if (experts % ep != 0) {
-        return Fail(Errc::kInfeasible, "ep=", ep, ": ", experts, " experts of MoE layer ",
-                    at->first, " do not divide");
+        return Fail(Errc::kInfeasible, "ep=", ep, " does not divide the ", experts,
+                    " experts of MoE layer ", at->first);
       }
       at->second = experts / ep;
     }

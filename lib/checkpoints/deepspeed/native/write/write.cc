@@ -254,13 +254,14 @@ void Planner::AddLatest() { builder_.AddText("latest", geometry_->tag); }
 Result<Written> WriteDeepSpeed(const Checkpoint& source, const Topology& topology) {
   if (!source.order_unknown.empty()) {
     return Fail(Errc::kUnsupported, source.tag,
-                ": native files keep parameters in the order of the model: ", source.order_unknown,
-                "; --format universal goes by name");
+                ": native files need the parameters in model order, which is unknown: ",
+                source.order_unknown,
+                "; use --format universal, which identifies parameters by name");
   }
   if (topology.zero == 3) {
     SW_TRY(CheckDecided(source,
-                        "ZeRO stage 3 shares out frozen parameters among ranks and stores "
-                        "every other tensor whole, and trainers load no other form"));
+                        "ZeRO stage 3 distributes frozen parameters among ranks and stores every "
+                        "other tensor whole, and trainers load no other form"));
   }
   if (EngineStateOf(source) == nullptr) {
     SW_TRY_ASSIGN(Adopted adopted, Adopt(source));

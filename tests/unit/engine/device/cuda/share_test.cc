@@ -136,7 +136,7 @@ TEST(CudaShare, RefusesWhatIsNoHandle) {
     expect(std::move(wrong), Errc::kBadInput, "of no form");
     wrong = HandleOf(handle.token);
     wrong.token[8] = static_cast<char>(wrong.token[8] + 1);
-    expect(std::move(wrong), Errc::kBadInput, "of another device");
+    expect(std::move(wrong), Errc::kBadInput, "belongs to another device");
     return {};
   });
 }

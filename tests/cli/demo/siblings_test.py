@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sibling files of the tag folder are copied byte for byte, or reported by name.
 
-Usage: neighbours_test.py BIN
+Usage: siblings_test.py BIN
 """
 
 import json
@@ -45,7 +45,7 @@ class Neighbours(DemoTest):
                 if "/" not in name and name not in ("latest", "latest_universal")}
 
     def left_out(self, report):
-        return {one["name"]: one["why"] for one in report["neighbours"]["left_out"]}
+        return {one["name"]: one["why"] for one in report["siblings"]["left_out"]}
 
     def test_every_target_gets_them(self):
         for flags in (("--target", "zero=3,dp=3"), ("--target", "zero=1,dp=2"), ("--format", "universal"), (),
@@ -53,10 +53,10 @@ class Neighbours(DemoTest):
             out = "out" + "".join(flags)
             result = self.report_of("ucp-load", "ckpt", out, *flags)
             self.assertEqual(self.beside(out), BESIDE, flags)
-            self.assertEqual({one["name"]: one["bytes"] for one in result["neighbours"]["copied"]},
+            self.assertEqual({one["name"]: one["bytes"] for one in result["siblings"]["copied"]},
                              {name: len(data) for name, data in BESIDE.items()})
-            self.assertEqual(result["neighbours"]["bytes"], sum(map(len, BESIDE.values())))
-            self.assertEqual(result["neighbours"]["folders"], ["ckpt"])
+            self.assertEqual(result["siblings"]["bytes"], sum(map(len, BESIDE.values())))
+            self.assertEqual(result["siblings"]["folders"], ["ckpt"])
             listed = {line["path"]: line for line in self.manifest(out)["files"]}
             self.assertTrue(all("xxh3_128" in listed[name] for name in BESIDE), out)
             self.assertTrue(os.access(self.work / out / "zero_to_fp32.py", os.X_OK))
@@ -69,7 +69,7 @@ class Neighbours(DemoTest):
             out = "out" + "".join(flags)
             result = self.report_of("ucp-load", "ckpt", out, "--siblings=none", *flags)
             self.assertEqual(self.beside(out), {})
-            self.assertEqual(result["neighbours"]["copied"], [])
+            self.assertEqual(result["siblings"]["copied"], [])
 
     def test_one_line_says_how_many(self):
         done = self.run_in("ucp-load", "ckpt", "out", "--target", "dp=1")
@@ -95,7 +95,7 @@ class Neighbours(DemoTest):
         self.assertEqual(set(self.left_out(report["result"])), {"random_states_7.pkl", "rng_state_1.pth"})
         self.assertEqual(set(self.beside("out")), set(BESIDE) - {"rng_state_1.pth"} | {"rng_state_x.pth"})
         done = self.run_in("ucp-load", "ckpt", "more", "--target", "dp=9", "--siblings=copy")
-        self.assertIn("those of the others begin anew", done.stderr)
+        self.assertIn("the other ranks start with new random states", done.stderr)
         self.assertIn("rng_state_1.pth", self.beside("more"))
 
     def test_a_tag_folder_has_them_beside_it(self):
@@ -116,9 +116,9 @@ class Neighbours(DemoTest):
         (self.work / "ckpt/runs/events").write_text("curves")
         result = self.report_of("ucp-load", "ckpt", "out", "--target", "dp=3")
         done = self.run_in("ucp-load", "ckpt/global_step4", "older", "--target", "dp=3")
-        self.assertIn(f"what lies beside global_step4 may be of {TAG}", done.stderr)
+        self.assertIn(f"sibling files of global_step4 may belong to {TAG}", done.stderr)
         done = self.run_in("ucp-load", f"ckpt/{TAG}", "newest", "--target", "dp=3")
-        self.assertNotIn("what lies beside", done.stderr)
+        self.assertNotIn("may belong to", done.stderr)
         self.assertEqual(self.left_out(result), {"global_step4": "a folder", "runs": "a folder"})
         self.assertEqual(self.beside("out"), BESIDE)
         self.assertFalse((self.work / "out/runs").exists())
@@ -170,7 +170,7 @@ class Neighbours(DemoTest):
                 path.write_bytes(data)
                 for flags in (("--target", "dp=3"), ()):
                     done = self.run_in("ucp-load", pack, "out", *flags, code=4)
-                    self.assertIn(f"pack/{path.name}: damaged: its digest is", done.stderr)
+                    self.assertIn(f"pack/{path.name}: damaged: expected digest ", done.stderr)
                     self.assertFalse((self.work / "out").exists())
                 data[at] ^= 1
             self.run_in("ucp-load", pack, f"{pack}_none", "--siblings=none")
@@ -316,4 +316,4 @@ class Neighbours(DemoTest):
 
 
 if __name__ == "__main__":
-    main("neighbours_test.py BIN")
+    main("siblings_test.py BIN")
