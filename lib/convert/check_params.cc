@@ -11,9 +11,14 @@
 #include "checkpoints/model/checkpoint.h"
 #include "convert/check_internal.h"
 #include "convert/element_text.h"
+#include "support/base/str_cat.h"
+#include "support/base/text.h"
 
 namespace shardwright::convert {
 namespace {
+
+/// Returns the parameter that another is tied to, for messages.
+std::string TieText(const std::string& name) { return name.empty() ? "nothing" : Quoted(name); }
 
 /// Returns the parameters of the model and the fused parameters of the optimizer.
 std::vector<const checkpoints::Param*> AllOf(const checkpoints::Checkpoint& checkpoint) {
@@ -44,8 +49,8 @@ void Checker::CompareParams() {
     if (param.kind != other.kind && !alike_.kinds.contains(param.name))
       Differ("\"" + param.name + "\": different kinds (trainable, frozen or buffer)");
     if (param.alias_of != other.alias_of) {
-      Differ("\"" + param.name + "\": tied to \"" + param.alias_of + "\" and \"" + other.alias_of +
-             "\"");
+      Differ(StrCat(Quoted(param.name), ": tied to ", TieText(param.alias_of), " and to ",
+                    TieText(other.alias_of)));
     }
     // If one checkpoint has no state yet, the other one's must be zeros at any step.
     const bool idle = idle_a_.contains(param.name) != idle_b_.contains(param.name);

@@ -378,7 +378,7 @@ TEST_F(OneDifference, InTheTypeOfAState) {
 TEST_F(OneDifference, InWhatAParameterIsTiedTo) {
   Differs(
       "", "", [](checkpoints::Checkpoint* one) { one->params.front().alias_of = "another"; },
-      ": tied to \"\" and \"another\"");
+      ": tied to nothing and to \"another\"");
 }
 
 // Bytes damaged since the source was written are not a difference between two models.
