@@ -222,7 +222,7 @@ Result<checkpoints::TargetSpec> FormatFlags::Spec(const cli::App& app) const {
     if (spec.Find(name) != nullptr) {
       std::string both = "--" + name;
       both.append(" cannot be combined with --target ").append(name).append("=");
-      return Fail(Errc::kUsage, std::move(both));
+      return Fail(Errc::kUsage, both);
     }
     SW_TRY(key->check(name, one->value));
     spec.settings.emplace_back(name, one->value);

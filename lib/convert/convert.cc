@@ -262,7 +262,7 @@ Status CheckCarried(const ConvertOptions& options, const std::vector<std::string
   if (!options.strict || not_carried.empty()) return {};
   std::string message = "--strict: nothing is written, because this would not be carried over:";
   for (const std::string& one : not_carried) message += "\n" + one;
-  return Fail(Errc::kMismatch, std::move(message));
+  return Fail(Errc::kMismatch, message);
 }
 
 namespace {

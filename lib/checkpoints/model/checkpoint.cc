@@ -53,7 +53,7 @@ Status CheckUnbound(const Checkpoint& checkpoint) {
   if (checkpoint.bound.size() > 1) {
     text += StrCat("; ", checkpoint.bound.size() - 1, " more cannot be resharded either");
   }
-  return Fail(Errc::kUnsupported, std::move(text));
+  return Fail(Errc::kUnsupported, text);
 }
 
 Status CheckDecided(const Checkpoint& checkpoint, std::string_view why) {
@@ -70,7 +70,7 @@ Status CheckDecided(const Checkpoint& checkpoint, std::string_view why) {
   text.append(
       ". List each in a --patterns file, by an expression for its name: {\"family\": \"NAME\", "
       "\"frozen_parameters\": [\"EXPRESSION\"], \"not_parameters\": [\"EXPRESSION\"]}");
-  return Fail(Errc::kUnsupported, std::move(text));
+  return Fail(Errc::kUnsupported, text);
 }
 
 std::vector<std::string> OptimizerLeftOut(const Checkpoint& checkpoint) {

@@ -60,7 +60,7 @@ Status CheckReplaceable(const std::string& folder, std::span<const std::string> 
     if (!os::RealPath(source).starts_with(inside)) continue;
     std::string message = output;
     message += ": OUTPUT contains a file of INPUT, " + source;
-    return Fail(Errc::kUsage, std::move(message));
+    return Fail(Errc::kUsage, message);
   }
   SW_TRY_ASSIGN(const os::Tree tree, os::WalkTree(output));
   if (tree.files.empty()) return {};

@@ -23,7 +23,7 @@ constexpr std::size_t kNumberBytes = 4;  // of an item's index in a header
 /// Bytes to keep at either end of a compressed tensor, which contain its headers.
 constexpr std::uint64_t kEndBytes = std::uint64_t{512} << 10;
 
-tl::unexpected<Error> Bad(std::string message) { return Fail(Errc::kBadInput, std::move(message)); }
+tl::unexpected<Error> Bad(const std::string& message) { return BadInput(message); }
 
 /// The bytes of a compressed item, without the middle.
 struct Ends {

@@ -36,7 +36,7 @@ Status OnlyKnown(const Json& object, std::initializer_list<std::string_view> kno
       message.append(separator).append(one);
       separator = ", ";
     }
-    return Fail(Errc::kBadInput, std::move(message));
+    return Fail(Errc::kBadInput, message);
   }
   return {};
 }

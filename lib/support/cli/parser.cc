@@ -19,7 +19,7 @@ constexpr std::string_view kSharedNames[] = {"--dry-run", "--force",  "--resume"
                                              "--threads", "--memory", "--list",     "--explain",
                                              "--seed",    "--mode",   "--take-over"};
 
-tl::unexpected<Error> Usage(std::string message) { return Fail(Errc::kUsage, std::move(message)); }
+tl::unexpected<Error> Usage(const std::string& message) { return Fail(Errc::kUsage, message); }
 
 /// Returns the arguments up to a "--".
 std::vector<std::string> BeforeDashes(const std::vector<std::string>& args) {
@@ -280,7 +280,7 @@ Status Parser::CheckUnknown() const {
     if (const std::string near = text::Nearest(flag, FlagNames()); !near.empty()) {
       message += ", did you mean " + near + "?";
     }
-    return Usage(std::move(message));
+    return Usage(message);
   }
   if (const auto rest = cli_.remaining(); !rest.empty()) {
     return Usage("unexpected argument " + Quoted(rest.front()));
@@ -373,7 +373,7 @@ Status Parser::FromParseError(const CLI::ParseError& error) const {
   }
   if (!text.empty() && text.back() == '.') text.pop_back();
   if (!text.empty()) text[0] = static_cast<char>(std::tolower(static_cast<unsigned char>(text[0])));
-  return Usage(std::move(text));
+  return Usage(text);
 }
 
 std::vector<std::string> Parser::FlagNames() const {

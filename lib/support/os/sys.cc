@@ -23,7 +23,6 @@
 #include <cstring>
 #include <system_error>
 #include <thread>
-#include <utility>
 #include <vector>
 
 #include "support/os/sys_internal.h"
@@ -35,11 +34,7 @@ tl::unexpected<Error> SysFail(Errc code, std::string_view where, std::string_vie
   if (!reason.empty()) {
     reason[0] = static_cast<char>(std::tolower(static_cast<unsigned char>(reason[0])));
   }
-  std::string message(where);
-  message += ": ";
-  message += what;
-  message += ": " + reason;
-  return FailErrno(code, error, std::move(message));
+  return FailErrno(code, error, where, ": ", what, ": ", reason);
 }
 
 tl::unexpected<Error> CreateFail(int dir, std::string_view where, std::string_view what,
@@ -49,10 +44,8 @@ tl::unexpected<Error> CreateFail(int dir, std::string_view where, std::string_vi
       info.f_favail > 0) {
     return SysFail(error == EEXIST ? Errc::kBusy : Errc::kIo, where, what, error);
   }
-  std::string message(where);
-  message.append(": ").append(what).append(": no inodes left on the file system, which has ");
-  message += std::to_string(info.f_files) + " in all";
-  return FailErrno(Errc::kIo, error, std::move(message));
+  return FailErrno(Errc::kIo, error, where, ": ", what,
+                   ": no inodes left on the file system, which has ", info.f_files, " in all");
 }
 
 std::string EscapedName(std::string_view text) {

@@ -171,7 +171,7 @@ Status CheckStrict(const LoadOptions& options, const Match& match) {
     message += "; the checkpoint does not have " + FirstFew(match.missing);
   }
   if (!match.unused.empty()) message += "; the trainer does not have " + FirstFew(match.unused);
-  return Fail(Errc::kMismatch, std::move(message));
+  return Fail(Errc::kMismatch, message);
 }
 
 /// Returns the bytes that one rank needs in addition to the memory for exchanging data.

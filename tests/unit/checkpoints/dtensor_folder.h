@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <filesystem>
 #include <functional>
 #include <string>
 #include <vector>
@@ -169,6 +170,13 @@ inline void ExpectRefusedWith(const std::string& changed,
     if (rank == 1 && item == changed) change(document);
   });
   ExpectRefused(folder, code, words);
+}
+
+/// Copies the model of rank 0 of two to another name and replaces the existing file.
+inline void CopyRankZeroTo(const Folder& folder, const std::string& name) {
+  const std::filesystem::path path(folder.path());
+  std::filesystem::copy_file(path / "model_world_size_2_rank_0.pt", path / name,
+                             std::filesystem::copy_options::overwrite_existing);
 }
 
 }  // namespace shardwright::checkpoints::dtensor

@@ -118,13 +118,6 @@ TEST(DTensor, StridedBuffersAndExtraStates) {
   EXPECT_NE(checkpoint->left_out[0].find("x._extra_state"), std::string::npos);
 }
 
-/// Copies the model of rank 0 of two to another name and replaces the existing file.
-void CopyRankZeroTo(const Folder& folder, const std::string& name) {
-  const std::filesystem::path path(folder.path());
-  std::filesystem::copy_file(path / "model_world_size_2_rank_0.pt", path / name,
-                             std::filesystem::copy_options::overwrite_existing);
-}
-
 TEST(DTensor, AdaptersAloneAreRead) {
   Folder folder;
   folder.made_up()->name = "q.lora_A.weight";

@@ -58,7 +58,7 @@ tl::unexpected<Error> Missing(const EngineReading& reading, const std::vector<st
   std::string text = reading.source.tag + ": " + std::to_string(names.size()) +
                      (names.size() == 1 ? " file is missing: " : " files are missing: ");
   for (std::size_t i = 0; i < names.size(); ++i) text += (i == 0 ? "" : ", ") + names[i];
-  return Fail(Errc::kNotFound, std::move(text));
+  return Fail(Errc::kNotFound, text);
 }
 
 Result<Document> Open(const EngineReading& reading, std::uint32_t file) {

@@ -189,7 +189,7 @@ Result<Layout> Resolve(const TargetSpec& spec, const Checkpoint& source) {
   const Args args = TargetArgs(source, *to);
   if (args.layers > 0) {
     auto stages = StagesOf(args);
-    if (!stages) return Fail(Errc::kUnsupported, std::move(stages.error().message));
+    if (!stages) return Fail(Errc::kUnsupported, stages.error().message);
   }
   if (args.experts % mesh.ep != 0) return Indivisible("ep", mesh.ep, "experts", args.experts);
   if (args.heads > 0 && args.heads % mesh.tp != 0) {

@@ -6,6 +6,8 @@
 #include <charconv>
 #include <optional>
 
+#include "support/base/text.h"
+
 namespace shardwright::os {
 namespace {
 
