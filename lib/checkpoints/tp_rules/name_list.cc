@@ -50,7 +50,7 @@ Status NameList::Add(std::string_view expression, std::string_view key) {
   } else {
     auto compiled = CompileExpression(expression);
     if (!compiled->ok()) {
-      return Fail(Errc::kUnsupported, std::string(key), ": expression \"", std::string(expression),
+      return Fail(Errc::kUnsupported, key, ": expression \"", expression,
                   "\" cannot be used: ", compiled->error());
     }
     expressions_.emplace_back(index, std::move(compiled));

@@ -23,8 +23,6 @@ constexpr std::size_t kNumberBytes = 4;  // of an item's index in a header
 /// Bytes to keep at either end of a compressed tensor, which contain its headers.
 constexpr std::uint64_t kEndBytes = std::uint64_t{512} << 10;
 
-tl::unexpected<Error> Bad(const std::string& message) { return BadInput(message); }
-
 /// The bytes of a compressed item, without the middle.
 struct Ends {
   std::vector<std::byte> head;
@@ -53,7 +51,7 @@ Result<Ends> EndsReader::Read(const os::File& file, const Place& at, std::uint64
     SW_TRY_ASSIGN(got, stream_.Read(block_));
     ends.bytes += got;
     if (ends.bytes > most) {
-      return Bad(
+      return BadInput(
           StrCat("its ", at.bytes, " compressed bytes decompress to more than ", most, " bytes"));
     }
     const auto to_head =
@@ -118,20 +116,19 @@ Status ItemReader::CheckPlaces(std::uint64_t file_bytes) const {
     const bool same = last != nullptr && one.at.offset == last->at.offset &&
                       one.at.bytes == last->at.bytes && one.is_tensor == last->is_tensor;
     if (!same && one.at.offset < end) {
-      return Bad("items \"" + last->name + "\" and \"" + one.name + "\" overlap");
+      return BadInput("items \"" + last->name + "\" and \"" + one.name + "\" overlap");
     }
     if (one.at.offset > file_bytes || one.at.bytes > file_bytes - one.at.offset) {
-      return Bad("item \"" + one.name + "\": " + std::to_string(one.at.bytes) +
-                 " bytes expected at offset " + std::to_string(one.at.offset) +
-                 ", the file ends at " + std::to_string(file_bytes) +
-                 ": it is damaged or belongs to another save");
+      return BadInput("item \"", one.name, "\": ", one.at.bytes, " bytes expected at offset ",
+                      one.at.offset, ", the file ends at ", file_bytes,
+                      ": it is damaged or belongs to another save");
     }
     end = one.at.offset + one.at.bytes;
     last = &one;
   }
   if (end == file_bytes) return {};
-  return Bad(std::to_string(file_bytes - end) +
-             " bytes after the last item of the index: the file belongs to another save");
+  return BadInput(file_bytes - end,
+                  " bytes after the last item of the index: the file belongs to another save");
 }
 
 Result<bool> ItemReader::IsCompressed(const Wanted& wanted) const {
@@ -164,8 +161,8 @@ Status ItemReader::AddStorage(const pickle::StorageUse& use, const files::Storag
                               const files::Part& part) {
   const std::uint64_t bytes = use.elems * (use.untyped ? 1 : ItemSize(use.dtype));
   if (storage.bytes != bytes) {
-    return Bad("storage data/" + storage.key + ": " + std::to_string(bytes) +
-               " bytes expected, found " + std::to_string(storage.bytes));
+    return BadInput("storage data/", storage.key, ": ", bytes, " bytes expected, found ",
+                    storage.bytes);
   }
   if (storage.bytes > 0 && storage.bytes <= inline_bytes_) {
     std::string payload(storage.bytes, '\0');
@@ -175,7 +172,7 @@ Status ItemReader::AddStorage(const pickle::StorageUse& use, const files::Storag
     if (storage.crc32 && *storage.crc32 != crc) {
       char text[64];
       std::snprintf(text, sizeof text, "CRC-32 %08x expected, %08x found", *storage.crc32, crc);
-      return Bad("data/" + storage.key + ": " + text);
+      return BadInput("data/", storage.key, ": ", text);
     }
     items_.inlined.emplace(static_cast<std::uint32_t>(items_.metadata.storages.size()),
                            std::move(payload));
@@ -191,7 +188,7 @@ Status ItemReader::AddItem(const Known& known, const files::ContainerMetadata& m
     const auto stored =
         std::find_if(metadata.storages.begin(), metadata.storages.end(),
                      [&](const files::Storage& storage) { return storage.key == use.key; });
-    if (stored == metadata.storages.end()) return Bad("storage data/" + use.key + " is missing");
+    if (stored == metadata.storages.end()) return BadInput("storage data/", use.key, " is missing");
     SW_TRY(AddStorage(use, *stored, part));
   }
   return {};
@@ -203,13 +200,12 @@ Status ItemReader::TakeTensor(const Wanted& wanted, const files::ContainerMetada
   const Node* root = known->graph.root;
   if (!root->is_tensor() || known->graph.storages.size() != 1 ||
       root->tensor->attributes != nullptr) {
-    return Bad("one tensor expected, found " + Describe(root));
+    return BadInput("one tensor expected, found ", Describe(root));
   }
   const pickle::Tensor& tensor = *root->tensor;
   if (tensor.shape != wanted.sizes || tensor.dtype != wanted.dtype) {
-    return Bad("tensor " + std::string(Name(wanted.dtype)) + " " + ToString(wanted.sizes) +
-               " expected, found " + std::string(Name(tensor.dtype)) + " " +
-               ToString(tensor.shape));
+    return BadInput("tensor ", Name(wanted.dtype), " ", ToString(wanted.sizes), " expected, found ",
+                    Name(tensor.dtype), " ", ToString(tensor.shape));
   }
   return AddItem(*known, metadata, part);
 }
@@ -252,7 +248,7 @@ Status ItemReader::Take(std::size_t index, files::SmallParts& small) {
                          : limits::kPickleBytes;
     SW_TRY_ASSIGN(const Ends ends,
                   ends_->Read(file_, wanted.at, wanted.is_tensor ? kEndBytes : most, most));
-    if (ends.bytes == 0) return Bad("its compressed bytes decompress to 0 bytes");
+    if (ends.bytes == 0) return BadInput("its compressed bytes decompress to 0 bytes");
     stretch.bytes = ends.bytes;
     SW_TRY(TakeFrom(wanted, {file_, plain_end_, ends.bytes, ends.head, ends.tail}));
   } else if (files::SmallParts::IsSmall({offset, wanted.at.bytes})) {
@@ -349,11 +345,12 @@ Result<ItemValues> ParseItems(const files::ContainerMetadata& metadata) {
   const bool ours = root->kind == pickle::Kind::kTuple && root->items.size() == 2 &&
                     root->items[0]->is_list() && root->items[1]->kind == pickle::Kind::kBytes &&
                     root->items[1]->text.size() % kNumberBytes == 0;
-  if (!ours) return Bad("pickles and numbers of items expected, found " + Describe(root));
+  if (!ours) return BadInput("pickles and numbers of items expected, found ", Describe(root));
   ItemValues items;
   items.values.reserve(root->items[0]->items.size());
   for (const Node* one : root->items[0]->items) {
-    if (one->kind != pickle::Kind::kBytes) return Bad("a pickle expected, found " + Describe(one));
+    if (one->kind != pickle::Kind::kBytes)
+      return BadInput("a pickle expected, found ", Describe(one));
     SW_TRY_ASSIGN(pickle::Graph graph, pickle::Load(one->text));
     items.values.push_back(std::move(graph));
   }
@@ -364,8 +361,8 @@ Result<ItemValues> ParseItems(const files::ContainerMetadata& metadata) {
     if (storage < metadata.storages.size() && metadata.storages[storage++].bytes == bytes) {
       return {};
     }
-    return Bad("item " + std::to_string(items.items.size()) + ": storage " +
-               std::to_string(storage) + " of " + std::to_string(bytes) + " bytes is missing");
+    return BadInput("item ", items.items.size(), ": storage ", storage, " of ", bytes,
+                    " bytes is missing");
   };
   for (std::size_t at = 0; at < numbers.size(); at += kNumberBytes) {
     ItemValues::Item item{0, static_cast<std::uint32_t>(storage)};
@@ -375,14 +372,14 @@ Result<ItemValues> ParseItems(const files::ContainerMetadata& metadata) {
     if (item.value == ItemValues::kAsBefore && !items.items.empty()) {
       item = items.items.back();
     } else if (item.value == ItemValues::kRaw) {
-      if (storage++ >= metadata.storages.size()) return Bad("an item without its bytes");
+      if (storage++ >= metadata.storages.size()) return BadInput("an item without its bytes");
     } else if (item.value < items.values.size()) {
       for (const pickle::StorageUse& use : items.values[item.value].storages) {
         SW_TRY(next(use.elems * (use.untyped ? 1 : ItemSize(use.dtype))));
       }
     } else {
-      return Bad("item " + std::to_string(items.items.size()) + ": value " +
-                 std::to_string(item.value) + " of " + std::to_string(items.values.size()));
+      return BadInput("item ", items.items.size(), ": value ", item.value, " of ",
+                      items.values.size());
     }
     items.items.push_back(item);
   }

@@ -58,16 +58,22 @@ Status Folding::Change(const Cell& target, bool* ignored) {
   return {};
 }
 
+/// Moves the cells of the stack from `first` on into a list or set. They stay on the stack, empty.
+Status Folding::TakeItems(Box* box, std::size_t first) {
+  for (std::size_t i = first; i < stack_.size(); ++i) {
+    SW_TRY(Hold(box, stack_[i]));
+    box->items.push_back(std::move(stack_[i]));
+  }
+  return {};
+}
+
 Status Folding::Append(std::size_t first) {
   const Cell target = stack_[first - 1];
   bool ignored = false;
   SW_TRY(Change(target, &ignored));
   if (!ignored) {
     if (target.box()->kind != Box::Kind::kList) return Bad("APPEND to " + Describe(target));
-    for (std::size_t i = first; i < stack_.size(); ++i) {
-      SW_TRY(Hold(target.box(), stack_[i]));
-      target.box()->items.push_back(std::move(stack_[i]));
-    }
+    SW_TRY(TakeItems(target.box(), first));
   }
   stack_.resize(first);
   return {};
@@ -80,10 +86,7 @@ Status Folding::AddItems(std::size_t first) {
   if (ignored || target.box()->kind != Box::Kind::kSet) {
     return Bad("ADDITEMS to " + Describe(target));
   }
-  for (std::size_t i = first; i < stack_.size(); ++i) {
-    SW_TRY(Hold(target.box(), stack_[i]));
-    target.box()->items.push_back(std::move(stack_[i]));
-  }
+  SW_TRY(TakeItems(target.box(), first));
   stack_.resize(first);
   return {};
 }

@@ -104,6 +104,7 @@ class Folding {
   Status MakeTuple(std::size_t first);
   Status MakeSet(std::size_t first);
   Status Change(const Cell& target, bool* ignored);
+  Status TakeItems(Box* box, std::size_t first);
   Status Append(std::size_t first);
   Status AddItems(std::size_t first);
   Status SetItems(std::size_t first);

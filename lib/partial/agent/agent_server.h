@@ -105,6 +105,7 @@ class AgentServer {
   Status TakeRoots(os::Connection& connection, std::string_view last);
   Status TakeGradients(os::Connection& connection, const std::vector<std::string_view>& words);
   Status AwaitStore();
+  Result<std::string> NextLine(os::Connection& connection, const std::string& where);
   Status TakeMarks(os::Connection& connection, std::string_view rank);
   Status SendSends(os::Connection& connection) const;
   Result<Hello> Welcome(os::Connection& connection, const std::string& line) const;

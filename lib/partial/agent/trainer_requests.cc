@@ -189,12 +189,9 @@ Status AgentServer::TakeGradients(os::Connection& connection,
   const Entered entered(agent_.logs(), handing, restored);
   agent_.PlanLogs();
   SW_TRY(SendAnswer(connection, {}));
-  while (!stop_.load()) {
-    SW_TRY_ASSIGN(const bool there, connection.HasLine(os::kLineBytes, kTrainerTick));
-    if (!there) continue;
-    SW_TRY_ASSIGN(const std::optional<std::string> line, connection.ReceiveLine(os::kLineBytes));
-    if (!line) return Fail(Errc::kIo, where, ": the trainer closed the connection");
-    const std::vector<std::string_view> step = WordsOf(*line);
+  for (;;) {
+    SW_TRY_ASSIGN(const std::string line, NextLine(connection, where));
+    const std::vector<std::string_view> step = WordsOf(line);
     if (step.size() != 4 || step[0] != "step") {
       return BadInput(where, ": step ITERATION PLACE BYTES expected");
     }
@@ -211,6 +208,19 @@ Status AgentServer::TakeGradients(os::Connection& connection,
     SW_TRY(SendAnswer(
         connection, {},
         std::to_string(iteration) + " " + std::to_string(place) + " " + std::to_string(done)));
+  }
+}
+
+/// Waits for the next line of a trainer.
+/// \param where  names the connection in errors
+/// \error kIo  the trainer closed the connection; kStopped  the agent is shutting down
+Result<std::string> AgentServer::NextLine(os::Connection& connection, const std::string& where) {
+  while (!stop_.load()) {
+    SW_TRY_ASSIGN(const bool there, connection.HasLine(os::kLineBytes, kTrainerTick));
+    if (!there) continue;
+    SW_TRY_ASSIGN(std::optional<std::string> line, connection.ReceiveLine(os::kLineBytes));
+    if (!line) return Fail(Errc::kIo, where, ": the trainer closed the connection");
+    return *std::move(line);
   }
   return Fail(Errc::kStopped, where, ": the agent is shutting down");
 }
@@ -237,14 +247,8 @@ Status AgentServer::TakeMarks(os::Connection& connection, std::string_view rank)
   const Marking marking(agent_.limiter().idle(), static_cast<std::uint32_t>(number),
                         std::move(memory));
   SW_TRY(SendAnswer(connection, {}));
-  while (!stop_.load()) {
-    SW_TRY_ASSIGN(const bool there, connection.HasLine(os::kLineBytes, kTrainerTick));
-    if (!there) continue;
-    SW_TRY_ASSIGN(const std::optional<std::string> line, connection.ReceiveLine(os::kLineBytes));
-    if (!line) return Fail(Errc::kIo, where, ": the trainer closed the connection");
-    return Fail(Errc::kBadInput, where, ": this connection accepts no further requests");
-  }
-  return Fail(Errc::kStopped, where, ": the agent is shutting down");
+  SW_TRY(NextLine(connection, where));
+  return Fail(Errc::kBadInput, where, ": this connection accepts no further requests");
 }
 
 /// Answers with the times and sizes of sends, and the idle intervals of ranks.

@@ -2,6 +2,8 @@
 #include <algorithm>
 #include <array>
 #include <memory>
+#include <span>
+#include <string_view>
 #include <utility>
 
 #include "checkpoints/deepspeed/common/engine_state.h"
@@ -152,6 +154,20 @@ Result<const Node*> Info(Document& document, const Context& context, Graft& graf
   return BuildUniversalInfo(document.arena, context.params, context.to.tp);
 }
 
+/// Appends the entries of a dict to `out`, without the keys in `written`.
+/// \param what  names the dict in errors
+Status CopyOthers(const Node& source, std::span<const std::string_view> written,
+                  std::string_view what, Graft& graft, Node* out) {
+  for (std::size_t i = 0; i < source.entry_count(); ++i) {
+    if (IsOneOf(source.key(i), written)) continue;
+    auto value = graft.Take(source.value(i));
+    if (!value) return Within(what, value.error());
+    out->items.push_back(source.key(i));
+    out->items.push_back(*value);
+  }
+  return {};
+}
+
 Status BuildModel(Document& document, const Context& context, const FileId& id) {
   pickle::Arena& arena = document.arena;
   const Passed* passed = PassedFor(context, context.model_states, id.mp);
@@ -162,13 +178,7 @@ Status BuildModel(Document& document, const Context& context, const FileId& id) 
   Status status;
   Set(arena, root, "module", EmptyModule(arena, graft, source->Find("module"), &status));
   SW_TRY(std::move(status));
-  for (std::size_t i = 0; i < source->entry_count(); ++i) {
-    if (IsOneOf(source->key(i), kModelKeys)) continue;
-    auto value = graft.Take(source->value(i));
-    if (!value) return Within("client state", value.error());
-    root->items.push_back(source->key(i));
-    root->items.push_back(*value);
-  }
+  SW_TRY(CopyOthers(*source, kModelKeys, "client state", graft, root));
   for (const char* key : {"global_steps", "global_samples", "skipped_steps"}) {
     if (root->Find(key) == nullptr) Set(arena, root, key, arena.Int(0));
   }
@@ -194,13 +204,7 @@ Status BuildOptimizer(Document& document, const Context& context) {
   if (passed != nullptr) {
     const Node* source = passed->document.root;
     Graft graft(document, passed->document, passed->members);
-    for (std::size_t i = 0; i < source->entry_count(); ++i) {
-      if (IsOneOf(source->key(i), kOptimizerKeys)) continue;
-      auto value = graft.Take(source->value(i));
-      if (!value) return Within("optimizer state", value.error());
-      root->items.push_back(source->key(i));
-      root->items.push_back(*value);
-    }
+    SW_TRY(CopyOthers(*source, kOptimizerKeys, "optimizer state", graft, root));
   }
   std::vector<const Node*> groups;
   for (const Group& group : context.groups) {
