@@ -42,7 +42,7 @@ constexpr Known kKnown[] = {
     {"--nonmoe-seconds", {"hecate"}},
 };
 /// Flags with an effect on a single plan that is checked later. A simulated run has no such check.
-constexpr Known kKnownInReplays[] = {
+constexpr Known kKnownInSimulations[] = {
     {"--faults", {"best", "lazarus", "spread", "compact", "vanilla"}},
     {"--unit", {"best", "lazarus", "spread", "compact"}},
 };
@@ -306,7 +306,7 @@ void MoeFlags::AddShared(const cli::CommonFlags& common) {
   request.threads = common.threads;
 }
 
-Status MoeFlags::CheckKnown(const cli::App& app, const std::string& strategy, bool replayed,
+Status MoeFlags::CheckKnown(const cli::App& app, const std::string& strategy, bool simulated,
                             bool writes_eplb) const {
   // For recovery, `best` plans like `lazarus`.
   const bool recovers = objective_ == "recovery" || objective_ == "mixed";
@@ -317,8 +317,8 @@ Status MoeFlags::CheckKnown(const cli::App& app, const std::string& strategy, bo
     if (writes_eplb && std::string_view(known.flag) == "--groups") continue;
     if (!Knows(known, planner)) SW_TRY(app.Exclude({known.flag}, other));
   }
-  for (const Known& known : kKnownInReplays) {
-    if (!replayed || Knows(known, strategy)) continue;
+  for (const Known& known : kKnownInSimulations) {
+    if (!simulated || Knows(known, strategy)) continue;
     SW_TRY(app.Exclude({known.flag}, other + " in moe-replace simulate-failures: this strategy "
                                              "does not place copies on different units"));
   }

@@ -36,10 +36,10 @@ struct MoeFlags {
   /// Copies the values of the shared flags.
   void AddShared(const cli::CommonFlags& common);
   /// Fails if a flag has no effect on the strategy.
-  /// \param replayed  also checks flags with an effect on a single plan that is checked later
+  /// \param simulated  also checks flags with an effect on a single plan that is checked later
   /// \param writes_eplb  the format of the plan supports --groups
   /// \error kUsage
-  Status CheckKnown(const cli::App& app, const std::string& strategy, bool replayed,
+  Status CheckKnown(const cli::App& app, const std::string& strategy, bool simulated,
                     bool writes_eplb) const;
 
  private:
@@ -64,7 +64,7 @@ void AddStrategy(cli::App& app, std::string* strategy);
 
 // The subcommands. Each takes all arguments and returns the exit code.
 int CompareMain(int argc, const char* const* argv);
-int ReplayMain(int argc, const char* const* argv);
+int SimulateFailuresMain(int argc, const char* const* argv);
 int EvaluateMain(int argc, const char* const* argv);
 
 }  // namespace shardwright::apps

@@ -94,7 +94,7 @@ int main(int argc, char** argv) {
   const std::vector<Subcommand> subcommands = {
       {"compare", "compare the plans of all strategies in one table", &apps::CompareMain},
       {"simulate-failures", "simulate nodes that fail and join during a recorded run",
-       &apps::ReplayMain},
+       &apps::SimulateFailuresMain},
       {"evaluate", "measure an existing plan of any format", &apps::EvaluateMain}};
   if (const Subcommand* one = shardwright::cli::FindSubcommand(subcommands, argc, argv)) {
     return one->main(argc, argv);

@@ -82,7 +82,7 @@ int CompareMain(int argc, const char* const* argv) {
   return app.Run(argc, argv, [&](cli::Context& context) { return Compare(context, flags); });
 }
 
-int ReplayMain(int argc, const char* const* argv) {
+int SimulateFailuresMain(int argc, const char* const* argv) {
   cli::App app("moe-replace simulate-failures",
                "Simulate nodes that fail and join during a recorded run.",
                {{"loads.jsonl nodes.csv --nodes 32 --gpus 1 --slots 4",
@@ -114,11 +114,11 @@ int ReplayMain(int argc, const char* const* argv) {
   });
   return app.Run(argc, argv, [&](cli::Context& context) -> Status {
     flags.AddShared(context.flags());
-    SW_TRY_ASSIGN(const placement::Replays replays,
-                  placement::ReplayEvents(context.comm(), flags.request, events, context.sink()));
+    SW_TRY_ASSIGN(const placement::FailureSimulations simulations,
+                  placement::SimulateEvents(context.comm(), flags.request, events, context.sink()));
     if (context.comm().rank() != 0) return {};
-    context.out() << placement::ReplaysText(events.events, replays);
-    context.SetResult(placement::ReplaysJson(replays));
+    context.out() << placement::FailureSimulationsText(events.events, simulations);
+    context.SetResult(placement::FailureSimulationsJson(simulations));
     return {};
   });
 }

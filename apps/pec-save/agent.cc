@@ -50,12 +50,31 @@ std::uint64_t Bytes(const Json& json, const char* key) {
 void ShowSent(std::ostream& out, const Json& json) {
   const Json sent = json.value("sent", Json::object());
   const std::uint64_t idle = Bytes(sent, "idle");
-  const std::uint64_t beside = Bytes(sent, "beside");
+  const std::uint64_t busy = Bytes(sent, "busy");
   const std::uint64_t due = Bytes(sent, "due");
-  if (idle + beside + due == 0 && Bytes(json, "ranks_marking") == 0) return;
-  out << "sent      " << FormatBytes(idle) << " while ranks were idle, " << FormatBytes(beside)
+  if (idle + busy + due == 0 && Bytes(json, "ranks_marking") == 0) return;
+  out << "sent      " << FormatBytes(idle) << " while ranks were idle, " << FormatBytes(busy)
       << " at other times, " << FormatBytes(due) << " due before the next snapshot ("
       << Plural(Bytes(json, "sends_due"), "time") << ")\n";
+}
+
+/// Shows how far the copies to other agents are.
+void ShowPeers(std::ostream& out, const Json& json) {
+  for (const Json& peer : json.value("peers", Json::array())) {
+    const std::string agent = peer.value("agent", "");
+    out << "peer      " << text::Printable(peer.value("address", ""))
+        << (agent.empty() ? "" : " (" + text::Printable(agent) + ")") << ": "
+        << text::Printable(peer.value("state", ""));
+    if (Json copying = peer.value("copying", Json()); !copying.is_null()) {
+      out << " iteration " << Number(peer, "copying");
+    }
+    out << ", newest copy " << Number(peer, "iteration");
+    if (const std::string error = peer.value("last_error", ""); !error.empty()) {
+      out << ", " << Plural(Bytes(peer, "failures"), "failed attempt") << ": "
+          << text::Printable(error);
+    }
+    out << "\n";
+  }
 }
 
 void ShowStatus(cli::Context& context, const Json& json) {
@@ -70,6 +89,7 @@ void ShowStatus(cli::Context& context, const Json& json) {
       << "\n"
       << "persists  " << Number(json, "persists") << ", failed " << Number(json, "persists_failed")
       << "\n";
+  ShowPeers(out, json);
   ShowSent(out, json);
   if (const Json replays = json.value("replays", Json()); replays.is_object()) {
     out << "replayed  " << Number(replays, "modules") << " modules with "

@@ -41,11 +41,11 @@ void Show(cli::Context& context, const cache::Served& served) {
   context.SetResult({{"target", json::parse(served.target)},
                      {"bytes_read", loaded.bytes_read},
                      {"bytes_gathered", loaded.bytes_gathered},
-                     {"bytes_resident", loaded.bytes_resident},
+                     {"bytes_cached", loaded.bytes_cached},
                      {"members_verified", loaded.members_verified},
                      {"attaches", served.attaches},
                      {"end", EndText(served.end)}});
-  context.out() << FormatBytes(loaded.bytes_read) << " read, " << FormatBytes(loaded.bytes_resident)
+  context.out() << FormatBytes(loaded.bytes_read) << " read, " << FormatBytes(loaded.bytes_cached)
                 << " served, trainer ranks attached " << served.attaches << " times; "
                 << EndText(served.end) << "\n";
 }
@@ -132,7 +132,7 @@ int ServeStatusMain(int argc, const char* const* argv) {
       };
       context.out() << "state     " << text::Printable(status.value("state", "")) << "\n"
                     << "source    " << text::Printable(status.value("source", "")) << "\n"
-                    << "memory    " << FormatBytes(number("bytes_resident")) << " of "
+                    << "memory    " << FormatBytes(number("bytes_cached")) << " of "
                     << number("processes")
                     << (number("processes") == 1 ? " process on " : " processes on ")
                     << text::Printable(status.value("device", "")) << ", "

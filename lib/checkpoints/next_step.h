@@ -11,7 +11,7 @@
 
 namespace shardwright::checkpoints {
 
-/// Returns the error for a file of pickled weights, recognized by its name. Other names: nothing.
+/// Returns an error if the name is one of pickled weights (such as pytorch_model.bin).
 /// \param folder  the folder that contains the file
 /// Pure.
 std::optional<Error> PickledWeights(const std::string& folder, const std::string& name);

@@ -79,7 +79,7 @@ bool IsPointer(std::string_view name);
 Result<std::string> PointedTag(const Format& format, const std::string& folder);
 
 /// Finds the files next to the checkpoint's files, links that IsLinkAllowed allows, and the files
-/// in Format::folders_beside. Leaves out other folders, other links, special files, and
+/// in Format::sibling_folders. Leaves out other folders, other links, special files, and
 /// Shardwright's own files, and records the reason. Warns about unusual ones.
 /// \error kNotFound  a folder or file that cannot be read
 /// Local.

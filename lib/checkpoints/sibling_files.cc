@@ -68,10 +68,10 @@ class Folder {
   }
 
  private:
-  /// Adds the files of a folder in folders_beside. Records only the name of any other folder.
+  /// Adds the files of a folder in sibling_folders. Records only the name of any other folder.
   Status AddFolder(const std::string& name, const std::string& real) {
     const auto along =
-        format_ == nullptr ? std::span<const std::string_view>() : format_->folders_beside;
+        format_ == nullptr ? std::span<const std::string_view>() : format_->sibling_folders;
     if (std::find(along.begin(), along.end(), name) == along.end()) {
       LeaveOut(name, "a folder");
       return {};

@@ -237,16 +237,16 @@ class Bench(pec_rows.PecRows):
             self.row("what that load has read of the source's payload, all ranks together", f"{read} bytes of {plan['read_bytes']}",
                      "each byte once")
 
-    def resident(self):
+    def cache(self):
         """Waiting time of a trainer that is filled from a shared-memory cache."""
         package = os.path.join(os.path.dirname(os.path.abspath(self.args.bin)), "python")
-        done = subprocess.run([self.python, os.path.join(HERE, "live", "resident.py"), self.args.bin, package,
-                               os.path.join(self.work, "resident"),
-                               os.path.join(self.disk, "resident"), "--runs", str(self.args.runs),
+        done = subprocess.run([self.python, os.path.join(HERE, "live", "cache.py"), self.args.bin, package,
+                               os.path.join(self.work, "cache"),
+                               os.path.join(self.disk, "cache"), "--runs", str(self.args.runs),
                                "--width", "64" if self.args.small else "2048"], check=True, capture_output=True, text=True)
         *fills, read = done.stdout.splitlines()[-3:]
         for place, fill in zip(("tmpfs", "disk, not in memory"), fills):
-            self.row(f"`shardwright.load` out of a resident load against DeepSpeed's `load_checkpoint`, {place}", fill,
+            self.row(f"`shardwright.load` from a shared-memory cache against DeepSpeed's `load_checkpoint`, {place}", fill,
                      "≥ 8 times faster")
         self.row("what that load has read of the source's payload", read, "each byte once")
 

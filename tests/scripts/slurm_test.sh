@@ -262,18 +262,18 @@ EOF
   printf '#!/usr/bin/env bash\nsleep 2\nexit 1\n' >slow
   chmod +x bin/srun trainer slow
   ln -sf "$built/ucp-load" bin/ucp-load
-  resident() { run bash "$scripts/resident.sbatch" "$@"; }
+  cache() { run bash "$scripts/cache.sbatch" "$@"; }
   export TMPDIR=$work
-  resident ckpt zero=1,dp=2 3 ./trainer 2
+  cache ckpt zero=1,dp=2 3 ./trainer 2
   expect "the second try of a trainer ends well" 0 $'ready\nready' $'try of 2\ntry of 2'
-  resident ckpt zero=1,dp=2 2 ./trainer 7
+  cache ckpt zero=1,dp=2 2 ./trainer 7
   expect "all tries of a trainer fail" 1 $'ready\nready' $'try of 7\ntry of 7'
-  resident nowhere zero=1,dp=2 9 ./slow
+  cache nowhere zero=1,dp=2 9 ./slow
   expect "a load that fails is heard of" 3 "" ""
-  resident ckpt zero=1,dp=2
-  expect "arguments of a resident load are counted" 2 "" ""
+  cache ckpt zero=1,dp=2
+  expect "arguments of a cache are counted" 2 "" ""
   if compgen -G "$work/tmp.*" >/dev/null; then
-    echo "FAILED: a resident load leaves a folder"
+    echo "FAILED: a cache leaves a folder"
     failures=$((failures + 1))
   fi
 fi

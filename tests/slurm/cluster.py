@@ -12,14 +12,16 @@ import signal
 import subprocess
 import time
 
+ROOT = pathlib.Path(__file__).resolve().parents[2]
 NET = "10.77.0."
 CONTROLLER = "ctl"
 SECONDS = 600  # that anything may take on a busy machine before it counts as hanging
 
-# The first process of a node: it keeps the namespaces and reaps orphans.
+# The first process of a node: it keeps the namespaces and reaps orphans. A source tree in /tmp stays visible.
 KEEP = """
 mount -t proc proc /proc && mount -t tmpfs tmpfs /dev/shm && mount --bind "$2/hosts" /etc/hosts || exit
 [[ $1 == ctl ]] || mount -t tmpfs -o mode=1777 tmpfs /tmp || exit
+[[ -d $3 ]] || { mkdir -p "$3" && mount --bind . "$3"; } || exit
 hostname "$1" && ip link set lo up && echo ready
 while :; do sleep 1000 & wait $!; done
 """
@@ -115,7 +117,7 @@ class Cluster:
     def make_space(self, name, number):
         outer = subprocess.Popen(
             ["unshare", "--net", "--uts", "--mount", "--pid", "--fork", "--kill-child", "bash", "-c", KEEP, name, name,
-             str(self.folder)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True)
+             str(self.folder), str(ROOT)], cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True)
         if outer.stdout.readline() != b"ready\n":
             raise AssertionError(f"{name}: no namespaces")
         children = pathlib.Path(f"/proc/{outer.pid}/task/{outer.pid}/children").read_text()

@@ -21,14 +21,16 @@ MODULES = {
 SUBMODULES = {
     "support": {
         "base": [],
-        "os": ["base"],
+        "os/sockets": ["base"],
+        "os": ["base", "os/sockets"],
         "os/net": ["os"],
         "zstd": ["os"],
         "json": ["base"],
         "comm": ["base"],
+        "comm/watch": ["comm", "os"],
         "text": ["base"],
         "html": ["text"],
-        "cli": ["comm", "text"],
+        "cli": ["comm/watch", "text"],
     },
     "engine": {
         "tensor": [],

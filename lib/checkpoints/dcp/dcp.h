@@ -32,7 +32,7 @@ inline constexpr std::string_view kName = "dcp";
 enum class Flavour : std::uint8_t { kPlain, kTorchtitan, kAccelerate, kTransformers };
 
 /// slime keeps its scheduler in a separate DCP folder, which any number of ranks can load.
-inline constexpr std::array<std::string_view, 1> kFoldersBeside = {"lr_scheduler"};
+inline constexpr std::array<std::string_view, 1> kSiblingFolders = {"lr_scheduler"};
 
 inline constexpr std::array<std::string_view, 5> kFlavourWords = {"source", "plain", "torchtitan",
                                                                   "accelerate", "transformers"};

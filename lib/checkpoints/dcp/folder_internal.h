@@ -27,7 +27,7 @@ class ItemLayouts {
   using Ptr = const torch_pt::Layout*;
   /// Returns the layout for a contiguous tensor.
   Result<Ptr> OfTensor(DType dtype, const Shape& shape);
-  /// Returns the layout for a value without tensors. \pre the node lives until the last call
+  /// Returns the `.pt` layout for a pickled value that has no tensors. \pre the node outlives this
   Result<Ptr> OfValue(const pickle::Node* node);
   /// Returns the layout for one document; it is not shared.
   Result<Ptr> OfDocument(const Document& document);
@@ -55,7 +55,7 @@ class FolderBuilder {
   Status AddElements(std::uint64_t number, Shape offsets, Shape sizes, std::uint32_t array);
   /// Adds a box of a tensor with known bytes.
   Status AddInline(std::uint64_t number, Shape offsets, Shape sizes, std::string bytes);
-  /// Adds a value without tensors.
+  /// Adds a pickled value that has no tensors.
   Status AddValue(std::uint64_t number, const pickle::Node* value);
   /// Adds a value that contains tensors. Their elements are members of the source
   /// or known bytes. If the entry is a tensor, the value is one of its chunks.

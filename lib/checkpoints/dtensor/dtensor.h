@@ -54,7 +54,7 @@ FileReaders Readers(const Layout& layout, std::span<const plan::OutputFile> file
 Status CheckKey(std::string_view key, std::string_view value);
 
 /// Folders that verl stores next to the files: configuration, tokenizer and perhaps weights.
-inline constexpr std::array<std::string_view, 1> kFoldersBeside = {"huggingface"};
+inline constexpr std::array<std::string_view, 1> kSiblingFolders = {"huggingface"};
 
 inline constexpr std::array<std::string_view, 4> kTrainerWords = {"source", "verl", "accelerate",
                                                                   "torch_checkpointing"};

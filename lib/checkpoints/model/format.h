@@ -109,7 +109,7 @@ struct Format {
   /// Classifies a file name, relative to the tag folder.
   Belongs (*belongs)(std::string_view name);
   /// Names of folders next to the checkpoint's files. Their files are treated as siblings.
-  std::span<const std::string_view> folders_beside = {};
+  std::span<const std::string_view> sibling_folders = {};
   /// Returns true if a file of that name can be a complete checkpoint, so that
   /// users may specify it instead of a folder. Null: the format has no such files.
   bool (*stands_alone)(std::string_view name) = nullptr;

@@ -8,8 +8,8 @@
 
 namespace shardwright::exec {
 
-/// Counts the bytes that this rank writes into an output. At the end of its lifetime it adds them
-/// to the sink, unless the output is complete: a complete output is counted as a whole, by rank 0.
+/// Counts the bytes that this rank writes into an output. If the output is not completed, the
+/// destructor adds these bytes to the sink. Rank 0 adds the total size of a complete output.
 /// Thread-safe. Local.
 class UnfinishedWrites {
  public:

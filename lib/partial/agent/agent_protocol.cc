@@ -132,7 +132,7 @@ Result<BlobPtr> ReceiveBlob(os::Connection& connection, const BlobRef& expected,
   SW_TRY_ASSIGN(std::vector<std::uint32_t> units, ReceiveUnits(connection, count, &counted));
   SW_TRY(CheckUnits(units, expected, where));
   // Pages that are not written use no memory.
-  os::Buffer buffer = os::MakeBuffer(bytes);
+  BlobMemory buffer = MakeBlobMemory(bytes);
   if (!buffer) {
     return Fail(Errc::kLimit, where, ": cannot allocate ", FormatBytes(bytes), " of memory");
   }

@@ -36,7 +36,7 @@ constexpr const char* kStopped = "the replay was stopped before it was done";
 class Room {
  public:
   Room() = default;
-  Room(std::shared_ptr<MemoryPool> pool, os::Buffer buffer, std::uint64_t bytes)
+  Room(std::shared_ptr<MemoryPool> pool, BlobMemory buffer, std::uint64_t bytes)
       : pool_(std::move(pool)), buffer_(std::move(buffer)), bytes_(bytes) {}
   Room(Room&&) noexcept = default;
   Room& operator=(Room&&) = delete;
@@ -46,11 +46,11 @@ class Room {
 
   explicit operator bool() const { return buffer_ != nullptr; }
   std::span<std::byte> bytes() const { return {buffer_.get(), bytes_}; }
-  os::Buffer Take() { return std::move(buffer_); }
+  BlobMemory Take() { return std::move(buffer_); }
 
  private:
   std::shared_ptr<MemoryPool> pool_;
-  os::Buffer buffer_;
+  BlobMemory buffer_;
   std::uint64_t bytes_ = 0;
 };
 
@@ -191,7 +191,7 @@ Result<Brought> Prepare(const MemoryCheckpoint& record, const convert::Input& in
       continue;
     }
     const std::uint64_t size = out.old[c]->ref().bytes;
-    SW_TRY_ASSIGN(os::Buffer buffer, pool->Take(size));
+    SW_TRY_ASSIGN(BlobMemory buffer, pool->Take(size));
     out.rooms.emplace_back(pool, std::move(buffer), size);
   }
   return out;

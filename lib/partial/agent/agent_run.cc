@@ -10,6 +10,7 @@
 #include <mutex>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "checkpoints/open_source.h"
 #include "partial/agent/agent_client.h"
@@ -56,6 +57,10 @@ class Runner {
       Watch(true);
       return agent_.Flush(sink_);
     };
+    commands_.peers = [this] {
+      const std::lock_guard lock(peers_mutex_);
+      return peers_;
+    };
     commands_.stop = [this] {
       asked_to_stop_.store(true);
       return end_.get();
@@ -87,6 +92,8 @@ class Runner {
     for (const std::string& text : options_.peers) {
       SW_TRY_ASSIGN(os::Address address, os::ParseAddress(text));
       address.trusted_user = options_.trusted_user;
+      const std::lock_guard lock(peers_mutex_);
+      peers_.emplace_back().address = os::ToText(address);
       peers.push_back(std::move(address));
     }
     for (const std::string& text : options_.listen) {
@@ -98,8 +105,8 @@ class Runner {
     std::vector<std::thread> threads;
     threads.emplace_back([this] { PersistLoop(); });
     if (options_.agent.replay) threads.emplace_back([this] { ReplayLoop(); });
-    for (const os::Address& peer : peers) {
-      threads.emplace_back([this, peer] { PushLoop(peer); });
+    for (std::size_t i = 0; i < peers.size(); ++i) {
+      threads.emplace_back([this, i, peer = peers[i]] { PushLoop(i, peer); });
     }
     while (!stopping()) {
       Watch(false);
@@ -294,44 +301,64 @@ class Runner {
   }
 
   /// Checks that two peers are two agents, because a proxy could lead both connections to one.
-  Status ExpectOther(const os::Address& peer, const Hello& agent) {
+  Status ExpectOther(std::size_t peer, const Hello& agent) {
     const std::lock_guard lock(peers_mutex_);
-    std::erase_if(peers_, [&](const auto& one) { return one.second == os::ToText(peer); });
-    const auto [known, fresh] = peers_.try_emplace(agent.id, os::ToText(peer));
+    peers_[peer].agent = agent.name;
+    std::erase_if(peers_of_, [&](const auto& one) { return one.second == peer; });
+    const auto [known, fresh] = peers_of_.try_emplace(agent.id, peer);
     if (fresh) return {};
-    return Fail(Errc::kMismatch, os::ToText(peer), ": the same agent as at ", known->second, ", \"",
-                agent.name, "\"; give each peer once with --peer");
+    return Fail(Errc::kMismatch, peers_[peer].address, ": the same agent as at ",
+                peers_[known->second].address, ", \"", agent.name,
+                "\"; give each peer once with --peer");
   }
 
-  void PushLoop(const os::Address& peer) {
+  /// Copies the newest snapshot to a peer and records the state of the copy.
+  /// \returns the copied snapshot; null if there is none any more
+  Result<std::shared_ptr<const MemoryCheckpoint>> PushNewest(std::size_t peer,
+                                                             AgentClient& client) {
+    // The peer may have been away for long, and a restore may have rolled back its copy.
+    SW_TRY(agent_.CatchUp());
+    std::shared_ptr<const MemoryCheckpoint> newest = agent_.Newest();
+    if (!newest) return newest;
+    const std::uint64_t iteration = newest->manifest.iteration;
+    {
+      const std::lock_guard lock(peers_mutex_);
+      peers_[peer].copying = iteration;
+    }
+    const Result<std::uint64_t> sent = client.Push(*newest, agent_.limiter());
+    const std::lock_guard lock(peers_mutex_);
+    peers_[peer].copying.reset();
+    if (!sent) return tl::unexpected<Error>(sent.error());
+    peers_[peer].iteration = iteration;
+    peers_[peer].failures = 0;
+    peers_[peer].last_error.clear();
+    sink_.Note(
+        StrCat("copied iteration ", iteration, " to ", peers_[peer].address, ": ", *sent, " bytes"),
+        0);
+    return newest;
+  }
+
+  void PushLoop(std::size_t peer, const os::Address& address) {
     AgentClient client(
-        peer, options_.key, [this] { return done_.load(); }, kAgentPatience, commands_.self,
-        [this, &peer](const Hello& agent) { return ExpectOther(peer, agent); });
+        address, options_.key, [this] { return done_.load(); }, kAgentPatience, commands_.self,
+        [this, peer](const Hello& agent) { return ExpectOther(peer, agent); });
     std::shared_ptr<const MemoryCheckpoint> last;
     Clock::time_point next{};
     while (!done_.load()) {
       std::this_thread::sleep_for(kTick);
-      std::shared_ptr<const MemoryCheckpoint> newest = agent_.Newest();
+      const std::shared_ptr<const MemoryCheckpoint> newest = agent_.Newest();
       if (!newest || newest == last || Clock::now() < next) continue;
-      const auto push = [&]() -> Result<std::uint64_t> {
-        // The peer may have been away for long, and a restore may have rolled back its copy.
-        SW_TRY(agent_.CatchUp());
-        newest = agent_.Newest();
-        if (!newest) return std::uint64_t{0};
-        return client.Push(*newest, agent_.limiter());
-      };
-      const auto sent = push();
-      if (sent && !newest) continue;
-      if (!sent) {
-        if (done_.load()) return;
-        sink_.Warn(StrCat("copy to ", os::ToText(peer), ": ", sent.error().message));
-        next = Clock::now() + kRetry;
+      auto sent = PushNewest(peer, client);
+      if (sent) {
+        if (*sent) last = *std::move(sent);
         continue;
       }
-      sink_.Note(StrCat("copied iteration ", newest->manifest.iteration, " to ", os::ToText(peer),
-                        ": ", *sent, " bytes"),
-                 0);
-      last = std::move(newest);
+      if (done_.load()) return;
+      sink_.Warn(StrCat("copy to ", os::ToText(address), ": ", sent.error().message));
+      const std::lock_guard lock(peers_mutex_);
+      ++peers_[peer].failures;
+      peers_[peer].last_error = sent.error().message;
+      next = Clock::now() + kRetry;
     }
   }
 
@@ -371,7 +398,8 @@ class Runner {
   Clock::time_point next_try_{};
   Clock::time_point give_up_{};
   std::mutex peers_mutex_;
-  std::map<std::string, std::string> peers_;  // addresses by agent id
+  std::vector<PeerStatus> peers_;
+  std::map<std::string, std::size_t> peers_of_;  // indices of peers_ by agent id
   std::atomic<bool> asked_to_stop_ = false;
   std::atomic<bool> done_ = false;
   std::promise<Status> ended_;

@@ -19,7 +19,22 @@ constexpr std::chrono::milliseconds kAcceptTick(100);
 /// Interval at which a connection checks for a free session slot.
 constexpr std::chrono::milliseconds kRoomTick(10);
 
-std::string StatusText(const Agent& agent, const std::string& checkpoints) {
+OrderedJson PeersJson(const AgentCommands& commands) {
+  OrderedJson out = OrderedJson::array();
+  if (!commands.peers) return out;
+  for (const PeerStatus& peer : commands.peers()) {
+    out.push_back({{"address", peer.address},
+                   {"agent", peer.agent},
+                   {"state", StateOf(peer)},
+                   {"iteration", peer.iteration ? OrderedJson(*peer.iteration) : OrderedJson()},
+                   {"copying", peer.copying ? OrderedJson(*peer.copying) : OrderedJson()},
+                   {"failures", peer.failures},
+                   {"last_error", peer.last_error}});
+  }
+  return out;
+}
+
+std::string StatusText(const Agent& agent, const AgentCommands& commands) {
   const AgentStatus status = agent.status();
   OrderedJson buffers = OrderedJson::array();
   for (std::size_t i = 0; i < status.states.size(); ++i) {
@@ -37,6 +52,7 @@ std::string StatusText(const Agent& agent, const std::string& checkpoints) {
   out["pid"] = ::getpid();
   out["buffers"] = std::move(buffers);
   out["copies"] = std::move(copies);
+  out["peers"] = PeersJson(commands);
   out["newest"] = status.newest ? OrderedJson(*status.newest) : OrderedJson(nullptr);
   out["persisted"] = status.persisted ? OrderedJson(*status.persisted) : OrderedJson(nullptr);
   out["snapshots"] = status.snapshots;
@@ -49,7 +65,7 @@ std::string StatusText(const Agent& agent, const std::string& checkpoints) {
   out["memory_bytes"] = status.memory_bytes;
   out["memory_limit_bytes"] = status.memory_limit_bytes;
   out["store"] = agent.options().save.store;
-  out["checkpoints"] = checkpoints;
+  out["checkpoints"] = commands.checkpoints;
   out["policy"] = Name(agent.options().save.policy);
   out["k"] = agent.options().save.k_snapshot;
   out["tokens"] = agent.options().tokens_path;
@@ -79,6 +95,12 @@ std::string StatusText(const Agent& agent, const std::string& checkpoints) {
 }
 
 }  // namespace
+
+const char* StateOf(const PeerStatus& peer) {
+  if (peer.copying) return "copying";
+  if (!peer.last_error.empty()) return "failed";
+  return peer.iteration ? "complete" : "waiting";
+}
 
 AgentServer::AgentServer(Agent& agent, const AgentCommands& commands, os::Listener listener,
                          Sink& sink, std::shared_ptr<const os::TlsKey> key, ServerLimits limits)
@@ -297,7 +319,7 @@ Status AgentServer::Answer(os::Connection& connection, const std::string& line,
   const auto is = [&](std::string_view name, std::size_t count) {
     return verb == name && words.size() == count + 1;
   };
-  if (is("status", 0)) return SendText(connection, StatusText(agent_, commands_.checkpoints));
+  if (is("status", 0)) return SendText(connection, StatusText(agent_, commands_));
   if (is("list", 0)) return List(connection);
   if (is("sends", 0)) return SendSends(connection);
   if (is("get", 1)) {

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstdint>
 #include <functional>
 #include <list>
 #include <memory>
@@ -22,6 +23,19 @@
 
 namespace shardwright::partial {
 
+/// State of the copies to one peer.
+struct PeerStatus {
+  std::string address;
+  std::string agent;                       ///< name of the agent there; empty: not reached yet
+  std::optional<std::uint64_t> iteration;  ///< newest complete copy
+  std::optional<std::uint64_t> copying;    ///< copy in progress
+  std::uint64_t failures = 0;              ///< attempts since then that failed
+  std::string last_error;                  ///< of the last attempt; empty: it succeeded
+};
+
+/// Returns "copying", "failed", "complete" or "waiting" (for the first snapshot).
+const char* StateOf(const PeerStatus& peer);
+
 /// Callbacks through which a server commands the process that runs the agent.
 struct AgentCommands {
   /// Takes a snapshot of a tag of a checkpoint folder; empty: the tag that `latest` names.
@@ -34,6 +48,8 @@ struct AgentCommands {
   std::function<Result<std::optional<std::uint64_t>>()> flush;
   /// Stops the agent. \returns after the newest snapshot is stored, or its save has failed
   std::function<Status()> stop;
+  /// Returns the states of all peers.
+  std::function<std::vector<PeerStatus>()> peers;
   /// Path of the folder that contains the tags.
   std::string checkpoints;
   /// Hello that the agent sends at a port; its name is also the origin of its snapshots.

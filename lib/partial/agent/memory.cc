@@ -157,11 +157,11 @@ void MemoryPool::Free(std::uint64_t bytes) {
   used_bytes_ -= bytes;
 }
 
-Result<os::Buffer> MemoryPool::Take(std::uint64_t bytes) {
+Result<BlobMemory> MemoryPool::Take(std::uint64_t bytes) {
   {
     const std::lock_guard lock(mutex_);
     if (const auto found = free_.find(bytes); found != free_.end()) {
-      os::Buffer buffer = std::move(found->second);
+      BlobMemory buffer = std::move(found->second);
       free_.erase(found);
       free_bytes_ -= bytes;
       used_bytes_ += bytes;
@@ -169,13 +169,13 @@ Result<os::Buffer> MemoryPool::Take(std::uint64_t bytes) {
     }
     SW_TRY(CountLocked(bytes));
   }
-  os::Buffer buffer = os::MakeBuffer(bytes);
+  BlobMemory buffer = MakeBlobMemory(bytes);
   if (buffer) return buffer;
   Free(bytes);
   return Fail(Errc::kLimit, "cannot allocate ", FormatBytes(bytes), " of memory");
 }
 
-void MemoryPool::Give(os::Buffer buffer, std::uint64_t bytes) {
+void MemoryPool::Give(BlobMemory buffer, std::uint64_t bytes) {
   const std::lock_guard lock(mutex_);
   used_bytes_ -= bytes;
   free_bytes_ += bytes;

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <sys/mman.h>
+
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <functional>
 #include <map>
 #include <memory>
@@ -18,11 +21,33 @@
 #include "partial/store/manifest.h"
 #include "partial/store/token_log.h"
 #include "support/base/result.h"
-#include "support/os/buffer.h"
 
 // Checkpoints in the memory of an agent (docs/formats/agent.md).
 
 namespace shardwright::partial {
+
+struct FreeBlobMemory {
+  void operator()(std::byte* bytes) const { std::free(bytes); }
+};
+
+/// Owner of uninitialized memory.
+using BlobMemory = std::unique_ptr<std::byte[], FreeBlobMemory>;
+
+/// Allocates memory. Uses huge pages for 2 MiB or more, if the system has them, because
+/// reading files into huge pages is about 20 % faster.
+/// \returns null if there is no memory left
+inline BlobMemory MakeBlobMemory(std::uint64_t bytes) {
+  constexpr std::uint64_t kHugePage = std::uint64_t{2} << 20;
+  if (bytes < kHugePage) {
+    return BlobMemory(static_cast<std::byte*>(std::malloc(bytes > 0 ? bytes : 1)));
+  }
+  void* memory = nullptr;
+  if (posix_memalign(&memory, kHugePage, bytes) != 0) return nullptr;
+  // Advises whole huge pages only, so that the remainder does not occupy another one. The
+  // advice is optional, so its result is ignored.
+  (void)madvise(memory, bytes / kHugePage * kHugePage, MADV_HUGEPAGE);
+  return BlobMemory(static_cast<std::byte*>(memory));
+}
 
 /// Memory for blobs, up to a limit. Keeps returned buffers for
 /// blobs of the same size, because the kernel takes longer to
@@ -32,8 +57,8 @@ class MemoryPool {
   explicit MemoryPool(std::uint64_t limit_bytes) : limit_bytes_(limit_bytes) {}
 
   /// \error kLimit  the pool's limit or the machine's memory is exceeded: names both sizes
-  Result<os::Buffer> Take(std::uint64_t bytes);
-  void Give(os::Buffer buffer, std::uint64_t bytes);
+  Result<BlobMemory> Take(std::uint64_t bytes);
+  void Give(BlobMemory buffer, std::uint64_t bytes);
 
   /// Counts bytes that a caller has allocated elsewhere, until Free.
   /// \error kLimit  as Take
@@ -61,7 +86,7 @@ class MemoryPool {
   std::uint64_t used_bytes_ = 0;
   std::uint64_t reserved_bytes_ = 0;
   std::uint64_t free_bytes_ = 0;
-  std::multimap<std::uint64_t, os::Buffer> free_;  // by size
+  std::multimap<std::uint64_t, BlobMemory> free_;  // by size
 };
 
 /// Memory outside the buffers of a pool that counts towards its limit, for data that
@@ -87,14 +112,14 @@ class MemoryBlob {
  public:
   /// \param pool  origin of the buffer; the destructor returns it there
   /// \param unit_bytes  lengths of the units that the digest covers, in order
-  MemoryBlob(std::shared_ptr<MemoryPool> pool, os::Buffer buffer, BlobRef ref,
+  MemoryBlob(std::shared_ptr<MemoryPool> pool, BlobMemory buffer, BlobRef ref,
              std::vector<std::uint32_t> unit_bytes)
       : pool_(std::move(pool)),
         buffer_(std::move(buffer)),
         ref_(ref),
         unit_bytes_(std::move(unit_bytes)) {}
   /// \param counted  accounts for the memory of the buffer
-  MemoryBlob(Counted counted, os::Buffer buffer, BlobRef ref, std::vector<std::uint32_t> unit_bytes)
+  MemoryBlob(Counted counted, BlobMemory buffer, BlobRef ref, std::vector<std::uint32_t> unit_bytes)
       : counted_(std::move(counted)),
         buffer_(std::move(buffer)),
         ref_(ref),
@@ -112,7 +137,7 @@ class MemoryBlob {
  private:
   std::shared_ptr<MemoryPool> pool_;  // null: counted_ owns the memory
   Counted counted_;
-  os::Buffer buffer_;
+  BlobMemory buffer_;
   BlobRef ref_;
   std::vector<std::uint32_t> unit_bytes_;
 };

@@ -166,7 +166,7 @@ class SnapshotCopier final : public SnapshotCopy, private exec::UnitSink {
   std::vector<std::uint64_t> units_;  // all units
   std::vector<exec::UnitSum> sums_;   // by unit
   std::optional<exec::UnitLoop> loop_;
-  std::vector<os::Buffer> copies_;  // by file of the plan's target
+  std::vector<BlobMemory> copies_;  // by file of the plan's target
 };
 
 }  // namespace

@@ -271,16 +271,16 @@ Result<BubblesAnswer> PlanBubbles(const PlanAnswer& answer, const SavedModel& sa
   return bubbles;
 }
 
-Result<ExtraCapacityAnswer> PlanBoost(const PlanRequest& request) {
+Result<ExtraCapacityAnswer> PlanExtraCapacity(const PlanRequest& request) {
   const std::uint64_t capacity = *request.capacity;
-  ExtraCapacityAnswer boost;
-  SW_TRY_ASSIGN(boost.least, IterationsToMakeUp(request.lost_tokens, capacity));
+  ExtraCapacityAnswer answer;
+  SW_TRY_ASSIGN(answer.least, IterationsToMakeUp(request.lost_tokens, capacity));
   // One expert has tokens for twice its capacity, another has none: the device has enough capacity.
   SW_TRY_ASSIGN(const std::vector<std::uint64_t> step,
                 TokensToMakeUp({{capacity, 2 * capacity, request.lost_tokens}, {capacity, 0, 0}}));
-  boost.extra = step.front();
-  boost.iterations = boost.extra == 0 ? 0 : CeilDiv(request.lost_tokens, boost.extra);
-  return boost;
+  answer.extra = step.front();
+  answer.iterations = answer.extra == 0 ? 0 : CeilDiv(request.lost_tokens, answer.extra);
+  return answer;
 }
 
 Result<WastedAnswer> PlanWasted(const PlanAnswer& answer) {
@@ -329,7 +329,7 @@ Status AnswerSections(const SavedModel& saved, const StopCheck& stop, PlanAnswer
     SW_TRY_ASSIGN(answer->bubbles, PlanBubbles(*answer, saved));
   }
   if (request.capacity) {
-    SW_TRY_ASSIGN(answer->extra_capacity, PlanBoost(request));
+    SW_TRY_ASSIGN(answer->extra_capacity, PlanExtraCapacity(request));
   }
   if (request.retrieval_s) {
     SW_TRY_ASSIGN(answer->wasted, PlanWasted(*answer));

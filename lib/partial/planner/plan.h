@@ -43,12 +43,13 @@ struct PlanRequest {
   std::optional<std::uint64_t> micro_batches;  ///< absent: omit bubbles
   double forward_s = 0;                        ///< per micro-batch
   double backward_s = 0;
-  std::uint64_t chunks = 1;               ///< interleaved model chunks per stage
-  std::optional<std::uint64_t> capacity;  ///< tokens of an expert in an iteration; absent: no boost
-  std::uint64_t lost_tokens = 0;          ///< lost tokens that an expert makes up for
-  std::optional<double> retrieval_s;      ///< absent: omit the work that a failure wastes
-  std::optional<double> checkpoint_s;     ///< absent: from the largest share of a snapshot
-  std::optional<double> dynamic_limit;    ///< PLT of the whole run; absent: constant K
+  std::uint64_t chunks = 1;  ///< interleaved model chunks per stage
+  std::optional<std::uint64_t>
+      capacity;                        ///< tokens of an expert in an iteration; absent: no increase
+  std::uint64_t lost_tokens = 0;       ///< lost tokens that an expert makes up for
+  std::optional<double> retrieval_s;   ///< absent: omit the work that a failure wastes
+  std::optional<double> checkpoint_s;  ///< absent: from the largest share of a snapshot
+  std::optional<double> dynamic_limit;  ///< PLT of the whole run; absent: constant K
   bool dynamic_predicts = false;
   std::uint64_t iterations = 100'000;  ///< length of the whole run, for dynamic K
   std::optional<double> lost_share;    ///< as Job::LostShare

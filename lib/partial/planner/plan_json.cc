@@ -130,7 +130,7 @@ Json LogJson(const PlanAnswer& answer) {
 Json FillJson(const BubblePlan& plan) {
   return {{"seconds", plan.snapshot_s},
           {"in_bubble_bytes", plan.in_bubble},
-          {"beside_bytes", plan.beside}};
+          {"outside_bubble_bytes", plan.outside}};
 }
 
 Json BubblesJson(const BubblesAnswer& bubbles) {
@@ -143,7 +143,7 @@ Json BubblesJson(const BubblesAnswer& bubbles) {
   for (std::size_t i = 0; i < bubbles.names.size(); ++i) {
     modules.push_back({{"name", bubbles.names[i]},
                        {"in_bubble_bytes", bubbles.snapshot.module[i].in_bubble},
-                       {"beside_bytes", bubbles.snapshot.module[i].beside}});
+                       {"outside_bubble_bytes", bubbles.snapshot.module[i].outside}});
   }
   Json json = {{"iteration_s", bubbles.stage.front().iteration_s},
                {"bubble_s", bubbles.stage.front().bubble_s},
@@ -200,11 +200,11 @@ void AddSections(const PlanAnswer& answer, Json* result) {
   if (!answer.gradients.empty()) (*result)["gradients"] = GradientsJson(answer.gradients);
   if (answer.bubbles) (*result)["bubbles"] = BubblesJson(*answer.bubbles);
   if (answer.extra_capacity) {
-    (*result)["boost"] = {{"capacity", *request.capacity},
-                          {"lost_tokens", request.lost_tokens},
-                          {"extra_tokens", answer.extra_capacity->extra},
-                          {"least_iterations", answer.extra_capacity->least},
-                          {"iterations", answer.extra_capacity->iterations}};
+    (*result)["capacity_increase"] = {{"capacity", *request.capacity},
+                                      {"lost_tokens", request.lost_tokens},
+                                      {"extra_tokens", answer.extra_capacity->extra},
+                                      {"least_iterations", answer.extra_capacity->least},
+                                      {"iterations", answer.extra_capacity->iterations}};
   }
   if (answer.wasted) {
     (*result)["wasted"] = {{"checkpoint_s", answer.wasted->checkpoint_s},

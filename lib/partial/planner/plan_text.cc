@@ -205,7 +205,7 @@ std::string LogText(const PlanAnswer& answer) {
 
 std::string FillText(const std::string& name, const BubblePlan& plan) {
   return name + Seconds(plan.snapshot_s) + ": " + FormatBytes(plan.in_bubble) + " in the bubble, " +
-         FormatBytes(plan.beside) + " during computation\n";
+         FormatBytes(plan.outside) + " during computation\n";
 }
 
 std::string BubblesText(const BubblesAnswer& bubbles) {
@@ -226,7 +226,7 @@ std::string BubblesText(const BubblesAnswer& bubbles) {
   for (const std::size_t i : LargestRows(bubbles.bytes)) {
     modules.AddRow({text::Printable(bubbles.names[i]),
                     FormatBytes(bubbles.snapshot.module[i].in_bubble),
-                    FormatBytes(bubbles.snapshot.module[i].beside)});
+                    FormatBytes(bubbles.snapshot.module[i].outside)});
   }
   return text + "\n" + stages.Render(0) + "\n" + modules.Render(0) +
          RowsText(bubbles.names.size(), "modules");

@@ -118,7 +118,7 @@ const char* NameOf(TunedBest best) {
     case TunedBest::kFull:
       return "full";
     case TunedBest::kReplay:
-      return "replay";
+      return "gradient-log";
     case TunedBest::kChosen:
       break;
   }

@@ -304,6 +304,35 @@ Status Note(const Job& job, const Store& store, RecoveryRecord record, const Res
   });
 }
 
+/// A restore with its plan, and the lock of its store.
+struct Begun {
+  os::Lock lock;
+  Prepared prepared;
+};
+
+/// Locks the store and plans the restore. Asks the agents again if one has meanwhile replaced a
+/// copy that it had listed, as it does when another agent sends it a newer one. Collective.
+Result<Begun> Begin(const Job& job, Agents* agents) {
+  constexpr int kTries = 5;
+  for (int i = 1;; ++i) {
+    SW_TRY_ASSIGN(os::Lock lock, LockStore(job));
+    SW_TRY_ASSIGN(const std::optional<Restart> restart, OpenRestart(job));
+    const bool copies = !agents->copies.empty();
+    const auto prepare = [&] {
+      const Interruptible planning(job.sink);
+      return Prepare(job, restart, std::move(agents->copies));
+    };
+    Result<Prepared> prepared = job.comm.Agree(prepare());
+    if (prepared) return Begun{std::move(lock), *std::move(prepared)};
+    if (!copies || prepared.error().code != Errc::kNotFound || i == kTries) {
+      return tl::unexpected<Error>(std::move(prepared).error());
+    }
+    // Agents lock the store before they answer.
+    SW_TRY(job.comm.Agree(lock.Release()));
+    SW_TRY_ASSIGN(*agents, AskAgents(job));
+  }
+}
+
 }  // namespace
 }  // namespace restore
 
@@ -330,13 +359,8 @@ Result<RestoreReport> RestoreStore(comm::Comm& comm, const RestoreOptions& optio
     SW_TRY_ASSIGN(report.empty, restore::IsEmptyStore(job, agents));
   }
   if (!report.empty) {
-    SW_TRY_ASSIGN(os::Lock lock, restore::LockStore(job));
-    SW_TRY_ASSIGN(const std::optional<restore::Restart> restart, restore::OpenRestart(job));
-    const auto prepare = [&] {
-      const Interruptible planning(sink);
-      return restore::Prepare(job, restart, std::move(agents.copies));
-    };
-    SW_TRY_ASSIGN(restore::Prepared prepared, comm.Agree(prepare()));
+    SW_TRY_ASSIGN(restore::Begun begun, restore::Begin(job, &agents));
+    restore::Prepared& prepared = begun.prepared;
     // Ranks have read the store separately, and it may have grown in between.
     const std::string seen = convert::FingerprintText(*prepared.source);
     SW_TRY_ASSIGN(const std::string of_root,
@@ -353,7 +377,7 @@ Result<RestoreReport> RestoreStore(comm::Comm& comm, const RestoreOptions& optio
       report.wrote = !options.write.dry_run;
     }
     if (use) SW_TRY(use(std::move(prepared.source), report));
-    SW_TRY(restore::Note(job, prepared.base.store, std::move(prepared.record), report, &lock));
+    SW_TRY(restore::Note(job, prepared.base.store, std::move(prepared.record), report, &begun.lock));
   }
   report.lost_nodes = std::move(agents.lost_nodes);
   report.lost_agents = std::move(agents.lost_agents);

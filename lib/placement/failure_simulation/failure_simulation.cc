@@ -314,10 +314,11 @@ class Run {
 
 }  // namespace
 
-Result<SimulationResult> Replay(comm::Comm& comm, const Strategy& strategy,
-                                const token_counts::TokenTrace& trace, const Cluster& cluster,
-                                const std::vector<NodeEvent>& events,
-                                const SimulationOptions& options, Sink& sink) {
+Result<SimulationResult> SimulateFailures(comm::Comm& comm, const Strategy& strategy,
+                                          const token_counts::TokenTrace& trace,
+                                          const Cluster& cluster,
+                                          const std::vector<NodeEvent>& events,
+                                          const SimulationOptions& options, Sink& sink) {
   return Run(comm, strategy, trace, cluster, events, options).Play(sink);
 }
 

@@ -88,9 +88,10 @@ struct SimulationResult {
 /// \error kBadInput  an unknown node, or more nodes at once than the cluster has places; kUsage
 ///        layers that the trace lacks; kStopped
 /// Collective.
-Result<SimulationResult> Replay(comm::Comm& comm, const Strategy& strategy,
-                                const token_counts::TokenTrace& trace, const Cluster& cluster,
-                                const std::vector<NodeEvent>& events,
-                                const SimulationOptions& options, Sink& sink);
+Result<SimulationResult> SimulateFailures(comm::Comm& comm, const Strategy& strategy,
+                                          const token_counts::TokenTrace& trace,
+                                          const Cluster& cluster,
+                                          const std::vector<NodeEvent>& events,
+                                          const SimulationOptions& options, Sink& sink);
 
 }  // namespace shardwright::placement

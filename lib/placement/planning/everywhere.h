@@ -19,7 +19,7 @@ struct PlanRest {
   TokenCounts loads;
   Cluster cluster;
   std::optional<Placement> current;
-  /// Replicas of the omitted experts that live GPUs lack in the current placement.
+  /// Number of replicas of removed experts that have to be copied to GPUs without one.
   std::uint64_t moves = 0;
 };
 

@@ -136,8 +136,8 @@ Result<PlanInput> ReadLocal(const PlanRequest& request, bool counts, Sink& sink)
 }
 
 /// Fails for a simulation in which even the whole cluster is too small for the experts.
-Status CheckReplay(const PlanRequest& request, const token_counts::TokenTrace& trace,
-                   Cluster cluster) {
+Status CheckSimulation(const PlanRequest& request, const token_counts::TokenTrace& trace,
+                       Cluster cluster) {
   for (Node& node : cluster.nodes) node.alive = true;
   token_counts::LoadWindow window;
   window.layers = request.window.layers;
@@ -409,10 +409,10 @@ const PlannedRow* FirstPlan(const std::vector<PlannedRow>& rows) {
   return at == rows.end() ? nullptr : &*at;
 }
 
-Result<Replays> ReplayEvents(comm::Comm& comm, const PlanRequest& request,
-                             const EventsRequest& events, Sink& sink) {
-  const Interruptible replaying(sink);
-  Replays replays;
+Result<FailureSimulations> SimulateEvents(comm::Comm& comm, const PlanRequest& request,
+                                          const EventsRequest& events, Sink& sink) {
+  const Interruptible simulating(sink);
+  FailureSimulations simulations;
   std::uint64_t idle_records = 0;
   Result<token_counts::TokenTrace> trace =
       ReadTrace(request.loads, comm.rank() == 0, &idle_records, sink);
@@ -421,9 +421,10 @@ Result<Replays> ReplayEvents(comm::Comm& comm, const PlanRequest& request,
     if (!trace) return tl::unexpected<Error>(trace.error());
     SW_TRY_ASSIGN(moments, ReadNodeEvents(events.events));
     const std::size_t layers = trace->layer_id.size();
-    SW_TRY_ASSIGN(replays.cluster, ClusterOf(request.cluster, static_cast<std::uint32_t>(layers)));
-    SW_TRY(Validate(replays.cluster));
-    return CheckReplay(request, *trace, replays.cluster);
+    SW_TRY_ASSIGN(simulations.cluster,
+                  ClusterOf(request.cluster, static_cast<std::uint32_t>(layers)));
+    SW_TRY(Validate(simulations.cluster));
+    return CheckSimulation(request, *trace, simulations.cluster);
   };
   SW_TRY(comm.Agree(read()));
   SimulationOptions options;
@@ -437,13 +438,14 @@ Result<Replays> ReplayEvents(comm::Comm& comm, const PlanRequest& request,
   options.seconds = ClockSeconds;
   for (const Strategy& strategy : Strategies()) {
     if (!events.strategy.empty() && strategy.name != events.strategy) continue;
-    sink.Pass("replay");
+    sink.Pass("simulate failures");
     SW_TRY_ASSIGN(SimulationResult result, InArena(request.threads, [&]() {
-                    return Replay(comm, strategy, *trace, replays.cluster, moments, options, sink);
+                    return SimulateFailures(comm, strategy, *trace, simulations.cluster, moments,
+                                            options, sink);
                   }));
-    replays.results.push_back(std::move(result));
+    simulations.results.push_back(std::move(result));
   }
-  return replays;
+  return simulations;
 }
 
 }  // namespace shardwright::placement

@@ -168,16 +168,16 @@ struct EventsRequest {
 };
 
 /// A simulation with each requested strategy.
-struct Replays {
+struct FailureSimulations {
   Cluster cluster;
   std::vector<SimulationResult> results;
 };
 
 /// Reads token counts, cluster and events, fails if the experts do not fit the whole cluster,
 /// and simulates the run.
-/// \error as Replay, CheckFaults and the readers
+/// \error as SimulateFailures, CheckFaults and the readers
 /// Collective.
-Result<Replays> ReplayEvents(comm::Comm& comm, const PlanRequest& request,
-                             const EventsRequest& events, Sink& sink);
+Result<FailureSimulations> SimulateEvents(comm::Comm& comm, const PlanRequest& request,
+                                          const EventsRequest& events, Sink& sink);
 
 }  // namespace shardwright::placement

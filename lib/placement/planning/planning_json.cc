@@ -174,7 +174,7 @@ Json InputJson(const PlanInput& input) {
 }
 
 /// Returns a simulation, step by step.
-Json ReplayJson(const SimulationResult& result) {
+Json SimulationJson(const SimulationResult& result) {
   constexpr const char* kStates[] = {"started", "migrated", "restored", "stalled"};
   Json steps = Json::array();
   for (const SimulationStep& step : result.steps) {
@@ -236,9 +236,10 @@ Json ComparisonJson(const PlanRequest& request, const PlanInput& input,
   return json;
 }
 
-Json ReplaysJson(const Replays& replays) {
+Json FailureSimulationsJson(const FailureSimulations& simulations) {
   Json strategies = Json::array();
-  for (const SimulationResult& result : replays.results) strategies.push_back(ReplayJson(result));
+  for (const SimulationResult& result : simulations.results)
+    strategies.push_back(SimulationJson(result));
   return {{"strategies", std::move(strategies)}};
 }
 

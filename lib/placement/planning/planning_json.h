@@ -21,6 +21,6 @@ nlohmann::json ComparisonJson(const PlanRequest& request, const PlanInput& input
 
 /// Returns the simulations, step by step.
 /// Pure.
-nlohmann::json ReplaysJson(const Replays& replays);
+nlohmann::json FailureSimulationsJson(const FailureSimulations& simulations);
 
 }  // namespace shardwright::placement

@@ -367,9 +367,10 @@ std::string ComparisonText(const PlanRequest& request, const PlanInput& input,
          ComparisonLegend(request, chance, failures) + refused;
 }
 
-std::string ReplaysText(const std::string& events, const Replays& replays) {
-  const std::vector<SimulationResult>& results = replays.results;
-  const Cluster& cluster = replays.cluster;
+std::string FailureSimulationsText(const std::string& events,
+                                   const FailureSimulations& simulations) {
+  const std::vector<SimulationResult>& results = simulations.results;
+  const Cluster& cluster = simulations.cluster;
   std::string text = "events    " + text::Printable(events);
   if (!results.empty()) {
     text += ", " + Plural(results.front().steps.size(), "moment") + " over " +

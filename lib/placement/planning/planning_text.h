@@ -28,6 +28,7 @@ std::string ComparisonText(const PlanRequest& request, const PlanInput& input,
 /// Returns the simulations: one line per strategy and one per step with a loss or without a plan.
 /// \param events  file of the simulated events
 /// Pure.
-std::string ReplaysText(const std::string& events, const Replays& replays);
+std::string FailureSimulationsText(const std::string& events,
+                                   const FailureSimulations& simulations);
 
 }  // namespace shardwright::placement

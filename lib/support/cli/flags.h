@@ -30,6 +30,8 @@ enum class Shared : std::uint8_t {
 enum class ProgressMode : std::uint8_t { kAuto, kTty, kPlain, kJson, kOff };
 enum class ColorMode : std::uint8_t { kAuto, kAlways, kNever };
 
+inline constexpr std::uint64_t kRankTimeout = 300;  ///< seconds
+
 /// Values of the shared flags, combined from the arguments, the environment and the defaults.
 struct CommonFlags {
   int verbosity = 0;                ///< -1 with -q, otherwise the number of -v
@@ -47,6 +49,7 @@ struct CommonFlags {
   unsigned threads = 1;            ///< per rank, at least 1
   std::uint64_t memory_bytes = 0;  ///< per rank
   std::uint64_t seed = 0;
+  std::uint64_t rank_timeout_s = kRankTimeout;  ///< 0: ranks are not watched
   std::optional<unsigned> mode;  ///< permissions of new files; absent: the umask applies
 
   /// Returns whether --list or --explain is given: they describe INPUT and write nothing.

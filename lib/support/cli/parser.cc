@@ -15,9 +15,11 @@ namespace shardwright::cli {
 namespace {
 
 /// Shared flags, to distinguish unknown flags from flags that this command does not have.
-constexpr std::string_view kSharedNames[] = {"--dry-run", "--force",  "--resume",   "--verify",
-                                             "--threads", "--memory", "--list",     "--explain",
-                                             "--seed",    "--mode",   "--take-over"};
+constexpr std::string_view kSharedNames[] = {
+    "--dry-run", "--force",   "--resume", "--verify", "--threads",   "--memory",
+    "--list",    "--explain", "--seed",   "--mode",   "--take-over", "--rank-timeout"};
+
+constexpr std::uint64_t kRankTimeoutMost = 7 * 24 * 3600;
 
 tl::unexpected<Error> Usage(const std::string& message) { return Fail(Errc::kUsage, message); }
 
@@ -119,6 +121,15 @@ void Parser::AddRunFlags() {
         },
         "threads per rank");
     ShowDefault(option->type_name("N"), "this rank's share of the processors");
+    option = cli_.add_option_function<std::string>(
+        "--rank-timeout",
+        [this](const std::string& text) {
+          flags_.rank_timeout_s =
+              ValueOrThrow(ParseCount(text, 0, kRankTimeoutMost), "--rank-timeout");
+        },
+        "with several ranks: exit with code 75 if a rank hangs or is cut off for this many "
+        "seconds; 0: wait without limit");
+    ShowDefault(option->type_name("SECONDS"), std::to_string(kRankTimeout));
   }
   if (Uses(Shared::kMemory)) {
     CLI::Option* option = cli_.add_option_function<std::string>(

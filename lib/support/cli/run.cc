@@ -17,6 +17,7 @@
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <cstdlib>
@@ -44,6 +45,8 @@
 #include "support/cli/resources.h"
 #include "support/cli/run_sink.h"
 #include "support/cli/signals.h"
+#include "support/comm/watch/rank_watch.h"
+#include "support/os/fault.h"
 #include "support/text/text.h"
 
 namespace shardwright::cli {
@@ -99,6 +102,7 @@ struct Session {
   RunSink& sink;
   Report report;
   Clock::time_point start;
+  std::atomic_flag leaving = {};  ///< LeaveLost ends the process
 
   const CommonFlags& flags() const { return parser.flags(); }
 };
@@ -268,6 +272,37 @@ int EndOnRoot(Session& session, const std::string& answer, const nlohmann::json&
   std::_Exit(code);
 }
 
+/// Ends this rank while others wait for a lost one, from a thread of the watch. Rank 0 writes the
+/// report, or, if it is the lost one, the rank that found the loss.
+[[noreturn]] void LeaveLost(Session& session, const Error& error, bool found) {
+  // The launcher may end all ranks as soon as one has left. Rank 0 has to write the report before.
+  constexpr std::chrono::milliseconds kOthersHear(500);
+  constexpr std::chrono::milliseconds kRootWrites(2'000);
+  session.leaving.test_and_set();
+  const RankStats facts = session.sink.StatsNow();
+  if (found) session.console.Error(error.message);
+  if (session.comm.rank() == 0 || (found && error.rank == 0)) {
+    SealReport(session, tl::unexpected<Error>(error), Merge({&facts, 1}));
+    if (Status written = WriteReport(session, nlohmann::json()); !written) {
+      session.console.Error(ErrorText(written.error(), 1));
+    }
+    std::this_thread::sleep_for(kOthersHear);
+  } else {
+    std::this_thread::sleep_for(kRootWrites);
+  }
+  std::_Exit(static_cast<int>(error.code));
+}
+
+/// Returns what RankWatch::Options::work asks for.
+std::int64_t WorkOf(const RunSink& sink) {
+  // Long enough for the sync of a node's memory, or an upload on close.
+  constexpr std::chrono::hours kMostPatient(1);
+  const auto patient = os::PatientCallTime();
+  const auto calls = static_cast<std::int64_t>(os::CallsDone());
+  return sink.ProcessorTime() + std::chrono::nanoseconds(std::chrono::milliseconds(calls)).count() +
+         (patient < kMostPatient ? std::chrono::nanoseconds(patient).count() : 0);
+}
+
 /// Runs steps 4 to 6.
 /// \returns the exit code
 /// Collective.
@@ -316,7 +351,7 @@ Status CallBody(const App::Body& body, Context& context, bool& threw) {
 /// first task to lock the output writes it. The others wait, then accept the complete output
 /// as --resume does. So does a task that starts after the output is complete.
 /// \param flags  flags of the context
-Status CallBodyBeside(const App::Body& body, Context& context, CommonFlags& flags, bool& threw) {
+Status CallBodyApart(const App::Body& body, Context& context, CommonFlags& flags, bool& threw) {
   constexpr std::chrono::milliseconds kFirstWait(200);
   constexpr std::chrono::milliseconds kLongestWait(10'000);
   constexpr std::chrono::milliseconds kTick(100);
@@ -375,39 +410,57 @@ int App::Run(int argc, const char* const* argv, const Body& body) {
   const SignalGuard signals;
   Result<std::unique_ptr<comm::Comm>> met =
       alone_ ? Result<std::unique_ptr<comm::Comm>>(comm::MakeSerialComm()) : comm::MakeComm();
-  const Status meeting = met ? Status() : tl::unexpected<Error>(met.error());
+  Status meeting = met ? Status() : tl::unexpected<Error>(met.error());
   const std::unique_ptr<comm::Comm> comm = met ? *std::move(met) : comm::MakeSerialComm();
   Console console({command, flags.verbosity, WantColor(flags.color), comm->rank()});
   std::function<void()> leave;
   RunSink sink({DecideProgress(flags), comm->rank(), comm->size(), [&leave] { leave(); }}, console,
                signals);
-  Session session{*parser_, *comm, console, sink, NewReport(*parser_, argc, argv, comm->size()),
+  std::atomic<Session*> running = nullptr;
+  comm::RankWatch::Options watched;
+  watched.timeout = std::chrono::seconds(flags.rank_timeout_s);
+  watched.work = [&sink] { return WorkOf(sink); };
+  watched.lost = [&running](const Error& error, bool found) {
+    if (Session* const one = running) LeaveLost(*one, error, found);
+    std::_Exit(static_cast<int>(error.code));
+  };
+  auto watch = comm::RankWatch::Start(*comm, std::move(watched));
+  if (!watch && meeting) meeting = tl::unexpected<Error>(watch.error());
+  Session session{*parser_,
+                  watch ? (*watch)->comm() : *comm,
+                  console,
+                  sink,
+                  NewReport(*parser_, argc, argv, comm->size()),
                   start};
   session.report.started = started;
+  running = &session;
   // Interruptible work starts in the body, after this is set.
   leave = [&session] {
+    if (session.leaving.test()) return;
     LeaveAlone(session, {Errc::kStopped, "stopped on request", 0, -1}, nlohmann::json(),
                session.sink.StatsNow());
   };
 
   CommonFlags own = flags;
-  Context context(*comm, sink, own);
+  Context context(session.comm, sink, own);
   Status status = meeting ? Prepare(session, action) : meeting;
   if (status) {
     bool threw = false;
-    const bool beside = parser_->Uses(Shared::kResume) && comm::TasksApart() > 1;
-    status = beside ? CallBodyBeside(body, context, own, threw) : CallBody(body, context, threw);
+    const bool apart = parser_->Uses(Shared::kResume) && comm::TasksApart() > 1;
+    status = apart ? CallBodyApart(body, context, own, threw) : CallBody(body, context, threw);
     if (threw && comm->size() > 1) {
       LeaveAlone(session, status.error(), *context.result_, sink.Finish());
     }
-    status = comm->Agree(std::move(status));
+    status = session.comm.Agree(std::move(status));
   }
   if (!status && status.error().code == Errc::kBusy && !alone_ && comm::TasksApart() > 1) {
     status.error().message += "; srun started " + std::to_string(comm::TasksApart()) +
                               " tasks without MPI, so each of them does all of the work. To share "
                               "the work, use srun --mpi=pmix (or pmi2)";
   }
-  return Finish(session, std::move(status), context.out_->str(), *context.result_);
+  const int code = Finish(session, std::move(status), context.out_->str(), *context.result_);
+  if (watch) watch->reset();  // before the session that it refers to
+  return code;
 }
 
 }  // namespace shardwright::cli

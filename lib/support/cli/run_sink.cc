@@ -44,6 +44,8 @@ ProgressMode DecideProgress(const CommonFlags& flags) {
 RunSink::RunSink(Options options, Console& console, const SignalGuard& signals)
     : options_(std::move(options)), console_(console), signals_(signals) {
   ticker_ = std::thread([this] { Tick(); });
+  clockid_t clock{};
+  if (::pthread_getcpuclockid(ticker_.native_handle(), &clock) == 0) ticker_clock_ = clock;
 }
 
 RunSink::~RunSink() { Finish(); }
@@ -117,6 +119,14 @@ RankStats RunSink::StatsNow() {
   EndPassLocked();
   console_.ClearPaint();
   return StatsLocked();
+}
+
+std::int64_t RunSink::ProcessorTime() const {
+  timespec all{};
+  ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &all);
+  timespec own{};
+  if (ticker_clock_) ::clock_gettime(*ticker_clock_, &own);
+  return 1'000'000'000 * (std::int64_t{all.tv_sec} - own.tv_sec) + all.tv_nsec - own.tv_nsec;
 }
 
 RankStats RunSink::Finish() {

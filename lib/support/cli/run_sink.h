@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <pthread.h>
+#include <time.h>
+
 #include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
@@ -76,6 +80,9 @@ class RunSink final : public Sink {
   /// Returns the statistics so far, for a process that exits without Finish.
   RankStats StatsNow();
 
+  /// Returns the processor time in nanoseconds of all threads of this process but the sink's own.
+  std::int64_t ProcessorTime() const;
+
   /// Ends the current pass and the progress display. The statistics are final afterwards.
   RankStats Finish();
 
@@ -117,6 +124,7 @@ class RunSink final : public Sink {
   double stop_seconds_ = 0;  // time at which the ticker first saw the stop
 
   std::thread ticker_;
+  std::optional<clockid_t> ticker_clock_;
 };
 
 }  // namespace shardwright::cli

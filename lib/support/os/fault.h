@@ -3,6 +3,7 @@
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -149,5 +150,14 @@ class ScopedFault {
   struct Saved;
   std::unique_ptr<Saved> saved_;
 };
+
+/// Returns the number of system calls of lib/support/os that this process has completed. Local.
+std::uint64_t CallsDone();
+
+/// Returns for how long this process has been in system calls that may take as long as the file
+/// system needs for all data of a file: sync, close, rename, truncate, allocate, remove, clone. 0
+/// if it is in none. For a watch that must not take a long sync for a file system that hangs.
+/// Local.
+std::chrono::milliseconds PatientCallTime();
 
 }  // namespace shardwright::os

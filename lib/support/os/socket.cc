@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "support/base/peer.h"
+#include "support/os/sockets/socket_calls.h"
 #include "support/os/sys_internal.h"
 
 namespace shardwright::os {
@@ -36,6 +37,9 @@ using std::chrono::milliseconds;
 
 /// A call fails if less than this moves within its connection's timeout.
 constexpr std::size_t kPaceBytes = std::size_t{64} << 10;
+
+/// Timeout of a connection attempt at a port.
+constexpr milliseconds kConnectWait(20'000);
 
 sockaddr_un LocalName(const std::string& path) {
   sockaddr_un name{};
@@ -85,9 +89,12 @@ Result<Fd> ConnectTcp(const Address& address, milliseconds timeout, const Stop& 
   for (const addrinfo* one = found.get(); one != nullptr; one = one->ai_next) {
     Fd fd = NewSocket(one->ai_family);
     if (fd.ok()) {
-      SW_TRY_ASSIGN(const bool connected,
-                    sys::Connect(fd.get(), one->ai_addr, one->ai_addrlen, timeout, stop));
-      if (connected) return fd;
+      SW_TRY_ASSIGN(const bool connected, sys::Connect(fd.get(), one->ai_addr, one->ai_addrlen,
+                                                       std::min(timeout, kConnectWait), stop));
+      if (connected) {
+        sys::ProbeHost(fd.get());
+        return fd;
+      }
     }
     error = errno;
   }
@@ -301,6 +308,7 @@ Result<Channel::Step> Connection::TryReceive(std::span<std::byte> out) {
 }
 
 Status Connection::Send(std::span<const std::byte> data) {
+  SW_TRY(sys::CheckPeerHost(fd_, name_));
   Pace pace(timeout_);
   while (!data.empty()) {
     SW_TRY_ASSIGN(const Channel::Step sent, TrySend(data));
@@ -309,7 +317,7 @@ Status Connection::Send(std::span<const std::byte> data) {
       pace.Moved(sent.bytes);
       continue;
     }
-    SW_TRY_ASSIGN(const bool ready, sys::WaitFor(fd_, sent.wait, pace.end(), stop_));
+    SW_TRY_ASSIGN(const bool ready, sys::WaitForPeer(fd_, sent.wait, pace.end(), stop_, name_));
     if (!ready) return Fail(Errc::kIo, name_, ": send timed out");
   }
   return {};
@@ -325,7 +333,7 @@ Status Connection::SendDescriptor(int fd) {
     if (errno != EAGAIN && errno != EWOULDBLOCK) {
       return SysFail(Errc::kIo, name_, "cannot send a descriptor", errno);
     }
-    SW_TRY_ASSIGN(const bool ready, sys::WaitFor(fd_, POLLOUT, end, stop_));
+    SW_TRY_ASSIGN(const bool ready, sys::WaitForPeer(fd_, POLLOUT, end, stop_, name_));
     if (!ready) return Fail(Errc::kIo, name_, ": send timed out");
   }
 }
@@ -343,7 +351,7 @@ Result<int> Connection::ReceiveDescriptor() {
     if (errno != EAGAIN && errno != EWOULDBLOCK) {
       return SysFail(Errc::kIo, name_, "cannot receive a descriptor", errno);
     }
-    SW_TRY_ASSIGN(const bool ready, sys::WaitFor(fd_, POLLIN, end, stop_));
+    SW_TRY_ASSIGN(const bool ready, sys::WaitForPeer(fd_, POLLIN, end, stop_, name_));
     if (!ready) return Fail(Errc::kIo, name_, ": receive timed out");
   }
   if (fd < 0) return Fail(Errc::kBadInput, name_, ": a descriptor expected, found none");
@@ -358,7 +366,7 @@ Result<std::size_t> Connection::Some(std::span<std::byte> out, Pace* pace) {
       pace->Moved(got.bytes);
       return got.bytes;
     }
-    SW_TRY_ASSIGN(const bool ready, sys::WaitFor(fd_, got.wait, pace->end(), stop_));
+    SW_TRY_ASSIGN(const bool ready, sys::WaitForPeer(fd_, got.wait, pace->end(), stop_, name_));
     if (!ready) return Fail(Errc::kIo, name_, ": receive timed out");
   }
 }
@@ -476,6 +484,7 @@ Result<std::optional<Connection>> Listener::Accept(milliseconds wait, millisecon
     return SysFail(Errc::kIo, ToText(address_), "cannot accept", errno);
   }
   if (address_.is_local()) SW_TRY(CheckPeer(fd.get(), ToText(address_), {}));
+  sys::ProbeHost(fd.get());
   Connection connection(fd.Release(), ToText(address_), address_.is_local(), timeout,
                         std::move(stop));
   connection.peer_ = PeerHost(name);

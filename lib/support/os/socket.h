@@ -68,7 +68,8 @@ class Channel {
 };
 
 /// A stream to another process. A call fails if less than 64 KiB, or less than the remaining
-/// data, moves within the timeout. A peer that sends too slowly is treated as idle.
+/// data, moves within the timeout. A peer that sends too slowly is treated as idle. At a port
+/// every waiting call also fails 20 to 25 s after the peer's host was lost.
 /// Local; one thread at a time.
 class Connection {
  public:

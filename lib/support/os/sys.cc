@@ -2,27 +2,21 @@
 #include <linux/fs.h>
 #include <linux/magic.h>
 #include <linux/openat2.h>
-#include <netdb.h>
-#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/file.h>
 #include <sys/ioctl.h>
-#include <sys/socket.h>
 #include <sys/statfs.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <array>
 #include <atomic>
 #include <cctype>
 #include <cerrno>
-#include <charconv>
 #include <chrono>
 #include <cstring>
 #include <system_error>
-#include <thread>
 #include <vector>
 
 #include "support/os/sys_internal.h"
@@ -84,8 +78,36 @@ namespace sys {
 
 namespace {
 
+std::atomic<std::uint64_t> calls_done = 0;
+std::atomic<int> patient_calls = 0;
+std::atomic<std::chrono::steady_clock::rep> patient_since = 0;
+
+/// Notes that a call is in progress that takes as long as the file system needs for all of a
+/// file's data, such as a sync, or a close on a FUSE mount of an object store.
+class PatientCall {
+ public:
+  explicit PatientCall(Op op)
+      : patient_(op == Op::kSync || op == Op::kClose || op == Op::kRename || op == Op::kExchange ||
+                 op == Op::kTruncate || op == Op::kAllocate || op == Op::kUnlink ||
+                 op == Op::kClone) {
+    if (patient_ && patient_calls.fetch_add(1) == 0) {
+      patient_since = std::chrono::steady_clock::now().time_since_epoch().count();
+    }
+  }
+  PatientCall(const PatientCall&) = delete;
+  PatientCall& operator=(const PatientCall&) = delete;
+  ~PatientCall() {
+    if (patient_) patient_calls.fetch_sub(1);
+    calls_done.fetch_add(1, std::memory_order_relaxed);
+  }
+
+ private:
+  const bool patient_;
+};
+
 template <class Call>
 auto Run(Op op, Call&& call) -> decltype(call()) {
+  const PatientCall patient(op);
   for (;;) {
     const Fault fault = Hit(op);
     if (fault.error != 0) errno = fault.error;
@@ -102,6 +124,7 @@ ssize_t Move(Op op, std::size_t bytes, Call&& call) {
     if (fault.error != 0) errno = fault.error;
     const std::size_t part = fault.cut ? std::max<std::size_t>(bytes / 2, 1) : bytes;
     const ssize_t moved = fault.error != 0 ? -1 : call(std::min(part, bytes), fault);
+    calls_done.fetch_add(1, std::memory_order_relaxed);
     if (fault.die) KillSelf();
     if (moved != -1 || errno != EINTR) return moved;
   }
@@ -273,115 +296,17 @@ dirent* ReadDir(DIR* dir) {
   return rc == 0 ? entry : nullptr;
 }
 
-namespace {
-
-using std::chrono::milliseconds;
-
-/// Interval at which a waiting call checks for a stop.
-constexpr milliseconds kStopTick(100);
-/// Interval between attempts while the queue of a socket file is full.
-constexpr milliseconds kQueueTick(20);
-
-milliseconds Until(std::chrono::steady_clock::time_point end) {
-  return std::max(std::chrono::ceil<milliseconds>(end - std::chrono::steady_clock::now()),
-                  milliseconds(0));
-}
-
-/// A message of one byte with space for a descriptor.
-class DescriptorMessage {
- public:
-  DescriptorMessage() {
-    message.msg_iov = &data_;
-    message.msg_iovlen = 1;
-    message.msg_control = control_.data();
-    message.msg_controllen = CMSG_LEN(sizeof(int));  // the kernel closes further descriptors
-  }
-  DescriptorMessage& operator=(DescriptorMessage&&) = delete;
-
-  msghdr message = {};
-
- private:
-  char byte_ = 'd';
-  iovec data_ = {&byte_, 1};
-  alignas(cmsghdr) std::array<char, CMSG_SPACE(sizeof(int))> control_ = {};
-};
-
-}  // namespace
-
-Result<bool> WaitFor(int fd, short events, std::chrono::steady_clock::time_point end,
-                     const StopCheck& stop) {
-  for (;;) {
-    if (stop && stop()) return Fail(Errc::kStopped, "stopped on request");
-    const milliseconds wait = std::min(Until(end), kStopTick);
-    pollfd one{fd, events, 0};
-    const int ready = ::poll(&one, 1, static_cast<int>(wait.count()));
-    if (ready > 0) return true;
-    if (ready < 0 && errno != EINTR) return false;
-    if (std::chrono::steady_clock::now() >= end) return false;
-  }
-}
-
-Result<bool> Connect(int fd, const sockaddr* name, socklen_t bytes, milliseconds timeout,
-                     const StopCheck& stop) {
-  const std::chrono::steady_clock::time_point end = std::chrono::steady_clock::now() + timeout;
-  while (::connect(fd, name, bytes) != 0) {
-    if (errno == EINPROGRESS || errno == EINTR) break;
-    // The queue of the socket file is full, for which there is no event to wait for.
-    if (errno != EAGAIN) return false;
-    if (stop && stop()) return Fail(Errc::kStopped, "stopped on request");
-    if (std::chrono::steady_clock::now() >= end) {
-      errno = ETIMEDOUT;
-      return false;
-    }
-    std::this_thread::sleep_for(kQueueTick);
-  }
-  SW_TRY_ASSIGN(const bool connected, WaitFor(fd, POLLOUT, end, stop));
-  if (!connected) {
-    errno = ETIMEDOUT;
-    return false;
-  }
-  int error = 0;
-  socklen_t length = sizeof error;
-  if (::getsockopt(fd, SOL_SOCKET, SO_ERROR, &error, &length) != 0) return false;
-  errno = error;
-  return error == 0;
-}
-
-bool PortOf(int fd, std::uint16_t* port) {
-  sockaddr_storage name{};
-  socklen_t bytes = sizeof name;
-  char service[16] = "";
-  if (::getsockname(fd, reinterpret_cast<sockaddr*>(&name), &bytes) != 0 ||
-      ::getnameinfo(reinterpret_cast<const sockaddr*>(&name), bytes, nullptr, 0, service,
-                    sizeof service, NI_NUMERICSERV) != 0) {
-    return false;
-  }
-  std::from_chars(service, service + std::strlen(service), *port);
-  return true;
-}
-
-ssize_t SendDescriptor(int socket, int fd) {
-  DescriptorMessage sent;
-  cmsghdr* head = CMSG_FIRSTHDR(&sent.message);
-  head->cmsg_level = SOL_SOCKET;
-  head->cmsg_type = SCM_RIGHTS;
-  head->cmsg_len = CMSG_LEN(sizeof fd);
-  std::memcpy(CMSG_DATA(head), &fd, sizeof fd);
-  return ::sendmsg(socket, &sent.message, MSG_NOSIGNAL);
-}
-
-ssize_t ReceiveDescriptor(int socket, int* fd) {
-  DescriptorMessage received;
-  const ssize_t got = ::recvmsg(socket, &received.message, MSG_CMSG_CLOEXEC);
-  if (got != 1) return got;
-  const cmsghdr* head = CMSG_FIRSTHDR(&received.message);
-  if (head != nullptr && head->cmsg_level == SOL_SOCKET && head->cmsg_type == SCM_RIGHTS &&
-      head->cmsg_len == CMSG_LEN(sizeof *fd)) {
-    std::memcpy(fd, CMSG_DATA(head), sizeof *fd);
-  }
-  return got;
-}
-
 }  // namespace sys
+
+std::uint64_t CallsDone() { return sys::calls_done.load(std::memory_order_relaxed); }
+
+std::chrono::milliseconds PatientCallTime() {
+  using Clock = std::chrono::steady_clock;
+  if (sys::patient_calls == 0) return std::chrono::milliseconds(0);
+  const Clock::duration since(sys::patient_since.load());
+  return std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now().time_since_epoch() -
+                                                               since) +
+         std::chrono::milliseconds(1);
+}
 
 }  // namespace shardwright::os

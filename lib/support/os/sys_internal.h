@@ -3,12 +3,10 @@
 
 #include <dirent.h>
 #include <fcntl.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <sys/types.h>
 
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -18,7 +16,6 @@
 #include <vector>
 
 #include "support/base/result.h"
-#include "support/base/stop.h"
 #include "support/os/dir.h"
 #include "support/os/fault.h"
 #include "support/os/file.h"
@@ -100,27 +97,6 @@ char* RealPath(const std::string& path);
 DIR* OpenDir(Fd fd);
 /// Returns null at the end (errno 0) or on failure.
 dirent* ReadDir(DIR* dir);
-
-// Calls on sockets do not pass the fault hook. It counts file operations only, and the tests of
-// socket.h and of its users cut real connections.
-
-/// Waits for a poll event, at most until `end`. A signal does not shorten the wait.
-/// \returns true if the event has occurred
-/// \error kStopped
-Result<bool> WaitFor(int fd, short events, std::chrono::steady_clock::time_point end,
-                     const StopCheck& stop);
-/// \returns true if connected within `timeout`, false with errno otherwise
-/// \error kStopped
-Result<bool> Connect(int fd, const sockaddr* name, socklen_t bytes,
-                     std::chrono::milliseconds timeout, const StopCheck& stop);
-/// Gets the port that a socket is bound to. \returns false with errno on failure
-bool PortOf(int fd, std::uint16_t* port);
-/// Sends one byte and a descriptor. \returns 1, or -1 with errno
-ssize_t SendDescriptor(int socket, int fd);
-/// Receives one byte and possibly a descriptor, which the caller closes.
-/// \param fd  receives the descriptor; unchanged if none comes
-/// \returns 1, 0 after the end, or -1 with errno
-ssize_t ReceiveDescriptor(int socket, int* fd);
 
 }  // namespace sys
 

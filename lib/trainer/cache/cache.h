@@ -5,7 +5,7 @@
 // reads a part and receives the rest from the others. Serve (serve.h) loads and keeps the
 // memory. A trainer connects to its socket file (attach.h), maps the memory, and reads it
 // like any other source. The folder knows neither trainers (see lib/trainer/load) nor
-// kinds of devices (see lib/engine/device). Source: docs/formats/resident.md.
+// kinds of devices (see lib/engine/device). Source: docs/formats/cache.md.
 
 #pragma once
 
@@ -37,7 +37,7 @@ struct Loaded {
   // Totals over all ranks.
   std::uint64_t bytes_read = 0;      ///< of the source's payloads
   std::uint64_t bytes_gathered = 0;  ///< received from other ranks instead of the source
-  std::uint64_t bytes_resident = 0;
+  std::uint64_t bytes_cached = 0;
   std::uint64_t members_verified = 0;
 };
 

@@ -252,7 +252,7 @@ Status Loader::Run() {
   if (options_.verify) SW_TRY(Verify());
   SW_TRY_ASSIGN(loaded_.bytes_read, comm_.AllReduceSum(source.bytes_read()));
   SW_TRY_ASSIGN(loaded_.bytes_gathered, comm_.AllReduceSum(loaded_.bytes_gathered));
-  SW_TRY_ASSIGN(loaded_.bytes_resident, comm_.AllReduceSum(loaded_.buffer->size()));
+  SW_TRY_ASSIGN(loaded_.bytes_cached, comm_.AllReduceSum(loaded_.buffer->size()));
   return {};
 }
 

@@ -74,7 +74,7 @@ Result<device::Handle> Share(device::Device& device, const device::Buffer& buffe
   return handle;
 }
 
-/// Makes the description that trainers receive: docs/formats/resident.md.
+/// Makes the description that trainers receive: docs/formats/cache.md.
 /// Collective.
 Result<std::string> Describe(comm::Comm& comm, const ServeOptions& options,
                              const convert::Input& input, const Loaded& loaded,
@@ -187,12 +187,12 @@ Status Run::Load() {
                  {"target", json::parse(served_.target)},
                  {"step", nullptr},
                  {"bytes_read", loaded.bytes_read},
-                 {"bytes_resident", loaded.bytes_resident}};
+                 {"bytes_cached", loaded.bytes_cached}};
   if (input->checkpoint.iteration) status["step"] = *input->checkpoint.iteration;
   server_->Tell(std::move(status));
   server_->Publish(std::move(description));
-  sink_.Note(
-      StrCat("serving ", FormatBytes(loaded.bytes_resident), " on ", ToText(options_.address)), 0);
+  sink_.Note(StrCat("serving ", FormatBytes(loaded.bytes_cached), " on ", ToText(options_.address)),
+             0);
   return {};
 }
 

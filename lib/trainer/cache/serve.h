@@ -51,7 +51,7 @@ Result<Served> Serve(comm::Comm& comm, const ServeOptions& options,
                      const checkpoints::TargetSpec& spec, const checkpoints::Format& format,
                      Sink& sink);
 
-/// Requests the status of a cache: docs/formats/resident.md.
+/// Requests the status of a cache: docs/formats/cache.md.
 /// \param wait  time to wait until it is ready; zero: report the current state
 /// \error kNotFound  no cache listens, or not ready in time; its own load error; kStopped; kIo
 /// Local.

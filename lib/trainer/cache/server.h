@@ -28,7 +28,7 @@ inline constexpr std::size_t kSessions = 512;
 inline constexpr std::uint64_t kTextBytes = std::uint64_t{1} << 30;
 
 /// Answers requests to a cache on its socket file, also while it loads.
-/// Every connection has its own thread. Source: docs/formats/resident.md.
+/// Every connection has its own thread. Source: docs/formats/cache.md.
 class Server {
  public:
   /// \param secret  authenticates the other processes of the cache

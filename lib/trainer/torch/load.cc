@@ -172,7 +172,7 @@ Result<json> LoadStore(comm::Comm& comm, const json& request, const trainer::Loa
 
 /// Returns the address of a shared-memory cache, or nothing if the source is something else.
 /// \error kUsage  keys for other sources are set; an invalid address
-Result<std::optional<os::Address>> ResidentOf(const json& request) {
+Result<std::optional<os::Address>> CacheAddressOf(const json& request) {
   const auto roots = request.at("source").get<std::vector<std::string>>();
   if (roots.size() != 1 || !roots.front().starts_with("unix:")) return std::optional<os::Address>();
   const json& asked = request.at("store");
@@ -228,7 +228,7 @@ Result<json> Load(json* request, const Result<std::vector<TrainerTensor>>& tenso
   OperatorSink sink;
   const std::unique_ptr<comm::Comm> comm = CommOf(*request);
   SW_TRY_ASSIGN(const Brought mine, comm->Agree(Bring(request, tensors)));
-  SW_TRY_ASSIGN(const std::optional<os::Address> address, comm->Agree(ResidentOf(*request)));
+  SW_TRY_ASSIGN(const std::optional<os::Address> address, comm->Agree(CacheAddressOf(*request)));
   trainer::LoadOptions options = OptionsOf(*request);
   options.staging = StagingOf(*request, *tensors);
   json told;

@@ -78,7 +78,7 @@ class Case(unittest.TestCase):
     def compare(self, *words, **more):
         return self.run_in("compare", "loads.jsonl", *CLUSTER, *words, **more)
 
-    def replay(self, *words, **more):
+    def simulate(self, *words, **more):
         return self.run_in("simulate-failures", "loads.jsonl", "nodes.csv", *CLUSTER, *words, **more)
 
     def result(self, *words, **more):

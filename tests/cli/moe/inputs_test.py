@@ -337,7 +337,7 @@ class Real(Case):
         self.assertGreater(vanilla["plan"]["metrics"]["imbalance_mean"], 2 * even)
 
     def survived(self, loads, nodes, events, failures):
-        """By strategy, after the summary of a replay was compared with its steps."""
+        """By strategy, after the summary of a simulation was compared with its steps."""
         survived = {}
         for strategy in ("lazarus", "spread", "compact"):
             (run,) = self.result("simulate-failures", loads, events, "--nodes", nodes, "--gpus", "1", "--slots", "8", "--faults", "1",

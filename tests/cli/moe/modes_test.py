@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""moe-replace: plan, compare, replay and measure, by exit code, by output, and on disk.
+"""moe-replace: plan, compare, simulate failures and measure, by exit code, by output, and on disk.
 
 Usage: modes_test.py BIN MPIRUN
 """
@@ -203,18 +203,18 @@ class Asked(Case):
                 ("--nodes cannot be combined with --cluster", ["--cluster", "c.json"])):
             with self.subTest(part):
                 self.refused(2, part, *base, *words)
-        replay = ["simulate-failures", "loads.jsonl", "nodes.csv", *CLUSTER]
+        simulation = ["simulate-failures", "loads.jsonl", "nodes.csv", *CLUSTER]
         for part, words in (
                 ('unknown flag "-o"', ["compare", *base, "-o", "p"]),
                 ('unknown flag "--strategy"', ["compare", *base, "--strategy", "best"]),
                 ("--force requires --html", ["compare", *base, "--force"]),
                 ("--map requires --old", ["compare", *base, "--map", "greedy"]),
-                ('unknown flag "--at"', [*replay, "--at", "5"]),
-                ('unknown flag "--html"', [*replay, "--html", "r.html"]),
-                ('unknown flag "--failures"', [*replay, "--failures", "5"]),
-                ("--strategy cannot be combined with --compare", [*replay, "--compare", "--strategy", "best"]),
+                ('unknown flag "--at"', [*simulation, "--at", "5"]),
+                ('unknown flag "--html"', [*simulation, "--html", "r.html"]),
+                ('unknown flag "--failures"', [*simulation, "--failures", "5"]),
+                ("--strategy cannot be combined with --compare", [*simulation, "--compare", "--strategy", "best"]),
                 ("--faults cannot be combined with --strategy eplb in moe-replace simulate-failures",
-                 [*replay, "--strategy", "eplb", "--faults", "1"]),
+                 [*simulation, "--strategy", "eplb", "--faults", "1"]),
                 ('unknown flag "--strategy"', ["evaluate", "p", *base, "--strategy", "best"]),
                 ('unknown flag "--effort"', ["evaluate", "p", *base, "--effort", "2"])):
             with self.subTest(words):
@@ -328,11 +328,11 @@ class Shown(Case):
             self.run_in(*example.split(), *(["--force"] if "-o" in example else []))
 
 
-class Replays(Case):
-    def test_failures_are_replayed(self):
+class FailureSimulations(Case):
+    def test_failures_are_simulated(self):
         self.write("nodes.csv", NODES + "5000,remove,n2\n6000,remove,n0\n6000,remove,n1\n7000,add,a\n7000,add,b\n"
                                         "8000,add,c\n")
-        done = self.replay("--strategy", "lazarus", "--faults", "1", "--json")
+        done = self.simulate("--strategy", "lazarus", "--faults", "1", "--json")
         result = json.loads(done.stdout)["result"]["strategies"][0]
         self.assertEqual([step["nodes_live"] for step in result["steps"]], [4, 3, 1, 3, 4])
         self.assertEqual([step["state"] for step in result["steps"]],
@@ -340,18 +340,18 @@ class Replays(Case):
         self.assertEqual((result["failures"], result["survived"], result["restores"]), (2, 1, 1))
         self.assertEqual(result["stalled_milliseconds"], 1000)
         self.assertEqual(result["bytes"], result["transfers"] * 14_000_000)
-        text = self.replay("--strategy", "lazarus", "--faults", "1").stdout
+        text = self.simulate("--strategy", "lazarus", "--faults", "1").stdout
         self.assertIn("1 moment with something lost or no plan", text)
 
     def test_one_table_tells_the_trouble_of_all_strategies(self):
         self.write("nodes.csv", NODES + "5000,remove,n2\n6000,add,m\n7000,remove,n1\n")
-        text = self.replay("--compare").stdout
+        text = self.simulate("--compare").stdout
         self.assertEqual(text.count("INCIDENT"), 1)
         self.assertEqual(tuple(re.findall(r"^(\S+) +2 +\d ", text, re.M)), STRATEGIES)
 
     def test_quiet_runs_are_told_so(self):
         self.write("nodes.csv", NODES)
-        text = self.replay("--strategy", "lazarus").stdout
+        text = self.simulate("--strategy", "lazarus").stdout
         self.assertIn("Nothing was lost", text)
 
     def test_plans_follow_the_loads(self):

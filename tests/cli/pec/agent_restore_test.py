@@ -5,12 +5,15 @@
 Usage: agent_restore_test.py BIN
 """
 
+import contextlib
 import json
 import os
 import pathlib
 import shutil
 import signal
+import socket
 import sys
+import threading
 
 sys.dont_write_bytecode = True
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
@@ -63,6 +66,54 @@ class Restoring(Agents):
         self.same("out", 4, self.report["versions"])
         self.assertEqual(self.newest(), 4)
         self.assertEqual(self.end(agent), 0)
+
+    def test_a_copy_that_is_replaced_after_it_was_listed(self):
+        self.start("a", "--k", 2)
+        self.checkpoint(3)
+        self.wait(lambda: self.status("a")["persisted"] == 3)
+        with self.hold_lock():
+            self.checkpoint(4)
+            self.wait(lambda: self.status("a")["newest"] == 4)
+            asked = self.relay("relay", "a", gone=1)
+            self.restore("out", "--agents", self.address("relay"), "--dry-run")
+            self.assertEqual(self.report["result"]["iteration"], 4)
+            self.assertEqual([asked.count(word) for word in ("list", "catalogue")], [2, 2])
+            self.relay("never", "a", gone=100)
+            self.run_tool("pec-restore", self.store, self.work / "none", "--dry-run", "--restart", "--agents",
+                          self.address("never"), code=3)
+            self.assertIn("is not in memory", self.stderr)
+
+    def relay(self, name, agent, gone):
+        """A socket file that leads to the agent, which at first no longer has the catalogues it has listed.
+        \returns the first words of the requests so far"""
+        asked = []
+        listener = socket.socket(socket.AF_UNIX)
+        self.addCleanup(listener.close)
+        listener.bind(str(self.work / name))
+        listener.listen()
+
+        def answers(client, server):
+            while data := server.recv(1 << 16):
+                client.sendall(data)
+
+        def requests(client):
+            with client, socket.socket(socket.AF_UNIX) as server:
+                server.connect(str(self.work / agent))
+                threading.Thread(target=answers, args=(client, server), daemon=True).start()
+                for line in client.makefile("rb"):
+                    asked.append(line.split()[0].decode())
+                    if asked[-1] == "catalogue" and asked.count("catalogue") <= gone:
+                        client.sendall(b"error 3 catalogue " + line.split()[1] + b" is not in memory\n")
+                    else:
+                        server.sendall(line)
+
+        def accept():
+            with contextlib.suppress(OSError):
+                while True:
+                    threading.Thread(target=requests, args=(listener.accept()[0],), daemon=True).start()
+
+        threading.Thread(target=accept, daemon=True).start()
+        return asked
 
     def test_training_that_went_back_is_followed(self):
         self.start("a", "--k", 2)

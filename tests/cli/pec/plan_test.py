@@ -236,23 +236,23 @@ class Plan(Stores):
         bubbles = result["bubbles"]
         self.assertEqual((bubbles["iteration_s"], bubbles["bubble_s"]), (33, 9))
         self.assertEqual(bubbles["snapshot"],
-                         {"seconds": 12, "in_bubble_bytes": 9000, "beside_bytes": 3000})
+                         {"seconds": 12, "in_bubble_bytes": 9000, "outside_bubble_bytes": 3000})
         self.assertEqual(bubbles["modules"], [
-            {"name": "expert 0 of layer 0", "in_bubble_bytes": 12, "beside_bytes": 0},
-            {"name": "module 0", "in_bubble_bytes": 8988, "beside_bytes": 3000}])
+            {"name": "expert 0 of layer 0", "in_bubble_bytes": 12, "outside_bubble_bytes": 0},
+            {"name": "module 0", "in_bubble_bytes": 8988, "outside_bubble_bytes": 3000}])
         self.assertEqual(bubbles["stages"][3], {"before_s": 3, "between_s": 0, "after_s": 6})
         # A worker without peers: all of it is copied.
         self.assertEqual(bubbles["copies"],
-                         {"seconds": 24, "in_bubble_bytes": 4500, "beside_bytes": 7500})
+                         {"seconds": 24, "in_bubble_bytes": 4500, "outside_bubble_bytes": 7500})
         chunks = self.plan("--pp", 4, "--micro-batches", 8, "--forward-time", 1,
                            "--backward-time", 2, "--chunks", 3)["bubbles"]
         self.assertEqual(chunks["bubble_s"], 3)
-        self.assertEqual(chunks["snapshot"]["beside_bytes"], 0)
+        self.assertEqual(chunks["snapshot"]["outside_bubble_bytes"], 0)
 
     # Sections 9.6, 9.7 and 8.2.
     def test_recovery(self):
         result = self.plan("--capacity", 512, "--lost-tokens", 2000)
-        self.assertEqual(result["boost"], {"capacity": 512, "lost_tokens": 2000,
+        self.assertEqual(result["capacity_increase"], {"capacity": 512, "lost_tokens": 2000,
                                            "extra_tokens": 51, "least_iterations": 40,
                                            "iterations": 40})
         self.plan("--capacity", 9, "--lost-tokens", 2000, code=2)

@@ -136,7 +136,7 @@ class Planning(Stores):
         words = ["--iteration-time", 20, "--forward-backward", 6, "--snapshot-bandwidth", "200000000",
                  "--persist-bandwidth", "8000000000", "--restart-time", 30, "--plt-limit", 1e-9]
         result = self.run_tool("pec-save", "tune", *words, "--fault-rate", 0.05)
-        self.assertEqual(result["best"], "replay")
+        self.assertEqual(result["best"], "gradient-log")
         replay = result["replay"]
         self.assertEqual((replay["k"], replay["expected_plt"]), (replay["k_persist"], 0))
         self.assertLess(replay["overhead_s"], result["full"]["overhead_s"])

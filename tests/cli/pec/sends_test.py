@@ -76,7 +76,7 @@ class Sends(agent_test.Agents):
         before = self.held(2)["sent"]
         self.tell("a", "flush")  # no waiting client is delayed
         status = self.saved(2)
-        self.assertEqual([status["sent"][kind] - before[kind] for kind in ("idle", "beside", "due")], [0, 0, 0])
+        self.assertEqual([status["sent"][kind] - before[kind] for kind in ("idle", "busy", "due")], [0, 0, 0])
         self.assertGreater(status["sent"]["any"], before["any"])
         time.sleep(10)
         self.checkpoint(3)
@@ -124,7 +124,7 @@ class Sends(agent_test.Agents):
         agent = self.start("a", "--k", 1, "--idle-ranks", "3")
         self.checkpoint(1)
         status = self.saved(1)
-        self.assertEqual([status["sent"][kind] for kind in ("idle", "beside", "due")], [0, 0, 0])
+        self.assertEqual([status["sent"][kind] for kind in ("idle", "busy", "due")], [0, 0, 0])
         self.assertNotIn("idled", self.stdout)
         self.assertEqual(self.end(agent), 0)
 

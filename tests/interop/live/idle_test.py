@@ -144,7 +144,7 @@ class Idle(live.InFolder):
         both = said["both idle"]
         self.assertEqual(both["persisted"], 2)
         self.assertGreater(both["sent"]["idle"], 0)
-        self.assertEqual([both["sent"][kind] for kind in ("any", "beside", "due")], [first["sent"]["any"], 0, 0])
+        self.assertEqual([both["sent"][kind] for kind in ("any", "busy", "due")], [first["sent"]["any"], 0, 0])
         new = said["a new agent"]
         self.assertEqual((new["ranks_marking"], new["persisted"]), (2, 3))
         self.assertEqual((said["closed"], said["last"]), (4, 4))

@@ -44,7 +44,7 @@ def made(ucp, sample, checkpoint, how, folder):
         for tag in sorted(checkpoint.glob("global_step*"), key=lambda path: int(path.name.removeprefix("global_step"))):
             ucp.run("pec-save", tag, folder / "store", *rest.split())
         yield folder / "store"
-    elif way == "resident":
+    elif way == "cache":
         address = f"unix:{folder}/s"
         words = [ucp.folder / "ucp-load", "serve", checkpoint, address, "--threads", "1", *rest.split()]
         with subprocess.Popen(list(map(str, words)), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as serve:

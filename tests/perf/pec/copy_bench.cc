@@ -44,7 +44,7 @@ Result<Key> NewKey() {
 
 /// A blob of some bytes, in memory.
 Result<BlobPtr> MakeBlob(std::uint64_t bytes, const std::shared_ptr<MemoryPool>& pool) {
-  SW_TRY_ASSIGN(os::Buffer buffer, pool->Take(bytes));
+  SW_TRY_ASSIGN(BlobMemory buffer, pool->Take(bytes));
   for (std::uint64_t i = 0; i < bytes; ++i) buffer.get()[i] = static_cast<std::byte>(i * 7 >> 5);
   std::vector<exec::UnitSum> sums;
   std::vector<std::uint32_t> units;

@@ -293,9 +293,9 @@ TEST(BubblesProperty, EveryElementOnce) {
     std::uint64_t inside = 0;
     int cut = 0;
     for (std::size_t m = 0; m < modules.size(); ++m) {
-      ASSERT_EQ(plan->module[m].in_bubble + plan->module[m].beside, modules[m]);
+      ASSERT_EQ(plan->module[m].in_bubble + plan->module[m].outside, modules[m]);
       inside += plan->module[m].in_bubble;
-      cut += plan->module[m].in_bubble > 0 && plan->module[m].beside > 0 ? 1 : 0;
+      cut += plan->module[m].in_bubble > 0 && plan->module[m].outside > 0 ? 1 : 0;
     }
     ASSERT_EQ(inside, plan->in_bubble);
     ASSERT_LE(cut, 1);

@@ -22,7 +22,7 @@ using std::chrono::duration;
 using std::chrono::duration_cast;
 using Time = IdleRanks::Time;
 
-constexpr std::size_t kIdle = 0, kBeside = 1, kDue = 2, kAny = 3;
+constexpr std::size_t kIdle = 0, kBusy = 1, kDue = 2, kAny = 3;
 
 /// Memory as a trainer's process shares it, and the process's view of it.
 class Marks {
@@ -136,7 +136,7 @@ TEST_F(LimiterTest, BesideComputationTheRateHolds) {
   Limiter::Job job(limiter, 100'000);
   for (int i = 0; i < 3; ++i) job.Spend(1000);
   EXPECT_NEAR(Seconds(), 2, kLooks);
-  EXPECT_EQ(job.sent()[kBeside], 3000U);
+  EXPECT_EQ(job.sent()[kBusy], 3000U);
   for (int i = 0; i < 10; ++i) job.Spend(1000);
   EXPECT_NEAR(Seconds(), 2.5, kLooks) << "the rank idles before the rate would let it go";
   EXPECT_EQ(job.sent()[kIdle], 10'000U);
@@ -205,7 +205,7 @@ TEST_F(LimiterTest, ASilentConnectionWouldBeTakenForDead) {
   Limiter::Job job(limiter, 100);
   job.Spend(10);
   EXPECT_NEAR(Seconds(), 110, kLooks);
-  EXPECT_EQ(job.sent()[kBeside], 10U);
+  EXPECT_EQ(job.sent()[kBusy], 10U);
 }
 
 TEST_F(LimiterTest, NobodyWhoWaitsIsHeldUp) {

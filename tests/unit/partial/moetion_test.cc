@@ -369,7 +369,7 @@ TEST(Bubbles, TheWorkedExample) {
   ASSERT_TRUE(plan);
   EXPECT_DOUBLE_EQ(plan->snapshot_s, 12);
   EXPECT_EQ(plan->in_bubble, 750U);
-  EXPECT_EQ(plan->beside, 250U);
+  EXPECT_EQ(plan->outside, 250U);
 }
 
 TEST(Bubbles, Edges) {
@@ -389,12 +389,12 @@ TEST(Bubbles, WholeModulesOnOneSide) {
   EXPECT_EQ(plan->in_bubble, 90U);
   EXPECT_EQ(plan->module[1].in_bubble, 50U);
   EXPECT_EQ(plan->module[3].in_bubble, 40U);
-  EXPECT_EQ(plan->module[0].beside, 30U);
+  EXPECT_EQ(plan->module[0].outside, 30U);
   const auto cut = FillBubble({30, 50}, 1, 1, 60);
   ASSERT_TRUE(cut);
-  EXPECT_EQ(cut->module[1].beside, 0U);
+  EXPECT_EQ(cut->module[1].outside, 0U);
   EXPECT_EQ(cut->module[0].in_bubble, 10U);
-  EXPECT_EQ(cut->module[0].beside, 20U);
+  EXPECT_EQ(cut->module[0].outside, 20U);
 }
 
 TEST(Bubbles, IdleTimesAreTheBubble) {

@@ -127,25 +127,26 @@ TEST(PlanningText, AComparisonNamesWhoHasNoPlan) {
   EXPECT_TRUE(Has(ComparisonText(request, input, {none}), "  ALIVE  "));
 }
 
-TEST(PlanningText, ReplaysSayWhatWasLost) {
-  Replays replays;
-  replays.cluster = UniformCluster(2, 1, 2);
-  SimulationResult& result = replays.results.emplace_back();
+TEST(PlanningText, SimulationsSayWhatWasLost) {
+  FailureSimulations simulations;
+  simulations.cluster = UniformCluster(2, 1, 2);
+  SimulationResult& result = simulations.results.emplace_back();
   result.strategy = "hand";
   result.time_ms = 60'000;
   SimulationStep& step = result.steps.emplace_back();
   step.state = SimulationStep::State::kRestored;
-  EXPECT_TRUE(Has(ReplaysText("e.csv", replays), "\nNothing was lost, "));
+  EXPECT_TRUE(Has(FailureSimulationsText("e.csv", simulations), "\nNothing was lost, "));
   step.time_ms = 30'000;
   step.experts_lost = 1;
   step.nodes_removed = 1;
-  const std::string text = ReplaysText("e.csv", replays);
+  const std::string text = FailureSimulationsText("e.csv", simulations);
   EXPECT_EQ(text.substr(0, text.find('\n')), "events    e.csv, 1 moment over 60 s");
   EXPECT_TRUE(Has(text, "\n1 moment with something lost or no plan\n")) << text;
   EXPECT_TRUE(Has(text, "1 expert lost, restored from a checkpoint\n")) << text;
   result.steps.assign(21, step);
   for (std::size_t i = 0; i < 21; ++i) result.steps[i].time_ms = i;
-  EXPECT_TRUE(Has(ReplaysText("e.csv", replays), "and 1 more, all of them with --json\n"));
+  EXPECT_TRUE(
+      Has(FailureSimulationsText("e.csv", simulations), "and 1 more, all of them with --json\n"));
 }
 
 TEST(PlanningJson, PlansAndWhyThereIsNone) {
@@ -164,7 +165,7 @@ TEST(PlanningJson, PlansAndWhyThereIsNone) {
   EXPECT_EQ(all["iteration"], 7);
   EXPECT_EQ(all["strategies"][0]["survival"]["node_failure"], 0.5);
   EXPECT_EQ(all["strategies"][1]["reason"], "no room");
-  EXPECT_EQ(ReplaysJson({})["strategies"], Json::array());
+  EXPECT_EQ(FailureSimulationsJson({})["strategies"], Json::array());
 }
 
 }  // namespace

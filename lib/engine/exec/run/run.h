@@ -30,7 +30,7 @@ struct RunOptions {
   bool take_over = false;  ///< see os::StageOptions
   Verify verify = Verify::kChecksums;
   unsigned threads = 1;  ///< of this rank
-  /// Files that this rank creates, completes and syncs at the same time, whatever `threads` is.
+  /// Number of files that this rank creates or syncs in parallel, independent of `threads`.
   unsigned io_threads = os::kIoThreads;
   /// Bytes of buffers that this rank may use; at least one workspace per thread is needed.
   std::uint64_t memory_bytes = std::uint64_t{1} << 30;

@@ -40,8 +40,8 @@ const char* Name(Sent kind) {
   switch (kind) {
     case Sent::kIdle:
       return "idle";
-    case Sent::kBeside:
-      return "beside";
+    case Sent::kBusy:
+      return "busy";
     case Sent::kDue:
       return "due";
     case Sent::kAnyTime:
@@ -115,12 +115,12 @@ bool Limiter::Due(Time now) const {
   return now - from >= (due - from) / 2;
 }
 
-/// Returns the kind of the bytes that a job may move now; kBeside: subject to the rate.
+/// Returns the kind of the bytes that a job may move now; kBusy: subject to the rate.
 /// \pre the caller has locked mutex_, and idle intervals are known
 Sent Limiter::KindOf(const Job& job, Time now) const {
   if (!job.waits_ || hurries_ > 0) return Sent::kAnyTime;
   if (idle_.idle(now)) return Sent::kIdle;
-  return Due(now) ? Sent::kDue : Sent::kBeside;
+  return Due(now) ? Sent::kDue : Sent::kBusy;
 }
 
 void Limiter::Note(Job& job, std::uint64_t bytes, Sent kind, Time now) {
@@ -150,7 +150,7 @@ void Limiter::Measure(std::uint64_t bytes, Time now) {
 /// Lets bytes move, or returns when to retry. \pre mutex_ is locked, idle intervals are known
 std::optional<Time> Limiter::Ask(Job& job, std::uint64_t bytes, Time asked, Time now) {
   const Sent kind = KindOf(job, now);
-  if (kind != Sent::kBeside) {
+  if (kind != Sent::kBusy) {
     Measure(bytes, now);
   } else if (rate_ > 0 && now >= free_at_) {
     free_at_ = now + TimeOf(static_cast<double>(bytes) / static_cast<double>(rate_));

@@ -23,13 +23,13 @@ namespace shardwright::partial {
 /// Reason why bytes moved at their time.
 enum class Sent : std::uint8_t {
   kIdle,    ///< ranks idled
-  kBeside,  ///< during computation, at the limited rate
+  kBusy,    ///< during computation, at the limited rate
   kDue,     ///< the snapshot would otherwise have missed the next one
   kAnyTime  ///< idle intervals are unknown, or a client waits
 };
 inline constexpr std::size_t kSentKinds = 4;
 
-/// Returns "idle", "beside", "due" or "any".
+/// Returns "idle", "busy", "due" or "any".
 const char* Name(Sent kind);
 
 /// Bytes that moved at one time.

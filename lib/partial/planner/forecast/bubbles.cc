@@ -83,7 +83,7 @@ Result<BubblePlan> FillBubble(const std::vector<std::uint64_t>& module_elems,
   BubblePlan plan;
   plan.snapshot_s = static_cast<double>(bytes) / bytes_per_s;
   plan.in_bubble = RoomOf(elems, plan.snapshot_s, bubble_s);
-  plan.beside = elems - plan.in_bubble;
+  plan.outside = elems - plan.in_bubble;
 
   std::vector<std::size_t> order(module_elems.size());
   std::iota(order.begin(), order.end(), std::size_t{0});
@@ -93,14 +93,14 @@ Result<BubblePlan> FillBubble(const std::vector<std::uint64_t>& module_elems,
   plan.module.resize(module_elems.size());
   for (std::size_t i : order) {
     const bool fits = module_elems[i] <= room;
-    (fits ? plan.module[i].in_bubble : plan.module[i].beside) = module_elems[i];
+    (fits ? plan.module[i].in_bubble : plan.module[i].outside) = module_elems[i];
     if (fits) room -= module_elems[i];
   }
   for (std::size_t i : order) {  // put part of a module into the remaining time
     BubbleShare& share = plan.module[i];
-    if (share.beside == 0 || room == 0) continue;
-    share.in_bubble = std::min(room, share.beside);
-    share.beside -= share.in_bubble;
+    if (share.outside == 0 || room == 0) continue;
+    share.in_bubble = std::min(room, share.outside);
+    share.outside -= share.in_bubble;
     room -= share.in_bubble;
   }
   return plan;

@@ -45,14 +45,14 @@ Result<std::vector<IdleTime>> IdleTimesOf(const PipelineTimes& pipeline, std::ui
 /// Elements of a module that are saved in bubbles, and during computation.
 struct BubbleShare {
   std::uint64_t in_bubble = 0;
-  std::uint64_t beside = 0;
+  std::uint64_t outside = 0;
 };
 
 struct BubblePlan {
   double snapshot_s = 0;            ///< t_ss
   std::vector<BubbleShare> module;  ///< in the order of the input
   std::uint64_t in_bubble = 0;      ///< elements: all, or floor(n * t_bubble / t_ss)
-  std::uint64_t beside = 0;
+  std::uint64_t outside = 0;
 };
 
 /// Fills a bubble with as many elements as it has time for. Assigns whole

@@ -97,7 +97,7 @@ struct RiskPoint {
   double fraction = 0;
 };
 
-/// A value of K and the point from which it was used.
+/// Number K of experts per snapshot, and the iteration from which a simulated run used it.
 struct KPoint {
   std::uint64_t step = 0;       ///< as RiskPoint; 0: from the start
   std::uint64_t iteration = 0;  ///< last iteration before the fault

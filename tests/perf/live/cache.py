@@ -4,7 +4,7 @@
 files in a tmpfs, and of files on a disk that are not in memory. Two ranks, ZeRO-2, bf16, the same layout. And the bytes
 that the cache has read, against the source.
 
-    resident.py BIN PACKAGE FOLDER DISK [--runs 5] [--width 2048]
+    cache.py BIN PACKAGE FOLDER DISK [--runs 5] [--width 2048]
 """
 
 import argparse

@@ -51,13 +51,14 @@ SimulationResult Played(std::string_view strategy, const token_counts::TokenTrac
                         const SimulationOptions& options) {
   NullSink sink;
   const auto comm = comm::MakeSerialComm();
-  auto result = Replay(*comm, **FindStrategy(strategy), trace, cluster, events, options, sink);
+  auto result =
+      SimulateFailures(*comm, **FindStrategy(strategy), trace, cluster, events, options, sink);
   EXPECT_TRUE(result.has_value()) << result.error().message;
   return result ? *std::move(result) : SimulationResult();
 }
 
 // Compact keeps each of two experts on a node of its own: losing one loses state.
-TEST(ReplayTest, StateIsLostOrSurvives) {
+TEST(FailureSimulationTest, StateIsLostOrSurvives) {
   const token_counts::TokenTrace trace = TraceOf(2, {{5, 5}});
   const std::vector<NodeEvent> events{{1000, false, "node3"}, {2000, false, "node0"}};
   SimulationOptions options = Options2();
@@ -83,7 +84,7 @@ TEST(ReplayTest, StateIsLostOrSurvives) {
   EXPECT_EQ(spread.stalls, 1U);
 }
 
-TEST(ReplayTest, LostStateIsReadAgainWhenThereIsRoom) {
+TEST(FailureSimulationTest, LostStateIsReadAgainWhenThereIsRoom) {
   const token_counts::TokenTrace trace = TraceOf(2, {{5, 5}});
   SimulationOptions options = Options2();
   options.plan.copies_min = 1;
@@ -105,7 +106,7 @@ TEST(ReplayTest, LostStateIsReadAgainWhenThereIsRoom) {
   EXPECT_EQ(result.time_ms, 4000U);
 }
 
-TEST(ReplayTest, StalledTimeIsCounted) {
+TEST(FailureSimulationTest, StalledTimeIsCounted) {
   const token_counts::TokenTrace trace = TraceOf(2, {{5, 5}});
   SimulationOptions options = Options2();
   const std::vector<NodeEvent> events{{0, true, "node1"},
@@ -125,7 +126,7 @@ TEST(ReplayTest, StalledTimeIsCounted) {
 }
 
 // Live nodes keep their experts in a stall: once slots suffice again, no expert has to be read.
-TEST(ReplayTest, SurvivorsOfAStallAreKept) {
+TEST(FailureSimulationTest, SurvivorsOfAStallAreKept) {
   const token_counts::TokenTrace trace = TraceOf(3, {{5, 5, 5}});
   SimulationOptions options = Options2();
   options.plan.copies_may_fall = false;
@@ -140,7 +141,7 @@ TEST(ReplayTest, SurvivorsOfAStallAreKept) {
   EXPECT_EQ(result.steps[2].transfers, 2U);
 }
 
-TEST(ReplayTest, LoadsFollowTheTrace) {
+TEST(FailureSimulationTest, LoadsFollowTheTrace) {
   const token_counts::TokenTrace trace = TraceOf(2, {{5, 5}, {9, 1}, {1, 9}});
   SimulationOptions options = Options2();
   const std::vector<NodeEvent> events{
@@ -160,7 +161,7 @@ TEST(ReplayTest, LoadsFollowTheTrace) {
   EXPECT_EQ(times, (std::vector<std::uint64_t>{1000, 1500, 1900, 2000, 2500, 3000}));
 }
 
-TEST(ReplayTest, MachinesTakeFreePlaces) {
+TEST(FailureSimulationTest, MachinesTakeFreePlaces) {
   const token_counts::TokenTrace trace = TraceOf(2, {{5, 5}});
   SimulationOptions options = Options2();
   options.nodes_are_places = true;
@@ -176,17 +177,17 @@ TEST(ReplayTest, MachinesTakeFreePlaces) {
   NullSink sink;
   const auto comm = comm::MakeSerialComm();
   const auto full =
-      Replay(*comm, **FindStrategy("lazarus"), trace, Named(2, 2), events, options, sink);
+      SimulateFailures(*comm, **FindStrategy("lazarus"), trace, Named(2, 2), events, options, sink);
   ASSERT_FALSE(full.has_value());
   EXPECT_EQ(full.error().code, Errc::kBadInput);
   options.nodes_are_places = false;
   const auto unknown =
-      Replay(*comm, **FindStrategy("lazarus"), trace, Named(4, 2), events, options, sink);
+      SimulateFailures(*comm, **FindStrategy("lazarus"), trace, Named(4, 2), events, options, sink);
   ASSERT_FALSE(unknown.has_value());
   EXPECT_NE(unknown.error().message.find("i-1"), std::string::npos) << unknown.error().message;
 }
 
-// Long runs: counts the results of a replay again from its recorded placements.
+// Long runs: counts the results of a simulation again from its recorded placements.
 struct Recorded {
   const Strategy* strategy = nullptr;
   std::vector<Placement> placements;
@@ -329,7 +330,7 @@ TEST_P(RealEventsTest, CountsAreThoseOfThePlacements) {
   const auto comm = comm::MakeSerialComm();
   SimulationOptions options = Options2();
   options.plan.best_effort = 1;  // the counts of a plan do not depend on how good it is
-  const auto result = Replay(*comm, recording, trace_, cluster, events_, options, sink);
+  const auto result = SimulateFailures(*comm, recording, trace_, cluster, events_, options, sink);
   ASSERT_TRUE(result.has_value()) << result.error().message;
   CountAgain(cluster, *result);
   RecordProperty("failures", static_cast<int>(result->failures));

@@ -2,7 +2,7 @@
 """Trainers are filled from a shared-memory cache, in its layout and in others, bit for bit, and the run continues; a
 trainer that was killed comes back; the death of a cache is reported.
 
-    resident_test.py BIN PACKAGE MPIRUN
+    cache_test.py BIN PACKAGE MPIRUN
 """
 
 import contextlib
@@ -60,7 +60,7 @@ def refused(address, wait):
     return answers
 
 
-class Resident(live.InFolder):
+class FromCache(live.InFolder):
     ucp = mpirun = None
 
     def setUp(self):
@@ -101,13 +101,13 @@ class Resident(live.InFolder):
     def test_fsdp2_and_others(self):
         ranks.run(2, hops.in_fsdp2, "llama", None, self.folder / "fsdp2", (0, plain_test.STEPS))
         for layout, count in (("fsdp2", 2), ("fsdp2", 4), ("hsdp", 4), ("ddp", 2), ("single", 1)):
-            states = {name: self.folder / f"{layout}{count}-{name}.pt" for name in ("own", "resident")}
+            states = {name: self.folder / f"{layout}{count}-{name}.pt" for name in ("own", "cache")}
             want = ranks.run(count, plain_test.go_on, layout, "llama", self.folder / "fsdp2", True, states["own"])
             for processes, target in ((2, "dp_shard=2"), (4, "dp_shard=4")):
                 with self.subTest(layout, ranks=count, target=target), \
                         self.load(self.folder / "fsdp2", target, processes, "--format", "dcp"):
-                    got = ranks.run(count, plain_test.go_on, layout, "llama", self.address, False, states["resident"])
-                    one, other = (torch.load(states[name], weights_only=True) for name in ("resident", "own"))
+                    got = ranks.run(count, plain_test.go_on, layout, "llama", self.address, False, states["cache"])
+                    one, other = (torch.load(states[name], weights_only=True) for name in ("cache", "own"))
                     self.assertEqual(live.differing(one, other), [])
                     self.assertEqual(got["losses"], want["losses"])
                     self.assertEqual(got["rates"], [hops.RATE] * 2)
@@ -137,5 +137,5 @@ class Resident(live.InFolder):
 
 
 if __name__ == "__main__":
-    Resident.ucp, Resident.mpirun = live.start(), sys.argv.pop(1)
+    FromCache.ucp, FromCache.mpirun = live.start(), sys.argv.pop(1)
     unittest.main(verbosity=2)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """ucp-load serve with real processes: ranks of MPI, trainers that die, other users, signals, stops and limits.
 
-    resident_test.py BIN MPIEXEC
+    cache_test.py BIN MPIEXEC
 """
 
 import array
@@ -101,7 +101,7 @@ def until(what, condition):
 
 class Resident(unittest.TestCase):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory(prefix="sw-resident-")
+        folder = tempfile.TemporaryDirectory(prefix="sw-cache-")
         self.addCleanup(folder.cleanup)
         self.scratch = pathlib.Path(folder.name)
         self.path = self.scratch / "s"
@@ -326,7 +326,7 @@ class Resident(unittest.TestCase):
         subprocess.run([BIN / "ucp-union", DATA / "zero1_w2/ckpt", self.scratch / "atoms"], check=True, capture_output=True)
         for source in ("catalogue", "atoms"):
             load = self.load(self.scratch / source, ranks=2)
-            self.assertGreater(load.ready()["bytes_resident"], 0)
+            self.assertGreater(load.ready()["bytes_cached"], 0)
             self.assertEqual(run("stop", f"unix:{self.path}").returncode, 0)
             self.assertEqual(load.end()[0], 0)
 
