@@ -35,9 +35,12 @@ class LostPeer(agent_test.Agents):
         self.addCleanup(lambda: (host.kill(), host.wait()))
         self.host = ["nsenter", "--net", "-t", str(host.pid)]
         self.wait(lambda: os.readlink(f"/proc/{host.pid}/ns/net") != os.readlink("/proc/self/ns/net"))
-        # The bridge keeps its carrier by the dummy when the host is cut off: data disappear without an error.
+        for name in ("br0", "spare0", "to-host"):
+            self.addCleanup(subprocess.run, ["ip", "link", "del", name], check=False)
+        # The spare port keeps the bridge up when the host is cut off: data disappear without an error.
         for words in ("link set lo up", "link add br0 type bridge", "addr add 10.78.0.1/24 dev br0",
-                      "link add dummy0 type dummy", "link set dummy0 master br0 up", "link set br0 up",
+                      "link add spare0 type veth peer name spare1", "link set spare0 master br0 up", "link set spare1 up",
+                      "link set br0 up",
                       f"link add to-host type veth peer name eth0 netns {host.pid}", "link set to-host master br0 up"):
             self.ip(words)
         for words in ("link set lo up", f"addr add {HOST}/24 dev eth0", "link set eth0 up"):
@@ -65,7 +68,7 @@ class LostPeer(agent_test.Agents):
         self.start("a", "--peer", address, "--key", self.key, "--bandwidth", "64KiB/s")
         self.assertEqual((self.state()["state"], self.state()["address"]), ("waiting", address))
         self.checkpoint(3)
-        self.wait(lambda: self.state()["state"] == "copying")
+        self.wait(lambda: self.state()["agent"] == "far")
         self.assertEqual((self.state()["agent"], self.state()["copying"], self.state()["iteration"]), ("far", 3, None))
         self.ip("link set to-host down")
         cut = time.monotonic()
