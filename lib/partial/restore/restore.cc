@@ -377,7 +377,8 @@ Result<RestoreReport> RestoreStore(comm::Comm& comm, const RestoreOptions& optio
       report.wrote = !options.write.dry_run;
     }
     if (use) SW_TRY(use(std::move(prepared.source), report));
-    SW_TRY(restore::Note(job, prepared.base.store, std::move(prepared.record), report, &begun.lock));
+    SW_TRY(
+        restore::Note(job, prepared.base.store, std::move(prepared.record), report, &begun.lock));
   }
   report.lost_nodes = std::move(agents.lost_nodes);
   report.lost_agents = std::move(agents.lost_agents);

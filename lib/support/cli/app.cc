@@ -39,7 +39,10 @@ App::~App() = default;
 
 CLI::App& App::cli() { return parser_->cli(); }
 
-void App::Alone() { alone_ = true; }
+void App::Alone() {
+  alone_ = true;
+  parser_->Alone();
+}
 
 void App::Use(std::initializer_list<Shared> flags) {
   for (const Shared flag : flags) parser_->Use(flag);

@@ -121,7 +121,9 @@ void Parser::AddRunFlags() {
         },
         "threads per rank");
     ShowDefault(option->type_name("N"), "this rank's share of the processors");
-    option = cli_.add_option_function<std::string>(
+  }
+  if (Uses(Shared::kThreads) && !alone_) {
+    CLI::Option* option = cli_.add_option_function<std::string>(
         "--rank-timeout",
         [this](const std::string& text) {
           flags_.rank_timeout_s =

@@ -76,6 +76,8 @@ class Parser {
   bool is_subcommand() const { return name_.find(' ') != std::string::npos; }
   bool Uses(Shared flag) const { return used_.contains(flag); }
   void Use(Shared flag) { used_.insert(flag); }
+  /// Omits flags that concern several ranks.
+  void Alone() { alone_ = true; }
   /// Adds an environment variable that provides the value of an absent flag.
   void FromEnvironment(const std::string& flag, std::string* value, const std::string& variable) {
     environment_.push_back({flag, value, variable});
@@ -125,6 +127,7 @@ class Parser {
   const std::vector<Example> examples_;
   CLI::App cli_;
   CommonFlags flags_;
+  bool alone_ = false;
   std::set<Shared> used_;
   std::vector<Positional> positionals_;
   std::set<const std::string*> may_be_absent_;

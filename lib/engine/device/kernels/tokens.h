@@ -84,7 +84,8 @@ SW_HOST_DEVICE inline void UnpackPart(const TokenRows<T>& work, T* tokens, const
 }
 
 /// Returns the dot product of a token and the row that it was sent to. k numbers the pairs of token
-/// and chosen expert over all tokens. Returns 0 if pair k was sent nowhere. Adds up kLanes interleaved parts, so that every processor gets the same bits.
+/// and chosen expert over all tokens. Returns 0 if pair k was sent nowhere. Adds up kLanes
+/// interleaved parts, so that every processor gets the same bits.
 template <class T>
 SW_HOST_DEVICE inline Sum<T> DotOf(const TokenRows<T>& work, const T* rows, const T* tokens,
                                    std::int64_t k) {

@@ -23,7 +23,8 @@ namespace shardwright::os::sys {
 Result<bool> WaitFor(int fd, short events, std::chrono::steady_clock::time_point end,
                      const StopCheck& stop);
 /// Like WaitFor, for data of a connection. Over TCP it also ends after 20 to 25 s in which the
-/// peer's host has acknowledged neither data nor probes. A process that does not read does not count.
+/// peer's host has acknowledged neither data nor probes. A process that does not read does not
+/// count.
 /// \param name  address of the peer, for the message
 /// \error kIo  the host is lost; kStopped
 Result<bool> WaitForPeer(int fd, short events, std::chrono::steady_clock::time_point end,
