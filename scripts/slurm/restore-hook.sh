@@ -137,7 +137,7 @@ convert() {
   local said
   rm -f "$report"
   code=0
-  srun --mpi="${MPI_TYPE:-pmix}" ucp-load "$checkpoint" "$out" --target "$keys" --format deepspeed \
+  srun --mpi="${MPI_TYPE:-pmix}" --wait=60 ucp-load "$checkpoint" "$out" --target "$keys" --format deepspeed \
     --json="$report" --take-over "$@" >&2 || code=$?
   # A launcher may replace the command's exit code: the report has the right one.
   said=$(sed -n 's/^  "exit_code": \([0-9]\{1,3\}\),$/\1/p' "$report" 2>/dev/null) || true

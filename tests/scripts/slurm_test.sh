@@ -104,7 +104,7 @@ run() {
 export SLURM_JOB_ID=12 SLURM_NTASKS=16 SLURM_CPUS_PER_TASK=8 LOAD_CODE=0
 convert() { run bash "$scripts/convert.sbatch" src out 'dp=48,zero=3'; }
 hook() { run "$scripts/restore-hook.sh" ckpt/; }
-asked="srun --cpus-per-task=8"$'\n'"ucp-load src out --target dp=48,zero=3 --format deepspeed --threads 8 --json=out.report-12.json --take-over"
+asked="srun --wait=60"$'\n'"srun --cpus-per-task=8"$'\n'"ucp-load src out --target dp=48,zero=3 --format deepspeed --threads 8 --json=out.report-12.json --take-over"
 
 convert
 expect "a conversion ends well" 0 "*out is complete" "$asked --resume"
@@ -137,7 +137,9 @@ expect "text in a report is no number" 1 "" "$asked --resume"
 LOAD_CODE=0 NO_REPORT=1 convert
 expect "without a report the launcher's word counts" 0 "*complete" "$asked --resume"
 LOAD_CODE=137 NO_REPORT=1 convert
-expect "killed ranks leave no report" 137 "" "$asked --resume"
+expect "killed ranks leave no report" 137 "*back into the queue" "$asked --resume"$'\n'"scontrol requeue 12"
+LOAD_CODE=137 NO_REPORT=1 SLURM_RESTART_COUNT=1 NO_PROGRESS=1 convert
+expect "ranks that are killed again without progress" 137 "" "$asked --resume"
 if grep -q "report in" err; then
   echo "FAILED: a report is named that does not exist" && failures=$((failures + 1))
 fi
@@ -166,7 +168,7 @@ KIND=safetensors hook
 expect "a checkpoint of another format" 9 "" ""
 KIND=dcp hook
 expect "a folder that loads on any number of ranks" 0 "ckpt" ""
-asked="ucp-load ckpt ckpt.dp6 --target dp=6 --format deepspeed --json=ckpt.dp6.report-12.json --take-over"
+asked="srun --wait=60"$'\n'"ucp-load ckpt ckpt.dp6 --target dp=6 --format deepspeed --json=ckpt.dp6.report-12.json --take-over"
 from() {
   grep -q "^restore-hook: $1\$" err || { echo "FAILED: ranks from $1: $(<err)" && failures=$((failures + 1)); }
 }
@@ -177,7 +179,7 @@ SLURM_JOB_NUM_NODES=2 hook
 expect "nodes without GPUs" 0 "ckpt" ""
 from "16 ranks, from SLURM_NTASKS"
 RANKS=8 SLURM_JOB_NUM_NODES=2 SLURM_GPUS_ON_NODE=8 hook
-expect "ranks by a variable" 0 "ckpt.dp2" "ucp-load ckpt ckpt.dp2 --target dp=2 --format deepspeed*"
+expect "ranks by a variable" 0 "ckpt.dp2" $'srun --wait=60\n'"ucp-load ckpt ckpt.dp2 --target dp=2 --format deepspeed*"
 from "8 ranks, from RANKS"
 rm -rf ckpt.dp2
 RANKS=8 run "$scripts/restore-hook.sh" --ranks 16 ckpt
@@ -185,7 +187,7 @@ expect "ranks by an option" 0 "ckpt" ""
 from "16 ranks, from --ranks"
 run "$scripts/restore-hook.sh" --ranks 16 --target tp=4,zero=3 ckpt
 expect "other parallel degrees" 0 "ckpt.dp2-tp4zero3" \
-  "ucp-load ckpt ckpt.dp2-tp4zero3 --target dp=2,tp=4,zero=3 --format deepspeed --json=ckpt.dp2-tp4zero3.report-12.json --take-over --resume"
+  $'srun --wait=60\n'"ucp-load ckpt ckpt.dp2-tp4zero3 --target dp=2,tp=4,zero=3 --format deepspeed --json=ckpt.dp2-tp4zero3.report-12.json --take-over --resume"
 rm -rf ckpt.dp2*
 for wrong in "$code_in_text" 0 -3 1e3; do
   run "$scripts/restore-hook.sh" --ranks "$wrong" ckpt
@@ -244,7 +246,7 @@ if [[ -n $built ]]; then
   expect "a real listing, as many ranks as before" 0 "ckpt" ""
   SLURM_NTASKS=6 hook
   expect "a real listing, other ranks" 0 "ckpt.global_step5.dp6" \
-    "ucp-load ckpt ckpt.global_step5.dp6 --target dp=6 --format deepspeed --json=ckpt.global_step5.dp6.report-12.json --take-over --resume"
+    $'srun --wait=60\n'"ucp-load ckpt ckpt.global_step5.dp6 --target dp=6 --format deepspeed --json=ckpt.global_step5.dp6.report-12.json --take-over --resume"
 
   # A real shared-memory cache under a stand-in for srun, and a trainer that fails once: it queries the cache in place
   # of mapping it.

@@ -191,6 +191,13 @@ Result<Args> ReadArgs(const Node* args) {
   ReadModel(from, &out);
   ReadOptimizer(from, &out);
   SW_TRY(from.status());
+  for (const char* name : {"gtp_weight_remat_size", "expert_gtp_weight_remat_size"}) {
+    const std::uint64_t shards = from.Ranks(name, 1);
+    SW_TRY(from.status());
+    if (shards == 1) continue;
+    return Fail(Errc::kUnsupported, "args: ", name, " is ", shards,
+                ": weights that ranks split and rematerialize are not supported, only 1 is");
+  }
   // Each factor is at most kRanks, so no product of three overflows.
   const bool too_many = out.tp * out.pp * out.cp > limits::kRanks ||
                         out.tp * out.pp * out.cp * out.dp > limits::kRanks ||

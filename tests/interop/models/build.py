@@ -238,6 +238,15 @@ def late_weights(model, case):
             for weight in model.at(part["path"]).parameters()]
 
 
+def first_names(model):
+    """The first name of every parameter and buffer, by each of its names."""
+    first, found = {}, {}
+    for each in (model.named_parameters, model.named_buffers):
+        for name, tensor in each(remove_duplicate=False):
+            found[name] = first.setdefault(id(tensor), name)
+    return found
+
+
 def names_of(model):
     """The first name of every parameter, by its id."""
     names = {}

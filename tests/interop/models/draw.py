@@ -193,8 +193,10 @@ def fit_targets(program, parts, run, targets):
         if program == "torch" and "deepspeed" in to and part.get("extra") in ("dict", "bytes", "none"):
             del part["extra"]  # DeepSpeed formats cannot store foreign pickles, as the command reports
     for target in targets:
-        # DCP files do not record late frozen parameters, which DeepSpeed looks up where stage 3 lists others.
-        if program == "torch" and any("late" in part for part in parts) and target.get("zero") == 3:
+        # DCP files and those of stages 0 and 1 do not record late frozen parameters, which DeepSpeed looks up where stage 3
+        # lists others (docs/formats/deepspeed.md).
+        recorded = program == "deepspeed" and run["zero"] >= 2
+        if not recorded and any("late" in part for part in parts) and target.get("zero") == 3 and target["to"] == "deepspeed":
             target.update(zero=2, sub_group=None)
 
 

@@ -143,7 +143,7 @@ def tree_of(engine, case, layout, client):
     groups = [{key: value for key, value in group.items() if key not in ("params", "param_names")} for group in engine.optimizer.param_groups]
     return {"model": model, "optim": optimizer_tree(engine, stage, names), "groups": trees.copied(groups),
             "engine": engine_tree(engine, case) | {"client": client},
-            "aliases": {name: names[id(weight)] for name, weight in engine.module.named_parameters(remove_duplicate=False)}}
+            "aliases": build.first_names(engine.module)}
 
 
 def keep(tree, path):

@@ -39,7 +39,8 @@ from megatron.training import arguments, checkpointing, global_vars, initialize,
 
 STEPS, NEXT = 2, 2  # before the checkpoint, and after it
 SAMPLES, LENGTH, DIVISOR = 4, 6, 3
-LAYOUT_ARGUMENTS = ("tensor_model_parallel", "pipeline_model_parallel", "expert_model_parallel", "expert_tensor_parallel", "world_size",
+LAYOUT_ARGUMENTS = ("tensor_model_parallel", "tensor_parallel_num_weight_shards", "pipeline_model_parallel",
+                    "expert_model_parallel", "expert_tensor_parallel", "world_size",
                     "data_parallel", "rank", "use_distributed_optimizer", "ckpt_", "dist_ckpt", "save", "load", "padded_vocab", "micro",
                     "sequence_parallel", "encoder_", "variable_seq", "num_distributed", "transformer_pipeline", "overlap_p2p", "iteration",
                     "perform_rl", "inprocess_", "align_", "expert_", "no_load", "finetune", "start", "local_rank", "num_experts_per", "consumed_valid")

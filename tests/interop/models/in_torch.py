@@ -81,9 +81,7 @@ def tree_of(run):
         for name in group["params"]:
             found.setdefault(name, {})["fp32"] = state["model"][name]
     groups = [{key: value for key, value in group.items() if key != "params"} for group in optim["param_groups"]]
-    names = build.names_of(run[1])
-    return {"model": state["model"], "optim": found, "groups": groups,
-            "aliases": {name: names[id(weight)] for name, weight in run[1].named_parameters(remove_duplicate=False)}}
+    return {"model": state["model"], "optim": found, "groups": groups, "aliases": build.first_names(run[1])}
 
 
 def make(folder, case):

@@ -17,6 +17,8 @@ REFUSALS = (
     ("deepspeed", 9, "have different numbers of steps, but they share a flat group", "a flat group has one step (docs/formats/deepspeed.md)"),
     ("dcp", 5, r"(?m)^iteration: \d+ and \d+$[^\n]*\n\d+ tensors equal, 1 differences",
      "without ZeRO DeepSpeed's 16-bit optimizers count one step more than the engine, and DCP records steps alone"),
+    ("*", 9, r'optimizer: parameter "[^"]+" is not in module',
+     "at stage 0 without frozen parameters, a late frozen one leaves the module but not the optimizer (docs/formats/deepspeed.md)"),
     ("deepspeed", 9, "round_robin=true: with zero=1, bf16 weights and gradients in float32",
      "DeepSpeed's BF16_Optimizer ignores the order that round_robin_gradients asks for (docs/formats/deepspeed.md)"),
     ("megatron", 9, "dp_reshardable: .* is float32", "Megatron cannot load buckets of float32 parameters (docs/formats/megatron.md)"),

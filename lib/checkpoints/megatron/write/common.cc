@@ -164,6 +164,14 @@ const Node* ArgsNode(Arena& arena, const Writing& writing) {
   set("world_size", args.tp * args.pp * args.cp * args.dp);
   set("expert_model_parallel_size", args.ep);
   set("expert_tensor_parallel_size", args.etp);
+  // Megatron derives these from the sizes above, and rejects fewer shards than ranks.
+  const std::pair<const char*, std::uint64_t> shards[] = {
+      {"tensor_parallel_num_weight_shards", args.tp},
+      {"expert_tensor_parallel_num_weight_shards", args.etp}};
+  for (const auto& [key, ranks] : shards) {
+    const Node* old = before == nullptr ? nullptr : before->Find(key);
+    if (old != nullptr && !old->is_none()) set(key, ranks);
+  }
   set_or_none("decoder_first_pipeline_num_layers", to.first);
   set_or_none("decoder_last_pipeline_num_layers", to.last);
   const bool legacy = to.files == Files::kTorch;
