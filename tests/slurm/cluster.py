@@ -162,7 +162,7 @@ class Cluster:
 
     def ended(self, job, seconds=SECONDS):
         """Waits for the end of a job; its state."""
-        until(lambda: self.state(job).split()[0] not in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "REQUEUED"), seconds)
+        until(lambda: self.state(job).split()[0] not in ("PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "REQUEUED", "SIGNALING"), seconds)
         return self.state(job)
 
     def power_on(self, name):

@@ -90,12 +90,13 @@ class Faults(Stopped):
         self.slurm.on("n1", "ucp-load", "--check", SOURCE, self.folder / "back", "-q", check=True)
 
     def test_fewer_nodes_after_a_restart(self):
-        job = self.convert("out", nodes="1-4")
+        first = self.convert("out", nodes=4)
         self.begun("out")
         for name in ("n3", "n4"):
             self.slurm.power_off(name)
-        self.requeued(job)
-        said = self.completes(job, "out")
+        self.requeued(first)
+        self.slurm.on(cluster.CONTROLLER, "scancel", first, check=True)
+        said = self.completes(self.convert("out", nodes=2), "out")
         for name in ("n3", "n4"):
             self.slurm.power_on(name)
         self.assertIn("is complete", said)
