@@ -37,7 +37,7 @@ class Faults(Stopped):
         return found
 
     def test_the_time_limit(self):
-        job = self.convert("out", "--time=1", "--signal=USR1@50", SLOW_US="400000")
+        job = self.convert("out", "--time=1", "--signal=USR1@30", SLOW_US="200000")
         said = self.completes(job, "out")
         self.assertGreaterEqual(said.count("goes back into the queue"), 1)
 

@@ -90,7 +90,8 @@ def parts_of(dice):
         part = {"path": path_of(dice, [other["path"] for other in parts]), "kind": kind, "bias": dice.may("bias", 0.6),
                 "inner": dice.number(2, 11)}
         parts.append(features_of(dice, part, parts))
-    if not any(trains(part) for part in parts):  # an optimizer needs something
+    frozen = {part["tie"] for part in parts if "tie" in part and {"frozen", "late"} & part.keys()}  # with the weight tied to it
+    if not any(trains(part) and at not in frozen for at, part in enumerate(parts)):  # an optimizer needs something
         parts[0] = {"path": parts[0]["path"], "kind": "linear", "bias": True, "inner": 3}
     return parts
 

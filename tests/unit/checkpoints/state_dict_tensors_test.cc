@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <gtest/gtest.h>
 
+#include <string>
+#include <unordered_set>
+
+#include "checkpoints/deepspeed/common/entries.h"
 #include "same_checkpoint.h"
 #include "state_dict_entries.h"
 #include "tiny_checkpoint.h"
@@ -37,6 +41,18 @@ TEST_F(StateDictEntries, AWeightThatWasFrozenLaterAndLeftOutComesFromItsMaster) 
   const auto refused = Read(scratch_ / "source");
   ASSERT_FALSE(refused.has_value());
   EXPECT_EQ(refused.error().code, Errc::kBadInput);
+}
+
+// With exclude_frozen_parameters the state of a quantised weight is left without the weight.
+TEST(EntryNames, WithoutAListOfTrainedParametersOnlyNamesDecide) {
+  PtFile file;
+  Node* module = file.arena.Dict(true);
+  Set(file.arena, module, "q.weight.absmax", file.Flat({1}));
+  Set(file.arena, module, "l.weight", file.Flat({1, 2}));
+  const auto known = [](const std::string&) { return false; };
+  using Names = std::unordered_set<std::string>;
+  EXPECT_EQ(EntryNames(module, "", {}, known, false), (Names{"q.weight.absmax"}));
+  EXPECT_EQ(EntryNames(module, "", {}, known, true), (Names{"q.weight.absmax", "l.weight"}));
 }
 
 TEST_F(StateDictEntries, AParametrizedWeightOfStage1IsAFrozenParameter) {

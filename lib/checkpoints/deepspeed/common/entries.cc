@@ -123,7 +123,8 @@ bool UnlistedParameters::Contains(const std::string& name) const {
 
 std::unordered_set<std::string> EntryNames(const Node* dict, const std::string& prefix,
                                            const FrozenLists& frozen,
-                                           const std::function<bool(const std::string&)>& known) {
+                                           const std::function<bool(const std::string&)>& known,
+                                           bool knows_trained) {
   std::unordered_set<std::string> sure;
   std::unordered_set<std::string> rest;
   bool left_out = frozen.left_out;
@@ -146,7 +147,7 @@ std::unordered_set<std::string> EntryNames(const Node* dict, const std::string& 
     const bool gone = !clue.quantised.empty() && !keys.contains(clue.quantised);
     left_out = left_out || (gone && !frozen.listed);
   }
-  if (left_out) sure.merge(rest);
+  if (left_out && knows_trained) sure.merge(rest);
   return sure;
 }
 

@@ -40,10 +40,13 @@ struct FrozenLists {
 /// PyTorch's and bitsandbytes' own entries are certain; UnlistedParameters guesses the others.
 /// \param prefix  prefix of the dict's keys in the model
 /// \param known   returns true for trained parameters, buffers and tied names
+/// \param knows_trained  `known` has all trained parameters; false at stage 0, where only the
+///        optimizer lists them
 /// Pure.
 std::unordered_set<std::string> EntryNames(const pickle::Node* dict, const std::string& prefix,
                                            const FrozenLists& frozen,
-                                           const std::function<bool(const std::string&)>& known);
+                                           const std::function<bool(const std::string&)>& known,
+                                           bool knows_trained);
 
 /// Decides by name if a tensor that is neither trained nor a buffer is a frozen
 /// parameter. Readers use it for stages 0 and 1, which do not list frozen parameters.

@@ -228,7 +228,7 @@ std::unordered_set<std::string> EntriesOf(const Foreign& foreign, const Ties& ti
            ties.left_out.contains(name);
   };
   return EntryNames(root->Find("module"), "", FrozenLists::Of(root, foreign.reading.topology.zero),
-                    known);
+                    known, true);
 }
 
 // Adds an entry of `module` that is not a tensor, for every rank that has it.

@@ -329,7 +329,7 @@ std::unordered_set<std::string> EntriesOf(const Reading& reading, std::uint64_t 
     return model.trainable.contains(name) || model.buffers.contains(name) || tied.contains(name) ||
            reading.models.front().ties.left_out.contains(name);
   };
-  return EntryNames(dict, prefix, model.frozen_lists, known);
+  return EntryNames(dict, prefix, model.frozen_lists, known, reading.knows_trained(model));
 }
 
 Result<std::uint32_t> AddParam(Reading* reading, const std::string& name, ParamKind kind,

@@ -169,6 +169,10 @@ Result<std::vector<std::uint32_t>> ByName(const Reading& reading, const Optimize
       return Fail(Errc::kUnsupported, reading.file_name(optimizer.file),
                   ": optimizer: parameter \"", name, "\" is not in module");
     }
+    if (reading.out.params[at->second].kind == ParamKind::kBuffer) {
+      return Fail(Errc::kUnsupported, reading.file_name(optimizer.file), ": optimizer: \"", name,
+                  "\" is not a parameter but a buffer or an entry of the state dict");
+    }
     out.push_back(at->second);
   }
   return out;
