@@ -19,7 +19,7 @@ constexpr std::string_view kSharedNames[] = {
     "--dry-run", "--force",   "--resume", "--verify", "--threads",   "--memory",
     "--list",    "--explain", "--seed",   "--mode",   "--take-over", "--rank-timeout"};
 
-constexpr std::uint64_t kRankTimeoutMost = 7 * 24 * 3600;
+constexpr std::uint64_t kRankTimeoutMost = std::uint64_t{7} * 24 * 3600;
 
 tl::unexpected<Error> Usage(const std::string& message) { return Fail(Errc::kUsage, message); }
 

@@ -294,7 +294,7 @@ std::string RankWatch::LossOf(const Heard& heard) const {
 }
 
 /// Passes a loss on to the next rank and ends this one.
-void RankWatch::Report(int rank, std::string reason, bool found) {
+void RankWatch::Report(int rank, const std::string& reason, bool found) {
   {
     std::unique_lock lock(mutex_);
     if (over_ || !loss_.empty()) return;
@@ -328,8 +328,8 @@ void RankWatch::Receive() {
     const Clock::time_point now = Clock::now();
     if (now - turn >= kStoppedMeanwhile) heard.last = heard.worked = now;
     turn = now;
-    if (std::string reason = LossOf(heard); !reason.empty()) {
-      return Report(before_, std::move(reason), true);
+    if (const std::string reason = LossOf(heard); !reason.empty()) {
+      return Report(before_, reason, true);
     }
   }
 }

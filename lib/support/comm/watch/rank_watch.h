@@ -82,7 +82,7 @@ class RankWatch {
   Result<bool> Welcome(Heard& heard);
   Status Hear(Heard& heard);
   std::string LossOf(const Heard& heard) const;
-  void Report(int rank, std::string reason, bool found);
+  void Report(int rank, const std::string& reason, bool found);
   std::int64_t Work() const;
   bool Over(std::chrono::milliseconds wait);
 
