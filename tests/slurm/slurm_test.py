@@ -153,6 +153,7 @@ class Stopped(OnSlurm):
         (cls.work / "slow").mkdir()
         command = cls.work / "slow/ucp-load"
         command.write_text(f"""#!/bin/bash
+[[ -z ${{SLOW_FILE:-}} ]] || SLOW_US=$(<"$SLOW_FILE")
 LD_PRELOAD={library} SLOW_FILES={cls.work} SLOW_FILES_US=${{SLOW_US:-0}} exec {BIN}/ucp-load "$@" ${{FLAGS:-}}
 """)
         command.chmod(0o755)
