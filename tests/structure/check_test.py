@@ -74,8 +74,8 @@ class CheckTest(unittest.TestCase):
             "lib/support/base/version.h.in:1: lib/support/base may not include support/os/file.h: no arrow leads from support/base to support/os",
         )
         self.assert_found(
-            {"lib/support/cli/a.cc": '#include "support/os/file.h"\n'},
-            "lib/support/cli/a.cc:1: lib/support/cli may not include support/os/file.h: no arrow leads from support/cli to support/os",
+            {"lib/support/text/a.cc": '#include "support/os/file.h"\n'},
+            "lib/support/text/a.cc:1: lib/support/text may not include support/os/file.h: no arrow leads from support/text to support/os",
         )
 
     def test_folders_that_few_may_include(self):

@@ -304,31 +304,36 @@ Status Note(const Job& job, const Store& store, RecoveryRecord record, const Res
   });
 }
 
-/// A restore with its plan, and the lock of its store.
+/// A restore with its plan, and the lock of its store. The plan refers to `restart`.
 struct Begun {
   os::Lock lock;
-  Prepared prepared;
+  std::optional<Restart> restart;
+  std::optional<Prepared> prepared;  ///< set
 };
 
 /// Locks the store and plans the restore. Asks the agents again if one has meanwhile replaced a
 /// copy that it had listed, as it does when another agent sends it a newer one. Collective.
-Result<Begun> Begin(const Job& job, Agents* agents) {
+Result<std::unique_ptr<Begun>> Begin(const Job& job, Agents* agents) {
   constexpr int kTries = 5;
   for (int i = 1;; ++i) {
-    SW_TRY_ASSIGN(os::Lock lock, LockStore(job));
-    SW_TRY_ASSIGN(const std::optional<Restart> restart, OpenRestart(job));
+    auto begun = std::make_unique<Begun>();
+    SW_TRY_ASSIGN(begun->lock, LockStore(job));
+    SW_TRY_ASSIGN(begun->restart, OpenRestart(job));
     const bool copies = !agents->copies.empty();
     const auto prepare = [&] {
       const Interruptible planning(job.sink);
-      return Prepare(job, restart, std::move(agents->copies));
+      return Prepare(job, begun->restart, std::move(agents->copies));
     };
     Result<Prepared> prepared = job.comm.Agree(prepare());
-    if (prepared) return Begun{std::move(lock), *std::move(prepared)};
+    if (prepared) {
+      begun->prepared = *std::move(prepared);
+      return begun;
+    }
     if (!copies || prepared.error().code != Errc::kNotFound || i == kTries) {
       return tl::unexpected<Error>(std::move(prepared).error());
     }
     // Agents lock the store before they answer.
-    SW_TRY(job.comm.Agree(lock.Release()));
+    SW_TRY(job.comm.Agree(begun->lock.Release()));
     SW_TRY_ASSIGN(*agents, AskAgents(job));
   }
 }
@@ -359,8 +364,8 @@ Result<RestoreReport> RestoreStore(comm::Comm& comm, const RestoreOptions& optio
     SW_TRY_ASSIGN(report.empty, restore::IsEmptyStore(job, agents));
   }
   if (!report.empty) {
-    SW_TRY_ASSIGN(restore::Begun begun, restore::Begin(job, &agents));
-    restore::Prepared& prepared = begun.prepared;
+    SW_TRY_ASSIGN(const std::unique_ptr<restore::Begun> begun, restore::Begin(job, &agents));
+    restore::Prepared& prepared = *begun->prepared;
     // Ranks have read the store separately, and it may have grown in between.
     const std::string seen = convert::FingerprintText(*prepared.source);
     SW_TRY_ASSIGN(const std::string of_root,
@@ -378,7 +383,7 @@ Result<RestoreReport> RestoreStore(comm::Comm& comm, const RestoreOptions& optio
     }
     if (use) SW_TRY(use(std::move(prepared.source), report));
     SW_TRY(
-        restore::Note(job, prepared.base.store, std::move(prepared.record), report, &begun.lock));
+        restore::Note(job, prepared.base.store, std::move(prepared.record), report, &begun->lock));
   }
   report.lost_nodes = std::move(agents.lost_nodes);
   report.lost_agents = std::move(agents.lost_agents);
