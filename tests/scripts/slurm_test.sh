@@ -136,10 +136,11 @@ LOAD_CODE=1 LAUNCHER_CODE=1 SAID="\"$code_in_text\"" convert
 expect "text in a report is no number" 1 "" "$asked --resume"
 LOAD_CODE=0 NO_REPORT=1 convert
 expect "without a report the launcher's word counts" 0 "*complete" "$asked --resume"
+export RETRY_WAIT=0
 LOAD_CODE=137 NO_REPORT=1 convert
-expect "killed ranks leave no report" 137 "*back into the queue" "$asked --resume"$'\n'"scontrol requeue 12"
+expect "killed ranks leave no report" 137 "*back into the queue" "$asked --resume"$'\n'"$asked --resume"$'\n'"scontrol requeue 12"
 LOAD_CODE=137 NO_REPORT=1 SLURM_RESTART_COUNT=1 NO_PROGRESS=1 convert
-expect "ranks that are killed again without progress" 137 "" "$asked --resume"
+expect "ranks that are killed again without progress" 137 "" "$asked --resume"$'\n'"$asked --resume"
 if grep -q "report in" err; then
   echo "FAILED: a report is named that does not exist" && failures=$((failures + 1))
 fi
