@@ -194,11 +194,13 @@ def fit_targets(program, parts, run, targets):
         if program == "torch" and "deepspeed" in to and part.get("extra") in ("dict", "bytes", "none"):
             del part["extra"]  # DeepSpeed formats cannot store foreign pickles, as the command reports
     for target in targets:
-        # DCP files and those of stages 0 and 1 do not record late frozen parameters, which DeepSpeed looks up where stage 3
-        # lists others (docs/formats/deepspeed.md).
-        recorded = program == "deepspeed" and run["zero"] >= 2
-        if not recorded and any("late" in part for part in parts) and target.get("zero") == 3 and target["to"] == "deepspeed":
-            target.update(zero=2, sub_group=None)
+        # DCP files and those of stages 0 and 1 do not record late frozen parameters, which DeepSpeed looks up where stages 2 and
+        # 3 list others (docs/formats/deepspeed.md).
+        if target["to"] == "deepspeed" and any("late" in part for part in parts):
+            if program == "torch" and target["zero"] == 3:
+                target.update(zero=2, sub_group=None)
+            elif program == "deepspeed" and run["zero"] < 2 <= target["zero"]:
+                target.update(zero=1, sub_group=None)
 
 
 def fit_universal_loader(parts, optimizer, run, targets):
