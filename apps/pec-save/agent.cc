@@ -33,6 +33,7 @@ using Json = nlohmann::json;
 
 constexpr std::uint64_t kMostMicroBatches = 65536;
 constexpr std::chrono::hours kStopPatience(24 * 30);
+constexpr std::uint64_t kLongestLinger = std::uint64_t{365} * 24 * 3600;
 
 /// Formats a number of the answer; "none" if it is absent.
 std::string Number(const Json& json, const char* key) {
@@ -257,6 +258,7 @@ int AgentMain(int argc, const char* const* argv) {
   partial::AgentRunOptions options;
   save.agent = true;
   options.agent.memory_bytes = std::uint64_t{8} << 30;
+  std::uint64_t linger_s = 0;
   app.Use({cli::Shared::kVerify, cli::Shared::kThreads, cli::Shared::kMemory, cli::Shared::kMode,
            cli::Shared::kTakeOver});
   app.ShowInShortHelp({"--listen", "--peer", "--key", "--memory-limit", "--bandwidth"});
@@ -273,6 +275,11 @@ int AgentMain(int argc, const char* const* argv) {
   app.AddFlag("--replay", &options.agent.replay,
               "replay the gradients that trainers submit, to bring older experts in memory to each "
               "new snapshot (docs/lossless.md)");
+  app.AddText("--trainer-lock", &options.trainer_lock,
+              "file that every trainer locks (flock) while it runs, for --linger", "FILE");
+  app.AddCount("--linger", &linger_s, 0, kLongestLinger,
+               "end after this many seconds in which no trainer has locked the file of "
+               "--trainer-lock; first save all snapshots");
   app.AddSize("--memory-limit", &options.agent.memory_bytes,
               "memory for snapshots and copies; the agent rejects a snapshot that exceeds it");
   app.AddBandwidth("--bandwidth", &options.agent.bandwidth,
@@ -286,6 +293,9 @@ int AgentMain(int argc, const char* const* argv) {
     SW_TRY(save.CheckRules(app));
     SW_TRY(replay.CheckRules(app, save.selection.policy));
     SW_TRY(idle.Read(app, &options.agent.idle));
+    if (!app.IsSet("--linger")) SW_TRY(app.Require({"--trainer-lock"}, "--linger"));
+    if (options.trainer_lock.empty()) SW_TRY(app.Require({"--linger"}, "--trainer-lock"));
+    options.linger = std::chrono::seconds(linger_s);
     if (options.copies_only && options.listen.empty()) {
       return Fail(Errc::kUsage, "--copies-only requires --listen, the address for copies");
     }

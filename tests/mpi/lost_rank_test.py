@@ -65,7 +65,7 @@ class LostRank(unittest.TestCase):
         errors = self.ends(job, None if "mpich" in job.args[0] else 75)
         found = [line for line in errors.splitlines() if " is lost: " in line]
         self.assertEqual(len(found), 1, errors)
-        self.assertRegex(found[0], rf"error: rank {rank} on \S+ is lost: {reason}.*--resume")
+        self.assertRegex(found[0], rf"error: rank {rank} on \S+ is lost: {reason}.*run the command again")
         report = json.loads((self.work / "report.json").read_text())
         self.assertEqual((report["exit_code"], report["status"]), (75, "stopped"))
         self.assertIn(f"rank {rank} on ", report["error"]["message"])

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <ctime>
 #include <functional>
 #include <future>
 #include <list>
@@ -21,7 +22,9 @@
 #include "support/base/system.h"
 #include "support/comm/comm.h"
 #include "support/os/dir.h"
+#include "support/os/fault.h"
 #include "support/os/file.h"
+#include "support/os/lock.h"
 
 namespace shardwright::partial {
 namespace {
@@ -34,13 +37,18 @@ constexpr std::chrono::milliseconds kRetry(1000);
 constexpr std::chrono::seconds kSettle(30);
 /// Size of a process's random id.
 constexpr std::size_t kIdBytes = 16;
-/// Time that the last persist waits for a restore to unlock the store.
+/// Time that the last persist waits for another process to unlock the store.
 constexpr std::chrono::seconds kPatience(120);
+/// Time that the last persist waits for an unmounted file system, and for progress.
+constexpr std::chrono::seconds kNoProgress(10);
+/// Interval at which the agent looks for a trainer.
+constexpr std::chrono::seconds kTrainerLook(1);
 
 class Runner {
  public:
   Runner(const AgentRunOptions& options, Sink& sink)
       : options_(options),
+        process_(sink),
         sink_(sink),
         whole_(sink, &never_),
         agent_(options.agent),
@@ -104,22 +112,78 @@ class Runner {
     }
     std::vector<std::thread> threads;
     threads.emplace_back([this] { PersistLoop(); });
+    std::thread watch([this] { WatchLastSave(); });
     if (options_.agent.replay) threads.emplace_back([this] { ReplayLoop(); });
     for (std::size_t i = 0; i < peers.size(); ++i) {
       threads.emplace_back([this, i, peer = peers[i]] { PushLoop(i, peer); });
     }
     while (!stopping()) {
       Watch(false);
+      EndIfAbandoned();
       std::this_thread::sleep_for(kTick);
     }
     const Limiter::Hurry hurry(agent_.limiter());
     Watch(true);  // a `latest` that was written before the stop
     done_.store(true);
     // Persist first: joining the threads may outlast the caller's kill timeout.
-    const Status durable = PersistLast();
+    Status durable = PersistLast();
     for (std::thread& thread : threads) thread.join();
-    SW_TRY(durable);
-    return PersistLast();  // if another thread's persist failed in between
+    if (durable) durable = PersistLast();  // if another thread's persist failed in between
+    saved_.store(true);
+    watch.join();
+    if (!durable) durable.error().message += Lost();
+    return durable;
+  }
+
+  /// Stops the agent if no trainer has run for the time of --linger.
+  void EndIfAbandoned() {
+    if (options_.trainer_lock.empty() || Clock::now() < next_look_) return;
+    next_look_ = Clock::now() + kTrainerLook;
+    const Result<bool> locked = os::Lock::IsLocked(options_.trainer_lock);
+    if (!locked && !look_failed_) sink_.Warn(locked.error().message);
+    look_failed_ = !locked;
+    if (!locked || *locked) seen_trainer_ = Clock::now();
+    if (Clock::now() - seen_trainer_ < options_.linger) return;
+    sink_.Note(StrCat("no trainer has run for ", options_.linger.count(),
+                      " s: saving all snapshots, then ending"),
+               0);
+    asked_to_stop_.store(true);
+  }
+
+  /// Returns "; iteration 8 is lost, the last one saved is 4", or nothing if all is saved.
+  std::string Lost() const {
+    const AgentStatus status = agent_.status();
+    if (!status.newest || status.newest == status.persisted) return "";
+    const std::string last =
+        status.persisted ? StrCat("the last one saved is ", *status.persisted) : "none was saved";
+    return StrCat("; iteration ", *status.newest, " is lost, ", last);
+  }
+
+  /// Lets the process end if the last save makes no progress: if no system call ends, no sync runs
+  /// within its patience, and hardly any processor time is used.
+  void WatchLastSave() {
+    // The loop of Work may hang in the store's file system, too.
+    while (!stopping() && !saved_.load()) std::this_thread::sleep_for(kTick);
+    std::uint64_t calls = os::CallsDone();
+    std::clock_t used = std::clock();
+    Clock::time_point since = Clock::now();
+    while (!saved_.load()) {
+      process_.SetLastWords(Lost().empty() ? "" : "ended by a second signal" + Lost());
+      std::this_thread::sleep_for(kTick);
+      const bool works = std::clock() - used > CLOCKS_PER_SEC;
+      const auto synced = os::PatientCallTime();
+      const bool syncs = synced.count() > 0 && synced < kPatience;
+      if (os::CallsDone() != calls || works || syncs) {
+        calls = os::CallsDone();
+        used = std::clock();
+        since = Clock::now();
+      }
+      if (Clock::now() - since < kNoProgress) continue;
+      sink_.Warn(StrCat("the last save makes no progress", Lost()));
+      const Interruptible leave(process_);
+      while (!saved_.load()) std::this_thread::sleep_for(kTick);
+    }
+    process_.SetLastWords("");
   }
 
   bool stopping() const { return sink_.stop_requested() || asked_to_stop_.load(); }
@@ -365,7 +429,7 @@ class Runner {
   /// Persists all complete snapshots. Waits for a store that another
   /// process is writing to, or with an unmounted file system.
   Status PersistLast() {
-    const Clock::time_point end = Clock::now() + kPatience;
+    const Clock::time_point start = Clock::now();
     agent_.WaitForSnapshot();
     while (agent_.wants_persist()) {
       const auto persisted = agent_.Persist(sink_);
@@ -376,7 +440,10 @@ class Runner {
         if (!agent_.wants_persist()) break;
       }
       const Errc code = persisted.error().code;
-      if ((code != Errc::kBusy && code != Errc::kNotFound) || Clock::now() >= end) {
+      const Clock::duration patience = code == Errc::kBusy       ? kPatience
+                                       : code == Errc::kNotFound ? kNoProgress
+                                                                 : Clock::duration::zero();
+      if (Clock::now() - start >= patience) {
         return tl::unexpected<Error>(persisted.error());
       }
       std::this_thread::sleep_for(kRetry);
@@ -385,6 +452,7 @@ class Runner {
   }
 
   const AgentRunOptions& options_;
+  Sink& process_;
   QuietSink sink_;
   const std::atomic<bool> never_ = false;
   QuietSink whole_;  // for snapshots: one in progress, or the last, is not stopped
@@ -402,6 +470,10 @@ class Runner {
   std::map<std::string, std::size_t> peers_of_;  // indices of peers_ by agent id
   std::atomic<bool> asked_to_stop_ = false;
   std::atomic<bool> done_ = false;
+  std::atomic<bool> saved_ = false;
+  Clock::time_point seen_trainer_ = Clock::now();
+  Clock::time_point next_look_{};
+  bool look_failed_ = false;
   std::promise<Status> ended_;
   std::shared_future<Status> end_ = ended_.get_future();
 };

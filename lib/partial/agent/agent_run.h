@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -26,11 +27,17 @@ struct AgentRunOptions {
   std::optional<std::uint32_t> trusted_user;
   std::string name;          ///< unique name of the agent, shown to peers
   bool copies_only = false;  ///< take no snapshots: only store copies of others
+  /// File that every trainer locks (flock) while it runs; empty: none. Without a lock on it for
+  /// `linger`, the agent stops, as after a signal.
+  std::string trainer_lock;
+  std::chrono::seconds linger{0};
 };
 
 /// Runs an agent until the sink or a request asks it to stop. Takes a snapshot
 /// whenever the folder's `latest` is written, persists and copies it in the
-/// background, and answers requests. Persists the newest snapshot before it returns.
+/// background, and answers requests. Persists the newest snapshot before it returns. If that save
+/// makes no progress for ten seconds after the sink's stop, the sink may end the process
+/// (Interruptible), after a warning that names the lost iteration.
 /// \error kUsage  bad address, or a name that fails IsAgentName;
 ///        kBusy, kIo  a listener; the error of the last persist
 /// Local. Source: docs/formats/agent.md.

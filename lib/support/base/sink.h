@@ -42,6 +42,9 @@ class Sink {
   /// journal, agrees with the other ranks and returns kStopped. Cheap enough for every unit.
   virtual bool stop_requested() const = 0;
 
+  /// Sets the text that is printed if a second signal ends the process at once; empty: none.
+  virtual void SetLastWords(std::string_view) {}
+
   /// Begin and end work that has written nothing yet; see Interruptible.
   virtual void BeginInterruptible() {}
   virtual void EndInterruptible() {}

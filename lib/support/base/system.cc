@@ -4,6 +4,7 @@
 #include <limits.h>
 #include <malloc.h>
 #include <sys/random.h>
+#include <time.h>
 #include <unistd.h>
 
 #include <array>
@@ -58,6 +59,12 @@ std::uint64_t ProcessStart(std::uint64_t process) {
 }
 
 void KeepFewHeaps() { ::mallopt(M_ARENA_MAX, 2); }
+
+std::int64_t ClockNanoseconds(clockid_t clock) {
+  timespec now{};
+  if (::clock_gettime(clock, &now) != 0) return 0;
+  return std::int64_t{1'000'000'000} * now.tv_sec + now.tv_nsec;
+}
 
 Result<std::string> RandomHex(std::size_t bytes) {
   std::string random(bytes, '\0');

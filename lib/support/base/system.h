@@ -34,6 +34,11 @@ std::uint64_t ProcessStart(std::uint64_t process);
 /// enough for threads that rarely allocate. Call it before the first thread starts.
 void KeepFewHeaps();
 
+/// Returns the time of a clock, such as CLOCK_PROCESS_CPUTIME_ID, in nanoseconds; 0 if it cannot be
+/// read.
+/// Local.
+std::int64_t ClockNanoseconds(clockid_t clock);
+
 /// Returns random bytes of the system as lowercase hexadecimal digits, two per byte.
 /// \error kInternal  the system provides no random bytes
 /// Local.

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "support/base/bytes.h"
+#include "support/base/system.h"
 #include "support/cli/resources.h"
 #include "support/text/text.h"
 
@@ -122,11 +123,8 @@ RankStats RunSink::StatsNow() {
 }
 
 std::int64_t RunSink::ProcessorTime() const {
-  timespec all{};
-  ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &all);
-  timespec own{};
-  if (ticker_clock_) ::clock_gettime(*ticker_clock_, &own);
-  return 1'000'000'000 * (std::int64_t{all.tv_sec} - own.tv_sec) + all.tv_nsec - own.tv_nsec;
+  return ClockNanoseconds(CLOCK_PROCESS_CPUTIME_ID) -
+         (ticker_clock_ ? ClockNanoseconds(*ticker_clock_) : 0);
 }
 
 RankStats RunSink::Finish() {

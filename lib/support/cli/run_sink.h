@@ -74,6 +74,7 @@ class RunSink final : public Sink {
   void Warn(std::string message) override;
   void Note(std::string message, int level) override;
   bool stop_requested() const override { return SignalGuard::StopSignal() != 0; }
+  void SetLastWords(std::string_view line) override { SignalGuard::SetLastWords(line); }
   void BeginInterruptible() override;
   void EndInterruptible() override;
 

@@ -4,8 +4,11 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <cerrno>
+#include <cstddef>
 #include <cstdint>
 
 namespace shardwright::cli {
@@ -15,7 +18,12 @@ namespace {
 std::atomic<int> stop_signal{0};
 std::atomic<bool> progress_wanted{false};
 std::atomic<int> handler_wake_fd{-1};
-static_assert(std::atomic<int>::is_always_lock_free && std::atomic<bool>::is_always_lock_free);
+// Two buffers: the handler may read one while a thread fills the other.
+constexpr std::size_t kWordsBytes = 512;
+std::array<std::array<char, kWordsBytes>, 2> last_words{};
+std::atomic<std::size_t> words_in_use{0};
+static_assert(std::atomic<int>::is_always_lock_free && std::atomic<bool>::is_always_lock_free &&
+              std::atomic<std::size_t>::is_always_lock_free);
 
 void Poke(int fd) {
   if (fd < 0) return;
@@ -25,6 +33,12 @@ void Poke(int fd) {
 }
 
 void EndBySignal(int signal_number) {
+  const std::array<char, kWordsBytes>& words = last_words[words_in_use.load()];
+  std::size_t length = 0;
+  while (length < words.size() && words[length] != '\0') ++length;
+  if (length > 0) {
+    [[maybe_unused]] const ssize_t written = write(STDERR_FILENO, words.data(), length);
+  }
   signal(signal_number, SIG_DFL);
   sigset_t set;
   sigemptyset(&set);
@@ -78,6 +92,16 @@ SignalGuard::~SignalGuard() {
 }
 
 int SignalGuard::StopSignal() { return stop_signal.load(std::memory_order_relaxed); }
+
+void SignalGuard::SetLastWords(std::string_view line) {
+  const std::size_t next = 1 - words_in_use.load();
+  std::array<char, kWordsBytes>& words = last_words[next];
+  words.fill('\0');
+  line = line.substr(0, kWordsBytes - 2);
+  std::copy(line.begin(), line.end(), words.begin());
+  if (!line.empty()) words[line.size()] = '\n';
+  words_in_use.store(next);
+}
 
 bool SignalGuard::TakeProgressRequest() { return progress_wanted.exchange(false); }
 

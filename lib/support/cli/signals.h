@@ -4,6 +4,7 @@
 #include <signal.h>
 
 #include <array>
+#include <string_view>
 
 namespace shardwright::cli {
 
@@ -24,6 +25,10 @@ class SignalGuard {
 
   /// Returns the signal that requested a stop, 0 if none did. Any thread.
   static int StopSignal();
+
+  /// Sets the line that is written to stderr if a second signal ends the process; at most 500
+  /// bytes. Empty: nothing is written. Any thread, but one at a time.
+  static void SetLastWords(std::string_view line);
 
   /// Returns true once for every batch of SIGUSR2. Any thread.
   static bool TakeProgressRequest();

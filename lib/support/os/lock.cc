@@ -482,4 +482,17 @@ Status Lock::Release() {
   return held->Release();
 }
 
+Result<bool> Lock::IsLocked(const std::string& path) {
+  SW_TRY_ASSIGN(const ParentName split, SplitOutput(path));
+  SW_TRY_ASSIGN(const Directory folder, Directory::Open(split.parent));
+  SW_TRY_ASSIGN(const std::optional<NameStatus> there, folder.Look(split.name));
+  if (!there) return false;
+  if (!folder.IsOwnFile(*there)) return Fail(Errc::kBusy, path, ": is not a file of this user");
+  const Fd file(sys::OpenAt(folder.fd(), split.name.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK));
+  if (file.get() < 0) return SysFail(Errc::kIo, path, "cannot open", errno);
+  if (sys::Lock(file.get()) == 0) return false;
+  if (errno == EWOULDBLOCK) return true;
+  return SysFail(Errc::kIo, path, "cannot lock", errno);
+}
+
 }  // namespace shardwright::os

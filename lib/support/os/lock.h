@@ -47,6 +47,11 @@ class Lock {
   static Result<Lock> Take(const std::string& path, const std::string& note,
                            bool take_over = false);
 
+  /// Returns whether a process has locked a file (flock). A missing file is not locked.
+  /// \error kBusy  the file is another user's or a link; kIo
+  /// Local.
+  static Result<bool> IsLocked(const std::string& path);
+
   /// Checks that no other process has taken over the lock.
   /// \error kBusy with the new owner
   Status Check() const;

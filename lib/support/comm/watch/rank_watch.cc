@@ -37,16 +37,10 @@ constexpr milliseconds kPassOn(3'000);
 constexpr std::size_t kLine = 1024;
 constexpr std::size_t kTokenBytes = 16;
 
-std::int64_t Nanoseconds(clockid_t clock) {
-  timespec now{};
-  if (::clock_gettime(clock, &now) != 0) return 0;
-  return std::int64_t{1'000'000'000} * now.tv_sec + now.tv_nsec;
-}
-
 std::int64_t CpuOf(const std::thread& thread) {
   clockid_t clock{};
   auto handle = const_cast<std::thread&>(thread).native_handle();
-  return ::pthread_getcpuclockid(handle, &clock) == 0 ? Nanoseconds(clock) : 0;
+  return ::pthread_getcpuclockid(handle, &clock) == 0 ? ClockNanoseconds(clock) : 0;
 }
 
 /// Splits off the first word of a line.
@@ -306,7 +300,7 @@ void RankWatch::Report(int rank, const std::string& reason, bool found) {
   const std::string host = index < peers_.size() ? peers_[index].host : "unknown";
   Error error{Errc::kStopped,
               StrCat("rank ", rank, " on ", host, " is lost: ", reason,
-                     "; run the command again with --resume (--rank-timeout sets the limit)"),
+                     "; run the command again to continue (--rank-timeout sets the limit)"),
               0, rank};
   options_.lost(error, found);
 }

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts an agent process for a trainer. The agent keeps running after the trainer has ended."""
+"""Starts an agent process for a trainer. The agent keeps running for a while after the trainer has ended."""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
@@ -18,6 +19,7 @@ from typing import Any
 from ._agent import Connection
 from ._errors import BUSY, INTERNAL, IO, MISMATCH, NOT_FOUND, Error
 
+LINGER = 30 * 60  # seconds that an agent waits for another trainer by default
 START = 60  # seconds until a new agent must listen
 # Prefixes of launcher variables. The agent starts without them, because it is not a rank of the trainer's job.
 LAUNCHERS = ("OMPI_", "PMI_", "PMIX_", "SLURM_PROCID", "SLURM_MPI_TYPE")
@@ -44,7 +46,11 @@ class OwnAgent:
         program = shutil.which(command)
         if program is None:
             raise Error(NOT_FOUND, f"{command}: the program does not exist; pass the path of pec-save as command=, or pass agent=")
-        self._words = [program, "agent", self.folder, store, "--listen", self.address, *map(str, flags)]
+        given = any(str(flag).partition("=")[0] == "--linger" for flag in flags)
+        linger = [] if given else ["--linger", str(LINGER)]
+        self._words = [program, "agent", self.folder, store, "--listen", self.address,
+                       "--trainer-lock", os.path.join(self._runtime, "trainer.lock"), *linger, *map(str, flags)]
+        self._lock: Any = None
 
     def start(self) -> None:
         """Starts the agent, unless one is running. Raises MismatchError if the running one was started with other arguments, or if
@@ -53,6 +59,9 @@ class OwnAgent:
             self._process.poll()  # reaps a process that has ended
         # Checks both folders first: any user can place a socket in a folder of another user.
         with _own_folder(self.folder), _own_folder(self._runtime) as runtime:
+            if self._lock is None:
+                self._lock = _open_in(runtime, "trainer.lock", os.O_WRONLY | os.O_CREAT)
+                fcntl.flock(self._lock, fcntl.LOCK_SH)  # until this process ends: the agent then lingers
             if self._answers():
                 return self._compare(runtime)
             self._start(runtime)
@@ -92,6 +101,9 @@ class OwnAgent:
         self._clear()
 
     def _clear(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
         for path in (self.folder, self._runtime):
             shutil.rmtree(path, ignore_errors=True)
 
