@@ -7,9 +7,11 @@
 #include "common/outputs.h"
 #include "moe-replace/flags.h"
 #include "moe-replace/show.h"
+#include "placement/failure_simulation/failures_page.h"
 #include "placement/planning/planning_json.h"
 #include "placement/planning/planning_text.h"
 #include "support/base/limits.h"
+#include "support/text/text.h"
 
 namespace shardwright::apps {
 namespace {
@@ -91,7 +93,7 @@ int SimulateFailuresMain(int argc, const char* const* argv) {
   placement::EventsRequest events;
   events.strategy = "best";
   bool compare = false;
-  app.Use({cli::Shared::kThreads, cli::Shared::kSeed});
+  app.Use({cli::Shared::kForce, cli::Shared::kTakeOver, cli::Shared::kThreads, cli::Shared::kSeed});
   flags.AddLoadsTo(app);
   app.AddInput(&events.events, "nodes that fail and join (docs/formats/loads.md)", "EVENTS");
   app.ShowInShortHelp({"--compare", "--rebalance-every", "--iteration-seconds"});
@@ -104,8 +106,12 @@ int SimulateFailuresMain(int argc, const char* const* argv) {
   app.Group("Plans");
   AddStrategy(app, &events.strategy);
   flags.AddStrategyOptionsTo(app, false);
+  app.Group("Outputs");
+  app.AddText("--html", &flags.report, "HTML report with a timeline to write, as a single file",
+              "FILE");
   app.Check([&]() -> Status {
     SW_TRY(flags.CheckRules(app, true));
+    SW_TRY(CheckForce(app, flags));
     flags.request.options.copies_may_fall = true;
     if (!compare) return flags.CheckKnown(app, events.strategy, true, false);
     SW_TRY(app.Exclude({"--strategy"}, "--compare"));
@@ -114,12 +120,18 @@ int SimulateFailuresMain(int argc, const char* const* argv) {
   });
   return app.Run(argc, argv, [&](cli::Context& context) -> Status {
     flags.AddShared(context.flags());
+    SW_TRY(CheckOutputs(context, {flags.report}));
     SW_TRY_ASSIGN(const placement::FailureSimulations simulations,
                   placement::SimulateEvents(context.comm(), flags.request, events, context.sink()));
-    if (context.comm().rank() != 0) return {};
-    context.out() << placement::FailureSimulationsText(events.events, simulations);
-    context.SetResult(placement::FailureSimulationsJson(simulations));
-    return {};
+    return context.comm().OnRoot([&]() -> Status {
+      context.out() << placement::FailureSimulationsText(events.events, simulations);
+      context.SetResult(placement::FailureSimulationsJson(simulations));
+      if (flags.report.empty()) return {};
+      const std::string page =
+          placement::FailuresPageText({simulations.results, text::Printable(events.events),
+                                       simulations.cluster.expert_bytes > 0});
+      return WriteText(context, flags.report, page);
+    });
   });
 }
 

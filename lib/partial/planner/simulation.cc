@@ -132,6 +132,16 @@ std::optional<std::size_t> BestRow(const std::vector<SimulationRow>& rows, doubl
   return best;
 }
 
+std::string TooShort(const SimulateRequest& request, std::size_t faults,
+                     std::uint64_t checkpoints) {
+  constexpr std::uint64_t kFewestCheckpoints = 5;
+  const std::size_t fewest = request.fault_file.empty() ? 3 : 1;
+  if (faults >= fewest && checkpoints >= kFewestCheckpoints) return "";
+  return StrCat(Plural(faults, "fault"), " and ", Plural(checkpoints, "checkpoint"),
+                " are too few, at least ", fewest, " and ", kFewestCheckpoints,
+                " are needed (--faults, --interval)");
+}
+
 Result<Simulation> SimulateTrace(const SimulateRequest& request, Sink& sink) {
   const Interruptible playing(sink);
   const StopCheck stop = StopOf(sink);
@@ -168,7 +178,14 @@ Result<Simulation> SimulateTrace(const SimulateRequest& request, Sink& sink) {
   SW_TRY_ASSIGN(const auto policies, PoliciesOf(request, trace.experts, job.no_replay));
   SW_TRY_ASSIGN(simulation.rows, SimulateAll(input, policies, stop));
   SW_TRY_ASSIGN(simulation.full_bytes, FullBytes(job.model));
+  simulation.no_best = TooShort(request, input.faults.size(), simulation.rows.front().checkpoints);
+  if (!simulation.no_best.empty()) return simulation;
   simulation.best = BestRow(simulation.rows, request.plt_limit);
+  if (!simulation.best) {
+    simulation.no_best = StrCat("every row has lost more than ", Fixed(100 * request.plt_limit, 2),
+                                " % of the tokens (--plt-limit)");
+    sink.Warn(simulation.no_best + ", above which accuracy suffers");
+  }
   return simulation;
 }
 
@@ -193,7 +210,8 @@ Json SimulationJson(const Simulation& simulation) {
           {"faults", std::move(faults)},
           {"plt_limit", simulation.plt_limit},
           {"rows", std::move(rows)},
-          {"best", best ? Json(*best) : Json(nullptr)}};
+          {"best", best ? Json(*best) : Json(nullptr)},
+          {"no_best", best ? Json(nullptr) : Json(simulation.no_best)}};
 }
 
 std::string SimulationCsv(const std::vector<SimulationRow>& rows) {
@@ -231,6 +249,7 @@ SimulationPage PageOf(const Simulation& simulation, const std::string& trace_nam
   page.input = &simulation.input;
   page.rows = simulation.rows;
   page.best = simulation.best;
+  page.no_best = simulation.no_best;
   page.plt_limit = simulation.plt_limit;
   page.full_bytes = simulation.full_bytes;
   page.trace_name = trace_name;

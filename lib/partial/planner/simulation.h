@@ -43,6 +43,7 @@ struct Simulation {
   SimulationInput input;
   std::vector<SimulationRow> rows;
   std::optional<std::size_t> best;  ///< as BestRow
+  std::string no_best;              ///< why no row is recommended; empty: `best` is set
   std::uint64_t full_bytes = 0;     ///< of the complete state
   double plt_limit = 0;
   std::uint64_t seed = 0;
@@ -61,6 +62,11 @@ Result<std::vector<SimulatedPolicy>> PoliciesOf(const SimulateRequest& request,
 /// bytes, except rows that are only computed; nullopt: no row is within the limit.
 /// Pure.
 std::optional<std::size_t> BestRow(const std::vector<SimulationRow>& rows, double plt_limit);
+
+/// Returns why a simulation is too short to recommend a row; empty if it is not. Random faults have
+/// to be several, because one of them decides little.
+/// Pure.
+std::string TooShort(const SimulateRequest& request, std::size_t faults, std::uint64_t checkpoints);
 
 /// Simulates the policies of a request on its trace.
 /// \error kBadInput  invalid trace or faults; kStopped; as ReadJob, PoliciesOf and SimulateAll

@@ -85,32 +85,31 @@ std::string DynamicText(const DynamicRun& dynamic) {
 std::string SimulationText(const Simulation& simulation) {
   const Job& job = simulation.job;
   const std::vector<SimulationRow>& rows = simulation.rows;
-  std::string text = "run       " + std::to_string(simulation.input.tokens.size()) +
-                     " iterations, " + std::to_string(job.layer_id.size()) + " MoE layers of " +
-                     std::to_string(job.experts().front()) + " experts, " +
-                     std::to_string(rows.front().checkpoints) + " checkpoints, " +
-                     Plural(simulation.input.faults.size(), "fault") + "\njob       " +
-                     FormatBytes(simulation.full_bytes) + " of state, " +
-                     std::to_string(job.ranks.dp) + " data-parallel ranks, " +
-                     std::to_string(job.map.ep) + " of them expert-parallel, " +
-                     Plural(job.nodes(), "node") + "\nrepeated  " +
-                     std::to_string(rows.front().replayed_iterations) +
-                     " iterations after faults\n\n" + RowsTable(rows) +
-                     "\nWRITTEN  bytes of all checkpoints\n"
-                     "LARGEST  largest share of a rank in a checkpoint; BOUND  its lower bound\n"
-                     "PLT, MLT  share of lost tokens, mean and sum over layers\n"
-                     "RISK  mean share of unsaved tokens after a checkpoint\n"
-                     "STALL  stall of the longest snapshot\n"
-                     "COST  time of all stalls, restarts and repeated work\n" +
-                     ReplayTable(simulation) + "\n";
+  std::string text =
+      "run       " + std::to_string(simulation.input.tokens.size()) + " iterations, " +
+      std::to_string(job.layer_id.size()) + " MoE layers of " +
+      std::to_string(job.experts().front()) + " experts, " +
+      std::to_string(rows.front().checkpoints) + " checkpoints, " +
+      Plural(simulation.input.faults.size(), "fault") + "\njob       " +
+      FormatBytes(simulation.full_bytes) + " of state, " + std::to_string(job.ranks.dp) +
+      " data-parallel ranks, " + std::to_string(job.map.ep) + " of them expert-parallel, " +
+      Plural(job.nodes(), "node") + "\nrepeated  " +
+      std::to_string(rows.front().replayed_iterations) + " iterations after faults\n\n" +
+      RowsTable(rows) +
+      "\nWRITTEN  bytes of all checkpoints\n"
+      "LARGEST  largest share of a rank in a checkpoint; BOUND  its lower bound\n"
+      "PLT  share of lost tokens, mean over layers; MLT  sum over layers, may exceed 100\n"
+      "RISK  mean share of unsaved tokens after a checkpoint\n"
+      "STALL  stall of the longest snapshot\n"
+      "COST  time of all stalls, restarts and repeated work\n" +
+      ReplayTable(simulation) + "\n";
   if (!job.no_replay.empty()) text += "no row gradient-log: " + job.no_replay + "\n";
   for (const SimulationRow& row : rows) {
     if (row.dynamic) text += DynamicText(*row.dynamic);
   }
-  const std::string limit = Fixed(100 * simulation.plt_limit, 2) + " %";
-  if (!simulation.best) return text + "no row has a PLT up to " + limit + "\n";
-  return text + "least cost with PLT up to " + limit + ": " + RowText(rows[*simulation.best]) +
-         "\n";
+  if (!simulation.best) return text + "no recommendation: " + simulation.no_best + "\n";
+  return text + "least cost with PLT up to " + Fixed(100 * simulation.plt_limit, 2) +
+         " %: " + RowText(rows[*simulation.best]) + "\n";
 }
 
 }  // namespace shardwright::partial

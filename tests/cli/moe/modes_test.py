@@ -210,7 +210,7 @@ class Asked(Case):
                 ("--force requires --html", ["compare", *base, "--force"]),
                 ("--map requires --old", ["compare", *base, "--map", "greedy"]),
                 ('unknown flag "--at"', [*simulation, "--at", "5"]),
-                ('unknown flag "--html"', [*simulation, "--html", "r.html"]),
+                ("--force requires --html", [*simulation, "--force"]),
                 ('unknown flag "--failures"', [*simulation, "--failures", "5"]),
                 ("--strategy cannot be combined with --compare", [*simulation, "--compare", "--strategy", "best"]),
                 ("--faults cannot be combined with --strategy eplb in moe-replace simulate-failures",
@@ -353,6 +353,19 @@ class FailureSimulations(Case):
         self.write("nodes.csv", NODES)
         text = self.simulate("--strategy", "lazarus").stdout
         self.assertIn("Nothing was lost", text)
+
+    def test_the_page_has_a_timeline(self):
+        self.write("nodes.csv", NODES + "2000,remove,n3\n3000,remove,n2\n4000,remove,n1\n5000,add,<m>\n")
+        for words, titles in ((("--strategy", "lazarus"), ["Balance", "Nodes", "Timeline", "Events"]),
+                              (("--compare",), ["Strategies", "Balance", "Nodes", "Timeline", "Events"])):
+            with self.subTest(words):
+                self.simulate(*words, "--html", "page.html", "--force")
+                page = (self.work / "page.html").read_text()
+                self.assertEqual(re.findall("<h2>(.*?)</h2>", page), titles)
+                self.assertNotIn("<script", page)
+                self.assertNotIn("<m>", page)
+                self.assertEqual(page.count("node left"), 3)
+                self.assertIn("no plan: ", page)  # one node is not enough
 
     def test_plans_follow_the_loads(self):
         self.write("nodes.csv", NODES + "3000,add,n0\n".replace("n0", "m") + "")

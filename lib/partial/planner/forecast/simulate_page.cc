@@ -224,8 +224,7 @@ std::string Tiles(const SimulationPage& report) {
             Tile("Lost tokens (PLT)", Percent(row.loss.plt, 3),
                  "limit " + Percent(report.plt_limit, 2));
   } else {
-    text += Tile("Least cost within the limit", "none",
-                 "every row loses more than " + Percent(report.plt_limit, 2));
+    text += Tile("Recommendation", "none", report.no_best);
   }
   return text +
          Tile("Faults", std::to_string(report.input->faults.size()),

@@ -16,6 +16,7 @@ struct SimulationPage {
   const SimulationInput* input = nullptr;
   std::span<const SimulationRow> rows;
   std::optional<std::size_t> best;  ///< the recommended row
+  std::string no_best;              ///< why no row is recommended
   double plt_limit = 0;
   std::uint64_t full_bytes = 0;  ///< of a full checkpoint
   std::string trace_name;        ///< UTF-8 without control characters

@@ -146,6 +146,15 @@ function axisLine(svg, y, width, left, text) {
   shape(svg, "text", { x: left - 6, y: y + 4, "text-anchor": "end" }, text);
 }
 
+// Ticks at round numbers from 1, at least up to `top`, in about four steps.
+function ticksTo(top) {
+  const raw = (top - 1) / 4, power = 10 ** Math.floor(Math.log10(raw));
+  const factor = [1, 2, 2.5, 5, 10].find((f) => f * power > raw * 0.999), step = factor * power;
+  const steps = Math.ceil((top - 1) / step - 1e-9);
+  const digits = Math.max(1, -Math.floor(Math.log10(step)) + (factor === 2.5 ? 1 : 0));
+  return { values: Array.from({ length: steps + 1 }, (_, i) => 1 + i * step), top: 1 + steps * step, digits };
+}
+
 function clear(svg, height) {
   svg.replaceChildren();
   const width = svg.clientWidth || 600;
@@ -201,10 +210,10 @@ function drawLayers() {
   const svg = $("layers"), height = 200, left = 46, bottom = height - 24, width = clear(svg, height);
   let top = 1.02;
   for (const m of D.metrics) top = Math.max(top, 1 + 1.4 * (Math.max(m.after, m.bound) - 1));
-  const low = 1;
-  const y = (value) => bottom - (bottom - 10) * (Math.min(value, top) - low) / (top - low);
-  const step = (top - low) / 4;
-  for (let i = 0; i <= 4; ++i) axisLine(svg, y(low + i * step), width, left, fixed(low + i * step, top < 1.1 ? 3 : 2));
+  const ticks = ticksTo(top);
+  top = ticks.top;
+  const y = (value) => bottom - (bottom - 10) * (Math.min(value, top) - 1) / (top - 1);
+  for (const value of ticks.values) axisLine(svg, y(value), width, left, fixed(value, ticks.digits));
   const x = (l) => left + 12 + (width - left - 24) * (D.metrics.length > 1 ? l / (D.metrics.length - 1) : 0.5);
   D.metrics.forEach((m, l) => {
     if (m.before !== null) {
@@ -249,11 +258,12 @@ function drawLines(svg, points, names, xText, tipText) {
   const height = 220, left = 52, bottom = height - 40, width = clear(svg, height), right = width - 16;
   let top = 1.02;
   for (const p of points) for (const { key } of names) if (p[key] !== undefined) top = Math.max(top, p[key]);
-  top = 1 + (top - 1) * 1.05;
+  const ticks = ticksTo(top);
+  top = ticks.top;
   const first = points[0].x, last = points[points.length - 1].x;
   const x = (value) => left + (right - left) * (last > first ? (value - first) / (last - first) : 0.5);
   const y = (value) => bottom - (bottom - 10) * (value - 1) / (top - 1);
-  for (let i = 0; i <= 4; ++i) axisLine(svg, y(1 + i * (top - 1) / 4), right, left, fixed(1 + i * (top - 1) / 4, 2));
+  for (const value of ticks.values) axisLine(svg, y(value), right, left, fixed(value, ticks.digits));
   for (const { key, color } of names) {
     const own = points.filter((p) => p[key] !== undefined);
     shape(svg, "polyline", { points: own.map((p) => `${x(p.x)},${y(p[key])}`).join(" "), fill: "none",
@@ -334,24 +344,38 @@ function drawSurvival() {
     });
     if (chosen) p.forEach((value, k) => shape(svg, "circle", { cx: x(k), cy: y(value), r: 4, fill: css("--after") }));
   }
-  // Labels stand where a curve falls below a half, the chosen one first; one that would cover another moves down.
+  // Labels stand where a curve falls below a half, the chosen one first. A label that would cover another, or a line,
+  // takes the nearest free place.
   const taken = [];
+  const meets = (box) => curves.some(({ p }) => p.some((value, k) => {
+    for (let t = 0; k > 0 && t <= 1; t += 0.02) {
+      const at = x(k - 1 + t), high = y(p[k - 1] + (value - p[k - 1]) * t);
+      if (at > box.x - 3 && at < box.x + box.width + 3 && high > box.y && high < box.y + box.height) return true;
+    }
+    return false;
+  }));
+  const covers = (box) => taken.some((o) => box.x < o.x + o.width + 8 && o.x < box.x + box.width + 8 &&
+    box.y < o.y + o.height && o.y < box.y + box.height);
   for (const { p, names, chosen } of curves.reverse()) {
     const found = p.findIndex((value) => value < 0.5), k = found < 0 ? p.length - 1 : found;
     const text = names.length > 2 ? `${names[0]} and ${names.length - 1} more` : names.join(", ");
     const at = k > 0 && found > 0 ? k - (0.5 - p[k]) / (p[k - 1] - p[k]) : k;
     const label = shape(svg, "text", { x: x(at) + 8, y: y(Math.max(p[k], 0.5)) - 6,
       class: "name", style: chosen ? `fill:${css("--after")};font-weight:600` : "" }, text);
-    let box = label.getBBox();
-    if (box.x + box.width > width) label.setAttribute("x", width - box.width);
-    for (let tries = 0; tries < 12; ++tries) {
-      box = label.getBBox();
-      const covers = taken.some((o) => box.x < o.x + o.width + 8 && o.x < box.x + box.width + 8 &&
-        box.y < o.y + o.height && o.y < box.y + box.height);
-      if (!covers) break;
-      label.setAttribute("y", Number(label.getAttribute("y")) + 15);
+    const wide = label.getBBox().width, start = [Number(label.getAttribute("x")), Number(label.getAttribute("y"))];
+    const places = [];
+    for (let dx = 0; dx < width; dx += 12) {
+      for (let dy = -bottom; dy < bottom; dy += 12) places.push([start[0] + dx, start[1] + dy, dx + Math.abs(dy)]);
     }
-    taken.push(label.getBBox());
+    places.sort((a, b) => a[2] - b[2]);
+    const free = places.find(([px, py]) => {
+      const box = { x: px, y: py - 12, width: wide, height: 16 };
+      return px + wide <= width && py > 14 && py < bottom - 4 && !meets(box) && !covers(box);
+    });
+    const [px, py] = free || [Math.min(start[0], width - wide), start[1]];
+    label.setAttribute("x", px);
+    label.setAttribute("y", py);
+    taken.push({ x: px, y: py - 12, width: wide, height: 16 });
   }
   survivalTip.text = (event) => {
     const box = svg.getBoundingClientRect(), at = (event.clientX - box.left) / box.width * width;
@@ -419,7 +443,11 @@ function fillTable() {
 }
 
 function fillTexts() {
-  document.title = $("title").textContent = `Expert placement: ${D.strategy}`;
+  const compared = D.rows.length > 0;
+  document.title = $("title").textContent = compared ? "Expert placement: all strategies" : `Expert placement: ${D.strategy}`;
+  if (compared) $("chosen").before($("compare"));
+  $("chosen").hidden = !compared;
+  $("chosen").textContent = `The plan of ${D.strategy}`;
   $("facts").textContent = `${D.metrics.length} layers of ${D.experts} experts on ${D.nodes.length} nodes with ` +
     `${device.length} GPUs, ${count(D.after_begin[device.length])} slots per layer. Token counts: ${D.loads_name}` +
     (D.iteration === null ? "" : `, iteration ${D.iteration}`) + ".";
@@ -433,12 +461,14 @@ function fillTexts() {
   const p = D.survival[0].p, certain = D.total.certain;
   tile("Survives any", certain < 0 ? "nothing" : plural(certain),
     p[certain + 1] === undefined ? "largest number computed" : `${plural(certain + 1)}: ${percent(p[certain + 1])}`);
-  tile("Tokens that leave their node", percent(D.total.leave), `${percent(D.total.leave_least)} if near replicas come first`);
+  tile("Tokens that leave their node", percent(D.total.leave_least),
+    `if near replicas come first; ${percent(D.total.leave)} if replicas share evenly`);
   if (D.migration) {
     tile("Moves from the old plan", count(D.migration.transfers),
       (D.expert_bytes ? bytes(D.migration.bytes) + ", " : "") + `${D.migration.rounds} rounds`);
   }
   $("moves").hidden = !D.migration;
+  $("moves").parentNode.className = D.migration ? "two" : "";
   $("rounds-key").hidden = !D.rounds;
   $("curve-part").hidden = D.moves_curve.length < 2;
   $("ageing-part").hidden = D.ageing.length < 2;
