@@ -113,7 +113,7 @@ convert::InputOptions SourceFlags::Options(const cli::CommonFlags& flags,
   options.allow_mixed = allow_mixed;
   options.siblings = siblings;
   options.io_threads = static_cast<unsigned>(io_concurrency);
-  options.maps = {maps, map_sizes, {}, nullptr};
+  options.maps = {maps, map_sizes, {}, false, nullptr};
   options.weights_of = weights_of;
   options.proof.reset();
   if (!flags.dry_run && !flags.describes()) {
@@ -121,7 +121,8 @@ convert::InputOptions SourceFlags::Options(const cli::CommonFlags& flags,
   }
   options.source_paths.insert(options.source_paths.end(), also.begin(), also.end());
   options.output = output;
-  options.new_output = !output.empty() && !flags.force && !flags.resume && !flags.dry_run;
+  options.new_output =
+      !output.empty() && !flags.force && flags.resume != Resume::kIfSameOrDone && !flags.dry_run;
   return options;
 }
 
@@ -228,12 +229,6 @@ Result<checkpoints::TargetSpec> FormatFlags::Spec(const cli::App& app) const {
     spec.settings.emplace_back(name, one->value);
   }
   return spec;
-}
-
-std::vector<std::string> FormatFlags::Sides(const checkpoints::TargetSpec& spec) const {
-  if (format == nullptr || format->sides == nullptr) return {};
-  const std::span<const std::string_view> sides = format->sides(spec);
-  return {sides.begin(), sides.end()};
 }
 
 convert::ConvertOptions WriteOptions(const cli::CommonFlags& flags, const std::string& output) {

@@ -73,8 +73,6 @@ struct FormatFlags {
   void AddStrictTo(cli::App& app);
   /// Returns the requested keys after parsing. Empty while `format` is null. \error kUsage
   Result<checkpoints::TargetSpec> Spec(const cli::App& app) const;
-  /// Returns the naming schemes that "auto" maps may lead to (checkpoints::Format::sides).
-  std::vector<std::string> Sides(const checkpoints::TargetSpec& spec) const;
   /// Returns the first key flag given, such as "--loader", except `except`; empty without one.
   std::string GivenKeyFlag(const cli::App& app, std::string_view except = {}) const;
   /// Returns the value of a key's flag, given or default. \pre there is such a flag

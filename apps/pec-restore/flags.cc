@@ -115,7 +115,8 @@ Status RestoreFlags::CheckRules(cli::App& app) {
   if (options.format != nullptr) return {};
   // --format none writes no output.
   app.AllowAbsent(&output);
-  for (const char* flag : {"--target", "--force", "--resume", "--verify", "--strict", "--mode"}) {
+  for (const char* flag :
+       {"--target", "--force", "--resume", "--no-resume", "--verify", "--strict", "--mode"}) {
     if (!app.IsSet(flag)) continue;
     return Fail(Errc::kUsage, flag,
                 " cannot be combined with --format none, which writes no checkpoint");

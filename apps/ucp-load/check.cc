@@ -42,47 +42,30 @@ Status CheckBoth(cli::Context& context, const SourceFlags& source, const std::st
   return Fail(Errc::kMismatch, source.input, " and ", other, ": ", report.differences.front());
 }
 
-namespace {
-
-/// Finds a map from the names of a checkpoint to those of a format's programs.
-/// \returns  "llama:megatron", or "auto" if several maps fit; empty if the
-///        names already match or no map knows them
-Result<std::string> MissingMap(const checkpoints::Checkpoint& checkpoint,
-                               const std::vector<std::string>& wanted) {
-  std::vector<std::string> found;
-  for (const std::string& name : checkpoints::ModelMap::BuiltInNames()) {
-    SW_TRY_ASSIGN(const auto map, checkpoints::ModelMap::BuiltIn(name));
-    const std::vector<std::string> has = checkpoints::SidesOf(map, checkpoint);
-    const auto is_wanted = [&](const std::string& side) {
-      return std::ranges::find(wanted, side) != wanted.end();
-    };
-    if (std::ranges::any_of(has, is_wanted)) return std::string();
-    const std::vector<std::string> all = map.sides();
-    const auto to = std::ranges::find_first_of(wanted, all);
-    if (!has.empty() && to != wanted.end())
-      found.push_back(std::string(name).append(":").append(*to));
-  }
-  if (found.empty()) return std::string();
-  return found.size() == 1 ? found.front() : std::string("auto");
-}
-
-}  // namespace
-
 Status CheckNames(cli::Context& context, const convert::Input& input,
-                  const checkpoints::Format& format, const std::vector<std::string>& wanted,
+                  const checkpoints::Format& format, const checkpoints::TargetSpec& spec,
                   const std::string& output) {
-  if (wanted.empty() || !input.mapped.empty() || input.checkpoint.origin == format.name) return {};
-  SW_TRY_ASSIGN(const std::string map, MissingMap(input.checkpoint, wanted));
-  if (map.empty()) return {};
+  if (!input.mapped.empty() || input.checkpoint.origin == format.name) return {};
+  convert::MapsAsked asked;
+  convert::SetTarget(format, spec, &asked);
+  std::vector<std::string> folders = input.source_paths;
+  folders.insert(folders.end(), input.set.save_folders.begin(), input.set.save_folders.end());
+  SW_TRY_ASSIGN(const std::string config,
+                context.comm().OnRootText([&] { return checkpoints::FindConfig(folders); }));
+  SW_TRY_ASSIGN(const std::vector<std::string> flags,
+                convert::MapFlagsFor(input.checkpoint, asked, input.patterns, config));
+  if (flags.empty()) return {};
+  std::string which = Joined(flags, " or ");
+  if (flags.size() > 1) which += ", whichever is the map of the model's family,";
   const std::string what =
       StrCat("the tensor names of ", input.checkpoint.tag,
              " are not the names that readers of the ", format.name, " format expect");
   if (format.name != "megatron") {
-    context.sink().Warn(StrCat(what, "; add --map ", map, " to write the expected names"));
+    context.sink().Warn(StrCat(what, "; add ", which, " to write the expected names"));
     return {};
   }
   return Fail(Errc::kUsage, what, ": run ucp-load ", ShellWord(input.source_paths.front()), " ",
-              ShellWord(output), " --format ", format.name, " --map ", map,
+              ShellWord(output), " --format ", format.name, " ", which,
               " to write the expected names, or pass --map none to keep the present names");
 }
 

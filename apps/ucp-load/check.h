@@ -21,11 +21,11 @@ Status CheckBoth(cli::Context& context, const SourceFlags& source, const std::st
                  const std::string& only);
 
 /// Fails or warns if the programs that read a format do not look for these names.
-/// \param wanted  as FormatFlags::Sides
+/// \param spec  keys of the format
 /// \error kUsage  Megatron, which initializes parameters that it does not find
-/// Local.
+/// Collective.
 Status CheckNames(cli::Context& context, const convert::Input& input,
-                  const checkpoints::Format& format, const std::vector<std::string>& wanted,
+                  const checkpoints::Format& format, const checkpoints::TargetSpec& spec,
                   const std::string& output);
 
 }  // namespace shardwright::apps

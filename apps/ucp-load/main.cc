@@ -53,8 +53,9 @@ int main(int argc, char** argv) {
   shardwright::checkpoints::TargetSpec spec;
   std::string only;  // for --check: "weight", "master", or empty for everything
   app.Check([&]() -> Status {
-    for (const char* flag : {"--target", "--format", "--force", "--resume", "--dry-run", "--verify",
-                             "--siblings", "--link", "--strict", "--mode"}) {
+    for (const char* flag :
+         {"--target", "--format", "--force", "--resume", "--no-resume", "--dry-run", "--verify",
+          "--siblings", "--link", "--strict", "--mode"}) {
       if (check && app.IsSet(flag)) {
         return shardwright::Fail(shardwright::Errc::kUsage, flag,
                                  " cannot be combined with --check");
@@ -75,7 +76,9 @@ int main(int argc, char** argv) {
     if (check) return shardwright::apps::CheckBoth(context, source, output, only);
     shardwright::convert::InputOptions first = source.Options(context.flags(), output);
     first.bound = true;  // for equal layouts, files are copied unchanged
-    first.maps.sides = format.Sides(spec);
+    if (format.format != nullptr) {
+      shardwright::convert::SetTarget(*format.format, spec, &first.maps);
+    }
     SW_TRY_ASSIGN(const auto input, shardwright::apps::OpenInput(context, first));
     if (format.format == nullptr) {
       SW_TRY_ASSIGN(format.format, shardwright::convert::DefaultFormat(context.comm(), *input));
@@ -86,8 +89,7 @@ int main(int argc, char** argv) {
                           usual ? 1 : 0);
     }
     if (source.maps != std::vector<std::string>{"none"}) {
-      SW_TRY(shardwright::apps::CheckNames(context, *input, *format.format, format.Sides(spec),
-                                           output));
+      SW_TRY(shardwright::apps::CheckNames(context, *input, *format.format, spec, output));
     }
     auto options = shardwright::apps::WriteOptions(context.flags(), output);
     options.link = link;

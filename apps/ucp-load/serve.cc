@@ -96,7 +96,7 @@ int ServeMain(int argc, const char* const* argv) {
                   "--verify: expected none or checksums, because ucp-load serve writes no files");
     }
     options.input = source.Options(flags);
-    options.input.maps.sides = format.Sides(spec);
+    convert::SetTarget(*format.format, spec, &options.input.maps);
     options.load = {flags.verify == Verify::kChecksums, flags.threads, flags.memory_bytes};
     if (deadline) options.deadline = std::chrono::seconds(*deadline);
     SW_TRY_ASSIGN(const cache::Served served,

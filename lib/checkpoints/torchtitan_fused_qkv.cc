@@ -123,6 +123,12 @@ std::optional<std::uint64_t> QueryHeads(const Checkpoint& source) {
 
 }  // namespace
 
+Checkpoint WithoutFused(Checkpoint source) {
+  TakePart(&source, std::exchange(source.fused, {}),
+           [](const layout::LogicalTensor& /*tensor*/) { return true; });
+  return source;
+}
+
 Result<Unfused> SplitFused(Checkpoint source, const ModelSizes& sizes, const Patterns& patterns) {
   SW_TRY_ASSIGN(const ModelMap map, ModelMap::BuiltIn(kFusedMap));
   const std::vector<std::string> before = NamesIn(source.fused);

@@ -29,6 +29,10 @@ struct Unfused {
 /// Pure.
 Result<Unfused> SplitFused(Checkpoint source, const ModelSizes& sizes, const Patterns& patterns);
 
+/// Removes the fused states, for targets that have weights alone.
+/// Pure.
+Checkpoint WithoutFused(Checkpoint source);
+
 /// Inverse of SplitFused: query, key and value share one state. The model itself is unchanged.
 /// \error as ApplyMap; kUnsupported  the checkpoint has no projections to fuse
 /// Pure.

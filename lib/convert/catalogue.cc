@@ -266,7 +266,7 @@ Status WriteMine(const comm::Comm& comm, const Input& input, const CompressedPac
   SW_TRY_ASSIGN(const plan::Plan plan, plan::Plan::Make(pack.map, pack.target));
   std::vector<std::uint32_t> mine;
   exec::UnitLoopOptions loop_options;
-  loop_options.stopped = "stopped on request; --resume continues";
+  loop_options.stopped = "stopped on request; the same command continues";
   for (std::uint32_t f = 0; f < pack.target.files.size(); ++f) {
     if (OwnerOf(comm, input, pack, f) != comm.rank()) continue;
     mine.push_back(f);
@@ -326,16 +326,17 @@ Result<ConvertReport> PackCompressed(comm::Comm& comm, const Input& input,
   const exec::CountReads reads(pack.bytes, sink);
   exec::UnfinishedWrites writes(sink);
   sink.Pass("pack");
+  exec::RunOptions run;
+  run.output = options.output;
+  run.force = options.force;
+  run.resume = options.resume;
+  run.take_over = options.take_over;
+  run.identity = RunIdentity(input);
+  run.identity.Add("--pack", PackWord(Pack::kZstd));
   std::optional<os::Stage> stage;
   const auto open_stage = [&]() -> Result<std::string> {
-    if (options.force) {
-      SW_TRY(exec::CheckReplaceable(options.output, input.checkpoint.map.files));
-    }
-    SW_TRY_ASSIGN(const std::string run_id, os::MakeRunId());
-    SW_TRY_ASSIGN(os::Stage opened, os::Stage::Begin(options.output, {options.force, options.resume,
-                                                                      run_id, options.take_over}));
+    SW_TRY_ASSIGN(os::Stage opened, exec::BeginStage(run, input.checkpoint.map.files, sink));
     stage.emplace(std::move(opened));
-    stage->Print(sink);
     SW_TRY(stage->directory().MakeDirs("pack"));
     return stage->path();
   };
@@ -347,13 +348,16 @@ Result<ConvertReport> PackCompressed(comm::Comm& comm, const Input& input,
     SW_TRY_ASSIGN(const os::Directory journals, directory.OpenDir(os::kJournalDir));
     // The journal has no records. It ties the stage to the
     // inputs, so that only the same run can resume it.
-    SW_TRY(os::Journal::Open(journals, std::to_string(comm.rank()), RunFingerprint(input, "zstd")));
+    const auto journal =
+        os::Journal::Open(journals, std::to_string(comm.rank()), run.identity.Fingerprint());
+    if (!journal) return exec::OfStoppedRun(options.output, tl::unexpected(journal.error()));
     return WriteMine(comm, input, pack, directory, options, sink, &mine, &writes);
   };
   Status written = comm.Agree(work());
   if (!written) {
     const Errc code = written.error().code;
-    if (stage) (void)stage->Abandon(code == Errc::kStopped || code == Errc::kIo);
+    if (stage)
+      (void)stage->Abandon(code == Errc::kStopped || code == Errc::kIo || code == Errc::kBusy);
     return tl::unexpected<Error>(std::move(written).error());
   }
   SW_TRY_ASSIGN(const std::vector<comm::Bytes> parts, comm.Gather(std::as_bytes(std::span(mine))));
@@ -413,7 +417,9 @@ Result<ConvertReport> ExtractCatalogue(comm::Comm& comm, Input& input, Pack pack
                                          {map, target, bytes, kCatalogueFile, *text, head.dump()},
                                          options, sink));
   } else {
-    SW_TRY_ASSIGN(report, RunPlan(comm, input, map, target, bytes, head.dump(), PackWord(pack),
+    exec::Identity identity = RunIdentity(input);
+    identity.Add("--pack", PackWord(pack));
+    SW_TRY_ASSIGN(report, RunPlan(comm, input, map, target, bytes, head.dump(), std::move(identity),
                                   options, sink));
   }
   report.siblings = ListSiblings(input.set);

@@ -70,7 +70,9 @@ void WarnOfInodes(const std::string& output, const plan::Totals& totals, Sink& s
 
 Result<bool> FoundDone(comm::Comm& comm, const ConvertOptions& options,
                        const std::string& manifest_head, const Error& error, Sink& sink) {
-  if (!options.resume || options.force || error.code != Errc::kBusy) return false;
+  if (options.resume != Resume::kIfSameOrDone || options.force || error.code != Errc::kBusy) {
+    return false;
+  }
   const auto same = [&]() -> Result<std::string> {
     const Result<std::string> text =
         os::ReadWholeText(options.output + "/" + exec::kManifestName, limits::kJsonBytes);
@@ -102,7 +104,7 @@ Result<std::uint64_t> FreeBytesFor(comm::Comm& comm, const std::string& output) 
 
 Result<ConvertReport> RunPlan(comm::Comm& comm, const Input& input, const layout::ShardMap& source,
                               const plan::Target& target, exec::ByteSource& bytes,
-                              const std::string& manifest_head, const std::string& parameters,
+                              const std::string& manifest_head, exec::Identity identity,
                               const ConvertOptions& options, Sink& sink) {
   sink.Pass("plan");
   const auto make = [&]() -> Result<plan::Plan> {
@@ -121,7 +123,7 @@ Result<ConvertReport> RunPlan(comm::Comm& comm, const Input& input, const layout
   run.threads = options.threads;
   run.io_threads = input.io_threads;
   run.memory_bytes = options.memory_bytes;
-  run.fingerprint = RunFingerprint(input, parameters);
+  run.identity = std::move(identity);
   run.manifest = manifest_head;
   run.file_owner = input.file_owner;
   ConvertReport report;
@@ -195,6 +197,7 @@ Status CheckLink(const Input& input, const checkpoints::Layout& layout,
 /// Copies, clones or links the source's files, for equal layouts.
 Result<ConvertReport> RunVerbatim(comm::Comm& comm, const Input& input,
                                   const checkpoints::Format& format,
+                                  const checkpoints::Layout& layout,
                                   const nlohmann::ordered_json& head, const ConvertOptions& options,
                                   Sink& sink) {
   const plan::CloneMode clone = CloneFor(input, options);
@@ -211,9 +214,11 @@ Result<ConvertReport> RunVerbatim(comm::Comm& comm, const Input& input,
                   &verbatim.map, &verbatim.target, sink);
   SW_TRY(CheckCarried(options, siblings.not_carried));
   exec::FileBytes bytes(verbatim.map, PathsOf(input.set));
-  SW_TRY_ASSIGN(ConvertReport report,
-                RunPlan(comm, input, verbatim.map, verbatim.target, bytes, head.dump(),
-                        link ? "links" : "verbatim", options, sink));
+  exec::Identity identity = RunIdentity(input);
+  AddLayout(format, layout, &identity);
+  if (link) identity.Add("--link", "yes");
+  SW_TRY_ASSIGN(ConvertReport report, RunPlan(comm, input, verbatim.map, verbatim.target, bytes,
+                                              head.dump(), std::move(identity), options, sink));
   report.verbatim = true;
   report.linked = link;
   report.not_carried = siblings.not_carried;
@@ -309,8 +314,10 @@ std::vector<std::string> OneOfEachKind(const std::vector<std::string>& lines) {
 }
 
 /// Warns about state that the target does not hold: with one line for all short entries, and with
-/// one for each kind of longer ones. The report has the complete list.
-void WarnNotCarried(const std::vector<std::string>& not_carried, Sink& sink) {
+/// one for each kind of longer ones. The report has the complete list. For a format of weights
+/// alone the short entries, such as optimizer states, are printed as a note.
+void WarnNotCarried(const checkpoints::Format& format, const std::vector<std::string>& not_carried,
+                    Sink& sink) {
   constexpr std::size_t kShort = 60, kShown = 8;
   std::string line;
   std::size_t count = 0;
@@ -324,7 +331,11 @@ void WarnNotCarried(const std::vector<std::string>& not_carried, Sink& sink) {
   if (count == 0) return;
   if (count > kShown)
     line += StrCat("; and ", count - kShown, " more, listed in the report (--json)");
-  sink.Warn(StrCat("not carried over: ", line));
+  if (format.only_weights) {
+    sink.Note(StrCat("not part of --format ", format.name, ": ", line), 0);
+  } else {
+    sink.Warn(StrCat("not carried over: ", line));
+  }
 }
 
 /// Warns if a folder of weights lacks the model's config.json, which programs need to open it.
@@ -353,7 +364,8 @@ Result<checkpoints::Written> WriteLayout(const checkpoints::Format& format,
   written.not_carried.insert(written.not_carried.end(), optimizer.begin(), optimizer.end());
   written.not_carried.insert(written.not_carried.end(), source.left_out.begin(),
                              source.left_out.end());
-  if (format.name != checkpoints::dcp::kName) {
+  // Formats of weights alone have named these states with all others.
+  if (format.name != checkpoints::dcp::kName && !format.only_weights) {
     for (const checkpoints::Param& param : source.fused) {
       written.not_carried.push_back(StrCat("the optimizer state of ", Quoted(param.name),
                                            ", which the model stores in parts; add a --map that "
@@ -361,8 +373,17 @@ Result<checkpoints::Written> WriteLayout(const checkpoints::Format& format,
     }
   }
   for (const std::string& one : written.notes) sink.Note(one, 0);
-  WarnNotCarried(written.not_carried, sink);
+  WarnNotCarried(format, written.not_carried, sink);
   return written;
+}
+
+void AddLayout(const checkpoints::Format& format, const checkpoints::Layout& layout,
+               exec::Identity* identity) {
+  identity->Add("--format", std::string(format.name));
+  identity->Add("--target", Explain(layout));
+  // Large parts of a layout, such as pipeline stages, are not shown.
+  identity->AddDigest("the target layout", layout.Json());
+  for (const auto& [key, value] : layout.options) identity->Add(key, value);
 }
 
 void DescribeLayout(const checkpoints::Layout& layout, nlohmann::ordered_json* head) {
@@ -426,7 +447,7 @@ Result<ConvertReport> Convert(comm::Comm& comm, Input& input, const checkpoints:
     head["linked"] = true;
   }
   if (IsVerbatim(input, format, layout)) {
-    SW_TRY_ASSIGN(report, RunVerbatim(comm, input, format, head, options, sink));
+    SW_TRY_ASSIGN(report, RunVerbatim(comm, input, format, layout, head, options, sink));
   } else {
     Result<checkpoints::Written> made = WriteLayout(format, source, layout, sink);
     if (!made) {
@@ -454,10 +475,11 @@ Result<ConvertReport> Convert(comm::Comm& comm, Input& input, const checkpoints:
     }
     SW_TRY(CheckCarried(options, written.not_carried));
     if (!written.not_carried.empty()) head["not_carried"] = written.not_carried;
-    std::string parameters = std::string(format.name) + " " + head["layout"].dump() + " ";
-    for (const auto& [key, value] : layout.options) parameters += value;
+    exec::Identity identity = RunIdentity(input);
+    AddLayout(format, layout, &identity);
+    if (options.flat) identity.Add("the folders of the output", "tag folder alone");
     SW_TRY_ASSIGN(report, RunPlan(comm, input, source.map, target, *input.bytes, head.dump(),
-                                  parameters, options, sink));
+                                  std::move(identity), options, sink));
     report.siblings = std::move(siblings);
     report.not_carried = std::move(written.not_carried);
   }

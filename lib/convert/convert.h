@@ -28,7 +28,7 @@ namespace shardwright::convert {
 struct ConvertOptions {
   std::string output;
   bool force = false;
-  bool resume = false;
+  Resume resume = Resume::kIfSame;
   bool take_over = false;  ///< as in os::StageOptions
   bool dry_run = false;
   bool link = false;    ///< equal layouts: hard links to the source's files instead of copies
@@ -42,9 +42,10 @@ struct ConvertOptions {
 /// Result of a conversion, or its forecast with dry_run.
 struct ConvertReport {
   bool dry_run = false;
-  bool found_done = false;  ///< with resume: the stopped run had committed its output already
-  bool verbatim = false;    ///< the layouts were equal: the source's files are unchanged
-  bool linked = false;      ///< verbatim, as hard links
+  bool found_done =
+      false;              ///< with kIfSameOrDone: the stopped run had committed its output already
+  bool verbatim = false;  ///< the layouts were equal: the source's files are unchanged
+  bool linked = false;    ///< verbatim, as hard links
   SiblingReport siblings;
   plan::Totals totals;
   exec::RunReport run;
@@ -98,11 +99,12 @@ Result<checkpoints::Written> WriteLayout(const checkpoints::Format& format,
 void DescribeLayout(const checkpoints::Layout& layout, nlohmann::ordered_json* head);
 
 /// Plans a copy program and runs it, or with dry_run only
-/// plans it. `source` is the map that `bytes` reads.
+/// plans it. `source` is the map that `bytes` reads. A stopped run with the same `identity` is
+/// continued.
 /// Collective.
 Result<ConvertReport> RunPlan(comm::Comm& comm, const Input& input, const layout::ShardMap& source,
                               const plan::Target& target, exec::ByteSource& bytes,
-                              const std::string& manifest_head, const std::string& parameters,
+                              const std::string& manifest_head, exec::Identity identity,
                               const ConvertOptions& options, Sink& sink);
 
 /// Returns the free bytes of the output's file system, as rank 0 measures
@@ -121,6 +123,10 @@ Result<bool> FoundDone(comm::Comm& comm, const ConvertOptions& options,
 /// Returns the common first entries of every manifest.
 nlohmann::ordered_json ManifestHead(const std::string& command, const std::string& kind,
                                     const Input& input);
+
+/// Adds the written format and layout to the identity of a run.
+void AddLayout(const checkpoints::Format& format, const checkpoints::Layout& layout,
+               exec::Identity* identity);
 
 nlohmann::ordered_json ToJson(const checkpoints::Layout& layout);
 

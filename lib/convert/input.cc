@@ -19,6 +19,7 @@
 #include "engine/exec/zpack.h"
 #include "support/base/limits.h"
 #include "support/base/system.h"
+#include "support/base/text.h"
 #include "support/base/version.h"
 #include "support/json/json.h"
 #include "support/os/dir.h"
@@ -299,14 +300,18 @@ Result<std::unique_ptr<Input>> OpenInput(comm::Comm& comm, const InputOptions& o
   input->source_paths = options.source_paths;
   input->siblings = options.siblings;
   input->io_threads = options.io_threads;
-  exec::DigestStream digest;
+  exec::DigestStream digest, patterns;
   // One rank reads each file once, so that all ranks use the same rules and fingerprint.
   const auto read_pattern_file = [&](const std::string& path) -> Result<std::string> {
     Result<std::string> text = comm.OnRootText([&] { return ReadPatternFile(path); });
-    if (text) digest.Add(BytesOf(*text));
+    if (text) {
+      digest.Add(BytesOf(*text));
+      patterns.Add(BytesOf(*text));
+    }
     return text;
   };
   SW_TRY_ASSIGN(input->patterns, PatternsFrom(options.pattern_files, read_pattern_file));
+  input->patterns_fingerprint = Finish(patterns);
   SW_TRY_ASSIGN(std::vector<MapChoice> maps, CataloguedMaps(comm, options));
   SW_TRY_ASSIGN(const std::vector<MapChoice> asked, ReadMaps(comm, options.maps));
   maps.insert(maps.end(), asked.begin(), asked.end());
@@ -322,6 +327,9 @@ Result<std::unique_ptr<Input>> OpenInput(comm::Comm& comm, const InputOptions& o
     return WithExport(std::move(whole).error(), *input, options.output);
   }
   for (const std::string& warning : input->checkpoint.warnings) sink.Warn(warning);
+  if (!options.maps.weights_alone) {
+    for (const std::string& warning : input->checkpoint.optimizer_warnings) sink.Warn(warning);
+  }
   if (options.new_output) SW_TRY(comm.OnRoot([&] { return CheckNew(options.output); }));
   AddFiles(input->set.files, &digest);
   input->siblings_fingerprint = FingerprintOf(input->set.siblings);
@@ -337,7 +345,7 @@ Result<std::unique_ptr<Input>> OpenInput(comm::Comm& comm, const InputOptions& o
   if (std::ranges::any_of(input->checkpoint.params, checkpoints::IsAdapterName,
                           &checkpoints::Param::name)) {
     SW_TRY_ASSIGN(input->checkpoint.adapter_config, comm.OnRootText([&] {
-      return FindAdapterConfig(Expand(options.source_paths, comm.rank()));
+      return checkpoints::FindAdapterConfig(Expand(options.source_paths, comm.rank()));
     }));
     digest.Add(BytesOf(input->checkpoint.adapter_config));
   }
@@ -346,11 +354,17 @@ Result<std::unique_ptr<Input>> OpenInput(comm::Comm& comm, const InputOptions& o
     source_paths.insert(source_paths.end(), input->set.save_folders.begin(),
                         input->set.save_folders.end());
     SW_TRY_ASSIGN(const std::string config,
-                  comm.OnRootText([&] { return FindConfig(source_paths); }));
+                  comm.OnRootText([&] { return checkpoints::FindConfig(source_paths); }));
     SW_TRY_ASSIGN(input->mapped, comm.Agree(UseMaps(maps, options.maps, config, input->patterns,
                                                     &input->checkpoint, sink)));
-    for (const MapChoice& map : maps) digest.Add(BytesOf(map.text));
-    for (const MapUsed& map : input->mapped) digest.Add(BytesOf(map.Json().dump()));
+    exec::DigestStream of_maps;
+    const auto add = [&](const std::string& text) {
+      digest.Add(BytesOf(text));
+      of_maps.Add(BytesOf(text));
+    };
+    for (const MapChoice& map : maps) add(map.text);
+    for (const MapUsed& map : input->mapped) add(map.Json().dump());
+    input->maps_fingerprint = Finish(of_maps);
   }
   input->fingerprint = Finish(digest);
   return input;
@@ -371,13 +385,17 @@ std::string FingerprintText(const Input& input) {
   return exec::Hex(digest);
 }
 
-os::Fingerprint RunFingerprint(const Input& input, const std::string& parameters) {
-  exec::DigestStream digest;
-  digest.Add(input.fingerprint);
-  digest.Add(input.siblings_fingerprint);
-  digest.Add(BytesOf(kVersion));
-  digest.Add(BytesOf(parameters));
-  return Finish(digest);
+exec::Identity RunIdentity(const Input& input) {
+  exec::Identity identity;
+  identity.Add("the version of shardwright", kVersion);
+  identity.AddDigest("--patterns", Hex(input.patterns_fingerprint));
+  identity.AddDigest("--map", Hex(input.maps_fingerprint));
+  identity.Add("--weights-of", input.set.weights_of);
+  identity.Add("--siblings", input.siblings ? "copy" : "none");
+  identity.AddDigest("the files of INPUT, which have changed", FingerprintText(input));
+  identity.AddDigest("the sibling files of INPUT, which have changed",
+                     Hex(input.siblings_fingerprint));
+  return identity;
 }
 
 namespace {

@@ -13,6 +13,7 @@
 #include "convert/compare.h"
 #include "convert/mapping.h"
 #include "engine/exec/byte_source.h"
+#include "engine/exec/run/identity.h"
 #include "support/base/result.h"
 #include "support/base/sink.h"
 #include "support/comm/comm.h"
@@ -71,6 +72,9 @@ struct Input {
   /// Fingerprint of the source: names, identities and object
   /// graphs of all its files, the pattern files and the maps.
   os::Fingerprint fingerprint{};
+  /// Fingerprints of the pattern files and of the maps, which are part of `fingerprint`.
+  os::Fingerprint patterns_fingerprint{};
+  os::Fingerprint maps_fingerprint{};
   /// Fingerprint of the sibling files found: names, sizes, and content or time.
   os::Fingerprint siblings_fingerprint{};
 };
@@ -108,7 +112,7 @@ std::vector<exec::SourcePath> PathsOf(const checkpoints::SourceSet& set);
 /// Formats the source's fingerprint as manifests store it.
 std::string FingerprintText(const Input& input);
 
-/// Combines the fingerprint of the source with everything that determines the output of a run.
-os::Fingerprint RunFingerprint(const Input& input, const std::string& parameters);
+/// Returns the part of a run's identity that does not depend on the target: version and source.
+exec::Identity RunIdentity(const Input& input);
 
 }  // namespace shardwright::convert

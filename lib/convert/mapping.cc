@@ -8,12 +8,10 @@
 
 #include <nlohmann/json.hpp>
 
-#include "checkpoints/model/links.h"
 #include "checkpoints/torchtitan_fused_qkv.h"
 #include "support/base/limits.h"
 #include "support/base/text.h"
 #include "support/json/json.h"
-#include "support/os/dir.h"
 #include "support/os/file.h"
 
 namespace shardwright::convert {
@@ -68,12 +66,6 @@ Result<checkpoints::ModelSizes> ParseSizes(std::string_view text) {
   return sizes;
 }
 
-std::string ParentOf(const std::string& path) {
-  const std::size_t end = path.find_last_not_of('/');
-  const std::size_t slash = path.rfind('/', end);
-  return slash == std::string::npos ? "." : path.substr(0, slash + 1);
-}
-
 std::string SizesText(const checkpoints::ModelSizes& sizes) {
   std::string text;
   for (const auto& [name, value] : sizes) {
@@ -84,36 +76,14 @@ std::string SizesText(const checkpoints::ModelSizes& sizes) {
 
 }  // namespace
 
-Result<std::string> FindConfig(const std::vector<std::string>& source_paths) {
-  for (const std::string& root : source_paths) {
-    // verl stores it in a separate folder.
-    const std::string parent = ParentOf(root);
-    for (const std::string& folder :
-         {root, root + "/huggingface", parent, parent + "/huggingface"}) {
-      const std::string path = folder + "/config.json";
-      const Result<bool> there = os::Exists(path);
-      if (!there || !*there) continue;
-      SW_TRY_ASSIGN(const std::string text,
-                    checkpoints::ReadTextInFolder(path, limits::kJsonBytes));
-      std::string found = path;
-      found.append("\n").append(text);
-      return found;
-    }
+void SetTarget(const checkpoints::Format& format, const checkpoints::TargetSpec& spec,
+               MapsAsked* asked) {
+  if (format.sides != nullptr) {
+    const std::span<const std::string_view> sides = format.sides(spec);
+    asked->sides.assign(sides.begin(), sides.end());
   }
-  return std::string();
-}
-
-Result<std::string> FindAdapterConfig(const std::vector<std::string>& source_paths) {
-  for (const std::string& root : source_paths) {
-    for (const std::string& folder :
-         {root, root + "/lora_adapter", root + "/adapter", ParentOf(root),
-          ParentOf(root) + "/lora_adapter", ParentOf(root) + "/adapter"}) {
-      const std::string path = folder + "/adapter_config.json";
-      const Result<bool> there = os::Exists(path);
-      if (there && *there) return os::ReadWholeText(path, limits::kJsonBytes);
-    }
-  }
-  return std::string();
+  const std::string* const only = spec.Find("only");
+  asked->weights_alone = format.only_weights && (only == nullptr || *only == "weight");
 }
 
 nlohmann::ordered_json MapUsed::Json() const {
@@ -177,48 +147,28 @@ Result<MapChoice> ReadRecipe(const json::Json& recipe, const std::string& where)
   return choice;
 }
 
-/// Checks that at least one of the maps uses each size.
-Status CheckSizes(const checkpoints::ModelSizes& sizes, const std::vector<MapChoice>& choices) {
+/// Checks that each size is one of the maps, or of the split of fused optimizer parameters.
+Status CheckSizes(const std::vector<MapChoice>& choices,
+                  const checkpoints::Checkpoint& checkpoint) {
   std::set<std::string> known;
+  const auto add = [&](const checkpoints::ModelMap& map) {
+    for (const std::string& name : map.sizes()) known.insert(name);
+  };
   for (const MapChoice& choice : choices) {
-    if (!choice.map) continue;
-    for (const std::string& name : choice.map->sizes()) known.insert(name);
+    if (choice.map) add(*choice.map);
   }
-  for (const auto& [name, value] : sizes) {
-    if (known.contains(name)) continue;
-    return Fail(Errc::kUsage, "--map-sizes: unknown size ", Quoted(name), "; known sizes: ",
-                Joined(std::vector<std::string>(known.begin(), known.end()), ", "));
+  if (!checkpoint.fused.empty()) {
+    SW_TRY_ASSIGN(const auto split, checkpoints::ModelMap::BuiltIn(checkpoints::kFusedMap));
+    add(split);
+  }
+  for (const MapChoice& choice : choices) {
+    for (const auto& [name, value] : choice.use.sizes) {
+      if (known.contains(name)) continue;
+      return Fail(Errc::kUsage, "--map-sizes: unknown size ", Quoted(name), "; known sizes: ",
+                  Joined(std::vector<std::string>(known.begin(), known.end()), ", "));
+    }
   }
   return {};
-}
-
-/// The model's config values and their origin.
-struct KnownConfig {
-  checkpoints::ModelConfig values;
-  std::string origin;  ///< "ckpt/config.json"; empty: no values are known
-};
-
-/// Merges the config values of config.json and of the checkpoint itself.
-Result<KnownConfig> MergeConfigs(const std::string& config,
-                                 const checkpoints::Checkpoint& checkpoint) {
-  KnownConfig facts;
-  if (!checkpoint.facts.empty()) {
-    facts = {checkpoint.facts, StrCat(checkpoint.origin, " checkpoint ", checkpoint.tag)};
-  }
-  if (config.empty()) return facts;
-  const std::size_t line = config.find('\n');
-  const std::string path = config.substr(0, line);
-  SW_TRY_ASSIGN(checkpoints::ModelConfig told,
-                checkpoints::FactsIn(std::string_view(config).substr(line + 1), path));
-  for (const auto& [key, value] : facts.values) {
-    const auto other = told.find(key);
-    if (other == told.end() || other->second == value) continue;
-    return Fail(Errc::kBadInput, Quoted(key), " is ", Quoted(other->second), " in ", path, ", ",
-                Quoted(value), " in the ", facts.origin);
-  }
-  told.merge(facts.values);
-  return KnownConfig{std::move(told),
-                     facts.origin.empty() ? path : path + " and the " + facts.origin};
 }
 
 /// A map that matches the config, and the reason why it matches.
@@ -229,7 +179,9 @@ struct Found {
 };
 
 /// Finds the maps of the model family in the config.
-Result<std::vector<Found>> FindFamily(const KnownConfig& facts, const std::string& tag) {
+Result<std::vector<Found>> FindFamily(const checkpoints::KnownConfig& facts, const MapsAsked& asked,
+                                      const checkpoints::Patterns& patterns,
+                                      const checkpoints::Checkpoint& checkpoint) {
   std::vector<Found> found;
   for (const std::string& name : checkpoints::ModelMap::BuiltInNames()) {
     SW_TRY_ASSIGN(checkpoints::ModelMap map, checkpoints::ModelMap::BuiltIn(name));
@@ -238,9 +190,12 @@ Result<std::vector<Found>> FindFamily(const KnownConfig& facts, const std::strin
   }
   if (!found.empty()) return found;
   if (facts.origin.empty()) {
-    return Fail(Errc::kUsage, "--map auto: cannot detect the model family of ", tag,
+    SW_TRY_ASSIGN(const std::vector<std::string> flags,
+                  MapFlagsFor(checkpoint, asked, patterns, ""));
+    return Fail(Errc::kUsage, "--map auto: cannot detect the model family of ", checkpoint.tag,
                 ": the checkpoint does not record it, and there is no config.json next to it or in "
-                "a folder huggingface; select a map with --map MAP:TO");
+                "a folder huggingface; copy the model's config.json there, or pass ",
+                flags.empty() ? "--map MAP:TO" : Joined(flags, " or "));
   }
   const auto type = facts.values.find("model_type");
   const std::string what =
@@ -268,10 +223,11 @@ Result<std::vector<std::string>> WantedSides(const checkpoints::ModelMap& map,
 /// Finds the one map of the model's family that leads to the wanted naming
 /// scheme. Returns nothing if the names follow that scheme already.
 Result<std::optional<Found>> FindMap(const checkpoints::MapUse& use, const MapsAsked& asked,
-                                     const KnownConfig& facts, const checkpoints::ModelSizes& given,
+                                     const checkpoints::KnownConfig& facts,
+                                     const checkpoints::ModelSizes& given,
                                      const checkpoints::Patterns& patterns,
                                      const checkpoints::Checkpoint& checkpoint, Sink& sink) {
-  SW_TRY_ASSIGN(std::vector<Found> family, FindFamily(facts, checkpoint.tag));
+  SW_TRY_ASSIGN(std::vector<Found> family, FindFamily(facts, asked, patterns, checkpoint));
   std::vector<Found> fitting;
   std::optional<Error> refused;
   for (Found& one : family) {
@@ -357,16 +313,56 @@ Result<std::vector<MapChoice>> ReadMaps(comm::Comm& comm, const MapsAsked& asked
   }
   SW_TRY_ASSIGN(const checkpoints::ModelSizes given, ParseSizes(asked.sizes));
   for (MapChoice& choice : choices) choice.use.sizes = given;
-  if (!finds) SW_TRY(CheckSizes(given, choices));
   return choices;
+}
+
+Result<std::vector<std::string>> MapFlagsFor(const checkpoints::Checkpoint& checkpoint,
+                                             const MapsAsked& asked,
+                                             const checkpoints::Patterns& patterns,
+                                             const std::string& config) {
+  // A config that cannot be parsed determines nothing.
+  const checkpoints::KnownConfig facts =
+      checkpoints::MergeConfigs(config, checkpoint).value_or(checkpoints::KnownConfig());
+  // Returns the flag for the size that an error asks for.
+  const auto sizes_in = [](const Error& error) {
+    const std::size_t flag = error.message.rfind(checkpoints::kSizesFlag);
+    return flag == std::string::npos ? std::string() : error.message.substr(flag);
+  };
+  std::string of_split;
+  if (!checkpoint.fused.empty() && !asked.weights_alone) {
+    const auto split = checkpoints::SplitFused(checkpoint, {}, patterns);
+    if (!split) of_split = sizes_in(split.error());
+  }
+  std::vector<std::string> flags;
+  bool known = false;  // the config determines the family
+  for (const std::string& name : checkpoints::ModelMap::BuiltInNames()) {
+    SW_TRY_ASSIGN(const checkpoints::ModelMap map, checkpoints::ModelMap::BuiltIn(name));
+    const std::vector<std::string> has = checkpoints::SidesOf(map, checkpoint);
+    const bool done = std::ranges::any_of(has, [&](const std::string& side) {
+      return std::ranges::find(asked.sides, side) != asked.sides.end();
+    });
+    if (done) return std::vector<std::string>();
+    const std::vector<std::string> all = map.sides();
+    const auto to = std::ranges::find_first_of(asked.sides, all);
+    if (has.empty() || to == asked.sides.end()) continue;
+    known = known || map.ToldBy(facts.values).has_value();
+    const auto mapped =
+        checkpoints::ApplyMap(map, {"", *to, {}}, checkpoints::WithoutFused(checkpoint), patterns);
+    const std::string sizes = mapped ? "" : sizes_in(mapped.error());
+    if (!mapped && sizes.empty()) continue;  // the shapes do not fit
+    flags.push_back(StrCat("--map ", name, ":", *to, of_split.empty() ? sizes : of_split));
+  }
+  if (known && !flags.empty()) return std::vector<std::string>{"--map auto"};
+  return flags;
 }
 
 namespace {
 
 /// Splits the parameters that the optimizer has fused, or fuses them again.
 Result<MapUsed> UseFused(std::string_view to, checkpoints::ModelSizes sizes,
-                         const KnownConfig& facts, const checkpoints::Patterns& patterns,
-                         checkpoints::Checkpoint* checkpoint, Sink& sink) {
+                         const checkpoints::KnownConfig& facts,
+                         const checkpoints::Patterns& patterns, checkpoints::Checkpoint* checkpoint,
+                         Sink& sink) {
   SW_TRY_ASSIGN(const checkpoints::ModelMap map,
                 checkpoints::ModelMap::BuiltIn(checkpoints::kFusedMap));
   sizes.merge(map.SizesIn(facts.values));
@@ -391,10 +387,19 @@ Result<std::vector<MapUsed>> UseMaps(const std::vector<MapChoice>& choices, cons
                                      const std::string& config,
                                      const checkpoints::Patterns& patterns,
                                      checkpoints::Checkpoint* checkpoint, Sink& sink) {
-  SW_TRY_ASSIGN(const KnownConfig facts, MergeConfigs(config, *checkpoint));
+  SW_TRY_ASSIGN(const checkpoints::KnownConfig facts,
+                checkpoints::MergeConfigs(config, *checkpoint));
+  if (std::ranges::all_of(choices, [](const MapChoice& one) { return one.map.has_value(); })) {
+    SW_TRY(CheckSizes(choices, *checkpoint));
+  } else if (facts.origin.empty()) {
+    // Without the family no map is found. Fail before a size is missed for the split.
+    SW_TRY(FindFamily(facts, asked, patterns, *checkpoint));
+  }
   std::vector<MapUsed> all;
   std::optional<checkpoints::Checkpoint> fused;  // state before the split
-  if (!checkpoint->fused.empty() && !choices.empty()) {
+  if (!checkpoint->fused.empty() && !choices.empty() && asked.weights_alone) {
+    *checkpoint = checkpoints::WithoutFused(std::move(*checkpoint));
+  } else if (!checkpoint->fused.empty() && !choices.empty()) {
     fused = *checkpoint;
     SW_TRY_ASSIGN(MapUsed used, UseFused(checkpoints::kFusedSplit, choices.front().use.sizes, facts,
                                          patterns, checkpoint, sink));
@@ -411,7 +416,7 @@ Result<std::vector<MapUsed>> UseMaps(const std::vector<MapChoice>& choices, cons
       choice.map = std::move(found->map);
       choice.use.to = std::move(found->to);
       why = std::move(found->why);
-      SW_TRY(CheckSizes(choice.use.sizes, {choice}));
+      SW_TRY(CheckSizes({choice}, *checkpoint));
     }
     if (choice.map->name() == checkpoints::kFusedMap) {
       if (fused && all.size() == before && choice.use.to == checkpoints::kFusedSplit) {

@@ -10,6 +10,8 @@
 
 #include "checkpoints/model/checkpoint.h"
 #include "checkpoints/name_maps/maps.h"
+#include "checkpoints/name_maps/model_config.h"
+#include "checkpoints/registry.h"
 #include "checkpoints/tp_rules/patterns.h"
 #include "support/base/result.h"
 #include "support/base/sink.h"
@@ -25,6 +27,9 @@ struct MapsAsked {
   std::string sizes;  ///< "kv_heads=8,head_dim=64", or empty
   /// For "auto" without a scheme: possible naming schemes of the target, in order of preference.
   std::vector<std::string> sides;
+  /// The target has weights alone, and they are in the model: parameters that only the optimizer
+  /// stores in a fused form are not split.
+  bool weights_alone = false;
   /// For "auto" without a scheme: a checkpoint with the wanted names. Null: `sides` decides.
   const checkpoints::Checkpoint* like = nullptr;
 };
@@ -64,21 +69,27 @@ Result<std::vector<MapChoice>> MapsOfRecipes(const std::string& recipes, const s
 /// Collective; rank 0 reads.
 Result<std::vector<MapChoice>> ReadMaps(comm::Comm& comm, const MapsAsked& asked);
 
-/// Finds config.json of the model in a source path or its parent. Returns "PATH\nTEXT", or "".
-/// \error kLimit, kBadInput  as os::ReadWholeText
-/// Local.
-Result<std::string> FindConfig(const std::vector<std::string>& source_paths);
+/// Sets the fields of a request for maps that follow from the format to write and its keys.
+/// Pure.
+void SetTarget(const checkpoints::Format& format, const checkpoints::TargetSpec& spec,
+               MapsAsked* asked);
 
-/// Returns the text of an adapter_config.json in one of the folders, in its parent, or in a
-/// subfolder of either where trainers store adapters; empty if there is none.
-/// \error as FindConfig
-/// Local.
-Result<std::string> FindAdapterConfig(const std::vector<std::string>& source_paths);
+/// Returns the flags of each built-in map that knows all names of a checkpoint and leads to one of
+/// the wanted naming schemes, such as "--map llama:hf --map-sizes kv_heads=N". Returns only
+/// "--map auto" if the model config determines the map. Empty if the names follow a wanted scheme
+/// already, or no map knows them.
+/// \param asked  the wanted schemes, and weights_alone
+/// \param config  as checkpoints::FindConfig returns it; ignored if it cannot be parsed
+/// Pure.
+Result<std::vector<std::string>> MapFlagsFor(const checkpoints::Checkpoint& checkpoint,
+                                             const MapsAsked& asked,
+                                             const checkpoints::Patterns& patterns,
+                                             const std::string& config);
 
 /// Applies maps to a checkpoint, one after the other, and reports each. Sizes come from
 /// `asked`, or from the model config: config.json and values recorded in the checkpoint.
 /// The config selects the map for "auto", and the rules of the map verify that it fits.
-/// \param config  as FindConfig returns it
+/// \param config  as checkpoints::FindConfig returns it
 /// \error as checkpoints::ApplyMap; kBadInput  two contradicting config values, both
 ///        named; "auto": kUsage  the config or target does not determine one map;
 ///        kUnsupported  no map exists for this config

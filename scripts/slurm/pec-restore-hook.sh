@@ -61,8 +61,24 @@ fi
 if [[ " ${*:3}" == *" --agents"* && " ${*:3}" != *" --lost-nodes"* ]]; then
   flags+=(--lost-nodes unreachable)
 fi
-rm -f "$report"
-pec-restore "$store" "$out" --restart --force --take-over -q --json="$report" "${flags[@]}" "${log[@]}" "${@:3}" >/dev/null
+# restore FLAG...: restores the store to OUT.
+restore() {
+  rm -f "$report"
+  pec-restore "$store" "$out" --restart --force --take-over -q --json="$report" "${flags[@]}" "${log[@]}" "$@" >/dev/null
+}
+stopped=
+for partial in "$out".partial-*; do
+  # The pattern itself if no file matches it.
+  [[ ! -e $partial ]] || stopped=1
+done
+code=0
+restore "${@:3}" || code=$?
+if [[ $code -eq 6 && -n $stopped ]]; then
+  echo "pec-restore-hook: the stopped restore was of an older state of the store: starting again" >&2
+  code=0
+  restore "${@:3}" --no-resume || code=$?
+fi
+[[ $code -eq 0 ]] || exit "$code"
 resume=$(sed -n 's/^  "iteration": \([0-9]\{1,\}\|null\),$/\1/p' "$report")
 case $resume in
   null) ;;

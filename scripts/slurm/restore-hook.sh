@@ -159,9 +159,9 @@ for ((try = 0; code == 6 && try < 3; ++try)); do
   fi
   convert --resume
 done
-if [[ $code -eq 5 && -n $stopped ]]; then
+if [[ $code -eq 6 && -n $stopped ]]; then
   echo "restore-hook: the stopped conversion read different files: starting again" >&2
-  convert
+  convert --no-resume
 fi
 [[ $code -eq 0 ]] || exit "$code"
 echo "$out"

@@ -146,11 +146,11 @@ if grep -q "report in" err; then
 fi
 rm -rf out
 LOAD_CODE=75 convert
-LOAD_CODE=5 LAUNCHER_CODE=1 convert
-expect "a stopped run of other files: it starts again" 5 "" "$asked --resume"$'\n'"$asked"
+LOAD_CODE=6 LAUNCHER_CODE=1 convert
+expect "a stopped run of other files: it starts again" 6 "" "$asked --resume"$'\n'"$asked --no-resume"
 rm -rf out.partial-a
-LOAD_CODE=5 LAUNCHER_CODE=1 convert
-expect "a mismatch without a stopped run is final" 5 "" "$asked --resume"
+LOAD_CODE=6 LAUNCHER_CODE=1 convert
+expect "a mismatch without a stopped run is final" 6 "" "$asked --resume"
 rm -rf out
 run bash "$scripts/convert.sbatch" src out/ 'dp_shard=48' dcp
 expect "a name with a slash, another format" 0 "*complete" "${asked/dp=48,zero=3 --format deepspeed/dp_shard=48 --format dcp} --resume"
@@ -214,8 +214,9 @@ FINGERPRINT=f1 hook
 expect "the conversion that is there is of another checkpoint" 6 "" ""
 rm -rf ckpt.dp6
 mkdir ckpt.dp6.partial-a
-LOAD_CODE=5 LAUNCHER_CODE=1 hook
-expect "a stopped conversion of other files" 5 "" "$asked --resume"$'\n'"$asked"
+LOAD_CODE=6 LAUNCHER_CODE=1 hook
+tries="$asked --resume"$'\n'"$asked --resume"$'\n'"$asked --resume"$'\n'"$asked --resume"
+expect "a stopped conversion of other files" 6 "" "$tries"$'\n'"$asked --no-resume"
 rmdir ckpt.dp6.partial-a
 echo step8 >ckpt/latest
 hook

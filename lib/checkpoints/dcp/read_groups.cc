@@ -145,7 +145,7 @@ Status FolderReader::MakeFlatGroups() {
     own_->groups[at].push_back(own_->OptimizerName(std::string(name)));
   }
   if (out_.groups.size() > 1) {
-    out_.warnings.push_back(StrCat(
+    out_.optimizer_warnings.push_back(StrCat(
         source_.tag, ": a flat optimizer does not record the order of its ", out_.groups.size(),
         " parameter groups, so they are in the order of the model; trainers that number "
         "their groups, such as DeepSpeed, must create them in this order"));

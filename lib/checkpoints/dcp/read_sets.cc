@@ -100,11 +100,13 @@ void FolderReader::WarnOfUnmatched() {
     const auto found = loose.find(module_of(param.name));
     fused = fused && found != loose.end() && found->second > 1;
   }
-  out_.warnings.push_back(
+  out_.optimizer_warnings.push_back(
       fused ? "the optimizer has parameters that the model saves in parts under other "
               "names, such as fused projections; only --format " +
                   std::string(kName) +
-                  " keeps their states, unless a --map splits them: " + FirstFew(names)
+                  " keeps their states, unless --map torchtitan_qkv:split or a map of the "
+                  "model's family splits them: " +
+                  FirstFew(names)
             : "the optimizer has parameters that the model lacks: " + FirstFew(names) +
                   "; only --format " + std::string(kName) + " keeps their states");
 }

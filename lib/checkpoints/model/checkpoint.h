@@ -207,6 +207,8 @@ struct Checkpoint {
   std::vector<std::string> left_out;
   std::vector<FileDigest> digests;  ///< checksums of files that have not been read completely yet
   std::vector<std::string> warnings;
+  /// Warnings about the optimizer, which do not matter where only weights are needed.
+  std::vector<std::string> optimizer_warnings;
 };
 
 /// Checks that the whole optimizer state can be written in another layout: `bound` is empty and

@@ -81,6 +81,9 @@ struct Mapped {
 /// Pure.
 std::vector<std::string> SidesOf(const ModelMap& map, const Checkpoint& checkpoint);
 
+/// The message of ApplyMap about a size that it cannot derive ends with this and "NAME=N".
+inline constexpr std::string_view kSizesFlag = " --map-sizes ";
+
 /// Converts a checkpoint to the names and shapes of another naming scheme. Uses every element of
 /// every tensor once. Parameters that are merged need the same group, step, kind, type and states.
 /// \param patterns  rules for how tensor parallelism shards the new parameters

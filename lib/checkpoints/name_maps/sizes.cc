@@ -232,7 +232,7 @@ Status Solver::CheckKnown(const Instance& instance) const {
   return Fail(
       Errc::kUsage, Quoted(param.name), " ", ToString(param.shape), ": ", rule.origin,
       " needs sizes that neither the shapes nor a config.json next to the checkpoint determine (",
-      Joined(open, ", "), "): pass --map-sizes ", open.front(), "=N");
+      Joined(open, ", "), "): pass", kSizesFlag, open.front(), "=N");
 }
 
 Status Solver::Run() {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "convert/api/calls_internal.h"
 
-#include "support/base/verify.h"
+#include "support/base/run_options.h"
 
 namespace shardwright::internal {
 
@@ -19,7 +19,7 @@ Result<convert::InputOptions> InputOf(const Source& source) {
   options.node_local = source.node_local;
   options.allow_mixed = source.allow_mixed;
   options.weights_of = source.weights_of;
-  options.maps = {source.maps, source.map_sizes, {}, nullptr};
+  options.maps = {source.maps, source.map_sizes, {}, false, nullptr};
   options.proof.reset();
   return options;
 }

@@ -34,10 +34,7 @@ Result<convert::InputOptions> InputOf(const Source& source, const ConvertOptions
   input.output = options.output;
   if (!options.dry_run)
     input.proof = convert::CompareOptions{options.threads, options.memory_bytes};
-  if (format.sides != nullptr) {
-    const std::span<const std::string_view> sides = format.sides(spec);
-    input.maps.sides.assign(sides.begin(), sides.end());
-  }
+  convert::SetTarget(format, spec, &input.maps);
   return input;
 }
 

@@ -15,8 +15,8 @@
 #include "convert/api/ranks.h"
 #include "convert/api/source.h"
 #include "support/base/result.h"
+#include "support/base/run_options.h"
 #include "support/base/sink.h"
-#include "support/base/verify.h"
 
 namespace shardwright {
 
@@ -27,8 +27,9 @@ struct ConvertOptions {
   /// As --target, for example "zero=3,dp=48". Keys you omit keep the source's value. Options
   /// that have a flag of their own on the command line (--flavour, --trainer) are keys here.
   std::string target;
-  bool force = false;      ///< replace an existing output once the new one is complete
-  bool resume = false;     ///< continue a run that was stopped
+  bool force = false;  ///< replace an existing output once the new one is complete
+  /// Handling of the work that a stopped run has left next to `output`.
+  Resume resume = Resume::kIfSame;
   bool take_over = false;  ///< remove another machine's lock with an expired heartbeat
   bool dry_run = false;    ///< plan only, without reading payloads or writing files
   bool link = false;       ///< equal layouts only: make hard links to the files of the source
@@ -49,7 +50,7 @@ struct ConvertReport {
   std::uint64_t bytes_read = 0;     ///< of payloads; 0 with dry_run
   std::uint64_t bytes_written = 0;  ///< 0 with dry_run
   bool same_files = false;          ///< the layouts were equal: the source's files are unchanged
-  bool found_done = false;          ///< resume: the stopped run had finished
+  bool found_done = false;          ///< kIfSameOrDone: the stopped run had finished
   /// Parts of the source that the target cannot represent, one sentence each.
   std::vector<std::string> not_carried;
   /// The whole report as a JSON object: the `result` of `ucp-load --json` (docs/report.md).
@@ -59,11 +60,12 @@ struct ConvertReport {
 /// Writes a source in another layout or format. The output is atomic, and its bytes are the
 /// same for every number of ranks and threads.
 /// \param sink  receives warnings and progress, and can request a stop
-/// \error kUsage  invalid or contradictory options; kBusy  the output exists; kIo  writing
-///        failed; kLimit  out of memory; kMismatch  `strict`, and the target cannot represent
-///        everything; kInfeasible  the source cannot have this layout; kStopped  the sink
-///        requested it, `resume` continues; as Describe for the source. If one of several
-///        ranks runs out of memory, the others wait: end the job after kLimit "out of memory".
+/// \error kUsage  invalid or contradictory options; kBusy  the output exists, or a stopped run
+///        had other inputs or options; kIo  writing failed; kLimit  out of memory; kMismatch
+///        `strict`, and the target cannot represent everything; kInfeasible  the source cannot have
+///        this layout; kStopped  the sink requested it, the same call continues; as Describe for
+///        the source. If one of several ranks runs out of memory, the others wait: end the job
+///        after kLimit "out of memory".
 /// Collective.
 SW_API Result<ConvertReport> Convert(Ranks& ranks, const Source& source,
                                      const ConvertOptions& options, Sink& sink);

@@ -221,6 +221,12 @@ void Warn(const Job& job, const RestoreReport& report) {
   if (!report.replay.refused.empty()) {
     job.sink.Warn(StrCat(job.options.store, ": not replayed: ", FirstFew(report.replay.refused)));
   }
+  if (report.loss && report.loss->run.plt > kPltLimit) {
+    job.sink.Warn(
+        StrCat(job.options.store, ": the run has lost ", Fixed(100 * report.loss->run.plt, 3),
+               " % of its tokens, more than ", Fixed(100 * kPltLimit, 3),
+               " %, above which accuracy suffers: save more experts (--k) or more often"));
+  }
   if (report.unknown_spent) {
     job.sink.Warn(job.options.store +
                   ": the tokens lost by this restore are unknown, because the saves had no token "
@@ -251,12 +257,12 @@ Result<convert::ConvertReport> Write(const Job& job, const RestoreReport& report
     if (!head.contains("replayed")) head["replayed"] = nlohmann::ordered_json::object();
     head["replayed"][module.name] = module.replayed->version;
   }
-  std::string parameters = "pec " + head["layout"].dump();
-  for (const auto& [key, value] : layout.options) parameters += " " + value;
+  exec::Identity identity = convert::RunIdentity(source);
+  convert::AddLayout(format, layout, &identity);
   SW_TRY_ASSIGN(
       convert::ConvertReport done,
       convert::RunPlan(job.comm, source, source.checkpoint.map, written.target, *source.bytes,
-                       head.dump(), parameters, job.options.write, job.sink));
+                       head.dump(), std::move(identity), job.options.write, job.sink));
   done.source = source.checkpoint.layout;
   done.target = layout;
   done.not_carried = std::move(written.not_carried);

@@ -24,7 +24,7 @@ constexpr std::array<Row, 11> kRows = {{
     {Errc::kLimit, "limit", "memory or size limit exceeded"},
     {Errc::kUnsupported, "unsupported", "unsupported layout or version"},
     {Errc::kInfeasible, "infeasible", "no feasible plan"},
-    {Errc::kStopped, "stopped", "stopped on request; `--resume` continues"},
+    {Errc::kStopped, "stopped", "stopped on request; the same command continues"},
 }};
 
 }  // namespace

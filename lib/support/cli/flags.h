@@ -7,7 +7,7 @@
 #include <string_view>
 
 #include "support/base/result.h"
-#include "support/base/verify.h"
+#include "support/base/run_options.h"
 
 namespace shardwright::cli {
 
@@ -16,7 +16,7 @@ namespace shardwright::cli {
 enum class Shared : std::uint8_t {
   kDryRun,    ///< -n, --dry-run
   kForce,     ///< --force
-  kResume,    ///< --resume
+  kResume,    ///< --resume, --no-resume
   kVerify,    ///< --verify
   kThreads,   ///< --threads
   kMemory,    ///< --memory
@@ -41,7 +41,7 @@ struct CommonFlags {
   std::string log_file;  ///< empty without a log; {rank} is not yet expanded
   bool dry_run = false;
   bool force = false;
-  bool resume = false;
+  Resume resume = Resume::kIfSame;
   bool take_over = false;
   bool list = false;
   std::optional<std::string> explain;  ///< name of the tensor

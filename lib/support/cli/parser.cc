@@ -16,8 +16,8 @@ namespace {
 
 /// Shared flags, to distinguish unknown flags from flags that this command does not have.
 constexpr std::string_view kSharedNames[] = {
-    "--dry-run", "--force",   "--resume", "--verify", "--threads",   "--memory",
-    "--list",    "--explain", "--seed",   "--mode",   "--take-over", "--rank-timeout"};
+    "--dry-run", "--force",   "--resume", "--no-resume", "--verify",    "--threads",     "--memory",
+    "--list",    "--explain", "--seed",   "--mode",      "--take-over", "--rank-timeout"};
 
 constexpr std::uint64_t kRankTimeoutMost = std::uint64_t{7} * 24 * 3600;
 
@@ -89,6 +89,16 @@ void Parser::AddDescribeFlags() {
   }
 }
 
+void Parser::AddResumeFlags() {
+  const auto add = [this](const char* flag, Resume value, const char* what) {
+    cli_.add_flag_callback(
+            flag, [this, value] { flags_.resume = value; }, what)
+        ->disable_flag_override();
+  };
+  add("--resume", Resume::kIfSameOrDone, "exit with code 0 if OUTPUT is complete already");
+  add("--no-resume", Resume::kNever, "remove what a stopped run has written, and start again");
+}
+
 void Parser::AddRunFlags() {
   const auto add_switch = [this](Shared which, const char* flag, bool& value, const char* what) {
     if (Uses(which)) cli_.add_flag(flag, value, what)->disable_flag_override();
@@ -96,8 +106,7 @@ void Parser::AddRunFlags() {
   add_switch(Shared::kDryRun, "-n,--dry-run", flags_.dry_run,
              "print all reads, writes, files, memory and disk space; write nothing");
   add_switch(Shared::kForce, "--force", flags_.force, "replace an existing output atomically");
-  add_switch(Shared::kResume, "--resume", flags_.resume,
-             "continue a stopped run with the same inputs, flags and version");
+  if (Uses(Shared::kResume)) AddResumeFlags();
   add_switch(Shared::kTakeOver, "--take-over", flags_.take_over,
              "if a process on another machine has the lock: wait until its last heartbeat is 180 s "
              "old, then remove the lock (docs/filesystems.md)");
@@ -328,9 +337,13 @@ Status Parser::CheckPositionals() const {
 }
 
 Status Parser::CheckCombinations() const {
+  if (GivenFlag("--resume") && GivenFlag("--no-resume")) {
+    return Usage("--resume cannot be combined with --no-resume");
+  }
   if (flags_.list && flags_.explain) return Usage("--list cannot be combined with --explain");
   if (!flags_.describes()) return {};
-  for (const char* flag : {"--dry-run", "--force", "--resume", "--verify", "--seed", "--mode"}) {
+  for (const char* flag :
+       {"--dry-run", "--force", "--resume", "--no-resume", "--verify", "--seed", "--mode"}) {
     if (GivenFlag(flag)) {
       return Usage(std::string(flag) + " cannot be combined with " +
                    (flags_.list ? "--list" : "--explain") + ", which writes nothing");

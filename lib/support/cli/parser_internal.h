@@ -99,6 +99,7 @@ class Parser {
 
   void AddShared();
   void AddCommonFlags();
+  void AddResumeFlags();
   void AddRunFlags();
   void AddDescribeFlags();
   void ReadEarlyFlags(const std::vector<std::string>& args);

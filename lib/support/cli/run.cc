@@ -360,7 +360,7 @@ Status CallBodyApart(const App::Body& body, Context& context, CommonFlags& flags
                    " tasks without MPI: one task writes the output and the others wait for it. To "
                    "share the work, use srun --mpi=pmix (or pmi2)"),
             0);
-  flags.resume = true;
+  flags.resume = Resume::kIfSameOrDone;
   for (std::chrono::milliseconds wait = kFirstWait;; wait = std::min(2 * wait, kLongestWait)) {
     Status status = CallBody(body, context, threw);
     if (status || status.error().code != Errc::kBusy || status.error().sys != EWOULDBLOCK) {

@@ -3,8 +3,9 @@
 //
 //   1 commit.lock         lock OUTPUT.lock; restore an output that a killed run moved aside; fail
 //                         if OUTPUT exists without --force
-//   2 commit.stage        resume or remove leftovers; make OUTPUT.partial-<run>, for this user
-//                         only, and its .journal. The caller then writes into it
+//   2 commit.stage        find or remove the stage of a stopped run; without one make
+//                         OUTPUT.partial-<run>, for this user only, and its .journal. The caller
+//                         then writes into it
 //   3 commit.sync         sync each file, then each directory, children first
 //   4 commit.manifest     write and sync the manifest, sync the directory that contains it
 //   5 commit.verify       read the stage again, if requested
@@ -16,7 +17,7 @@
 //   7 commit.sync_parent  sync the parent
 //   8 commit.release      remove the old output and the journal, remove and free the lock
 //
-// After a kill before step 6, a stage with .journal remains, which a resumed run continues. Later
+// After a kill before step 6, a stage with .journal remains, which the next run continues. Later
 // the directory of that name is the finished stage or, after an exchange, the old output. If OUTPUT
 // is missing, it is the stage and gets its journal back. Otherwise Recover removes it.
 //
@@ -94,7 +95,7 @@ Result<Directory> OpenOwnStage(const Directory& parent, const std::string& name)
   if (!why.empty()) {
     why += "; without --resume the run starts again and leaves it alone";
   } else if (why = parent.WhyExposed(self); !why.empty()) {
-    why += "; check it and close it with chmod go-w, or run without --resume to start again";
+    why += "; check it and close it with chmod go-w, or pass --no-resume to start again";
   }
   if (why.empty()) return stage;
   return Fail(Errc::kBusy, stage.path(), ": not resumed: ", why);
@@ -239,7 +240,7 @@ Status Stage::Recover() {
   return {};
 }
 
-// Creates or resumes the directory to write into.
+// Creates the directory to write into, or finds that of a stopped run.
 Status Stage::Enter(const StageOptions& options) {
   SW_TRY(FaultPoint("commit.stage"));
   SW_TRY_ASSIGN(const std::vector<Leftover> left, Leftovers(""));
@@ -255,7 +256,7 @@ Status Stage::Enter(const StageOptions& options) {
       }
       continue;
     }
-    if (options.resume) {
+    if (options.resume != Resume::kNever) {
       SW_TRY_ASSIGN(const auto journal, parent_.Look(one.name + "/" + kJournalDir));
       if (journal && journal->type == EntryType::kDir) {
         resumable.push_back(one.id);
@@ -266,11 +267,14 @@ Status Stage::Enter(const StageOptions& options) {
     notes_.push_back("removed " + path + ", left by a stopped run");
   }
   if (resumable.size() > 1) {
-    return Fail(Errc::kBusy, output_, ": several stopped runs can be resumed (", resumable[0], ", ",
-                resumable[1], "): remove all but one ", output_, kPartial, "<run>");
+    return Fail(Errc::kBusy, output_, ": several stopped runs can be continued (", resumable[0],
+                ", ", resumable[1], "): remove all but one ", output_, kPartial,
+                "<run>, or pass --no-resume to start again");
   }
   resumed_ = !resumable.empty();
-  if (options.resume && !resumed_ && !refused.empty()) return Fail(Errc::kBusy, refused);
+  if (options.resume == Resume::kIfSameOrDone && !resumed_ && !refused.empty()) {
+    return Fail(Errc::kBusy, refused);
+  }
   if (resumed_) run_id_ = resumable[0];
   stage_name_ = name_ + std::string(kPartial) + run_id_;
   path_ = parent_.PathOf(stage_name_);

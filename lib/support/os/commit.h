@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "support/base/result.h"
+#include "support/base/run_options.h"
 #include "support/base/sink.h"
 #include "support/os/directory.h"
 #include "support/os/lock.h"
@@ -18,8 +19,8 @@ namespace shardwright::os {
 inline constexpr const char* kJournalDir = ".journal";
 
 struct StageOptions {
-  bool force = false;      ///< replace an existing output
-  bool resume = false;     ///< continue in the directory of a stopped run
+  bool force = false;  ///< replace an existing output
+  Resume resume = Resume::kIfSame;
   std::string run_id;      ///< 1 to 64 of a-z A-Z 0-9 _ -
   bool take_over = false;  ///< as Lock::Take
 };
@@ -45,13 +46,15 @@ Result<std::string> MakeRunId();
 /// others get path() from it and call OpenStage. All calls are local.
 class Stage {
  public:
-  /// Takes the lock and creates the stage, or finds it with resume.
-  /// First restores an output that a killed run had moved aside. Then removes stages of killed
-  /// runs for the same OUTPUT that it does not resume, with a note. It keeps directories of
-  /// other users, and those that others may have put there (Directory::WhyShared), with a
-  /// note. It keeps directories that it cannot remove, with a warning.
+  /// Takes the lock and finds the stage of a stopped run, or creates one.
+  /// First restores an output that a killed run had moved aside. A stage of a stopped run for
+  /// the same OUTPUT is continued; the caller has to check that the run was the same. With
+  /// Resume::kNever it is removed, with a note. Directories of other users, and those that
+  /// others may have put there (Directory::WhyShared), are kept, with a note. Directories
+  /// that cannot be removed are kept, with a warning.
   /// \error kBusy if OUTPUT exists without force or cannot be renamed, if another run has the
-  ///        lock, or if the only run to resume is another user's or others may write to it;
+  ///        lock, if several stopped runs could be continued, or if others may write to
+  ///        the stage; with kIfSameOrDone if the only stage is another user's;
   ///        kNotFound if the parent is missing; kUsage for a bad name or run id; kIo
   static Result<Stage> Begin(const std::string& output, const StageOptions& options);
 

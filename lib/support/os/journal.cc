@@ -56,8 +56,7 @@ Status CheckHeader(const std::string& path, std::span<const std::byte> header,
   const std::span<const std::byte> found = header.subspan(16, 16);
   if (!std::equal(found.begin(), found.end(), fingerprint.begin())) {
     return Fail(Errc::kMismatch, path,
-                ": the stopped run had other inputs, flags or version: "
-                "fingerprint ",
+                ": belongs to a run with other inputs, flags or version: fingerprint ",
                 Hex(fingerprint), " expected, found ", Hex(found));
   }
   return {};

@@ -239,10 +239,10 @@ class Neighbours(DemoTest):
         for data in (BESIDE[BIG] + b"appended", BESIDE[BIG][:-1], BESIDE[BIG]):
             path.write_bytes(data)
             for flags in ((), ("--target", "dp=3"), ("--link",)):
-                done = self.run_in("ucp-load", "catalogue", "out", *flags, code=3)
+                done = self.run_in("ucp-load", "catalogue", "out", *flags, "--no-resume", code=3)
                 self.assertIn(f"{BIG}: changed since it was catalogued", done.stderr)
                 self.assertFalse((self.work / "out").exists())
-        self.run_in("ucp-load", "catalogue", "out", "--siblings=none")
+        self.run_in("ucp-load", "catalogue", "out", "--siblings=none", "--no-resume")
 
     def test_a_large_one_that_was_written_again_longer_is_not_torn(self):
         path = self.work / "ckpt/trainer_state.json"
@@ -250,7 +250,7 @@ class Neighbours(DemoTest):
         self.run_in("ucp-extract", "ckpt", "catalogue")
         path.write_text(json.dumps({"log_history": list(range(30_001))}))
         for flags in ((), ("--target", "dp=3"), ("--link",)):
-            done = self.run_in("ucp-load", "catalogue", "out", *flags, code=3)
+            done = self.run_in("ucp-load", "catalogue", "out", *flags, "--no-resume", code=3)
             self.assertIn("trainer_state.json: changed since it was catalogued", done.stderr)
             self.assertFalse((self.work / "out").exists())
 

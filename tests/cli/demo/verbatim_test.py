@@ -150,7 +150,7 @@ class Verbatim(DemoTest):
         whole = self.files("ckpt")
         kill = {"SHARDWRIGHT_FAULT": "link:3:kill"}
         self.run_in("ucp-load", "ckpt", "out", "--link", code=-9, **kill)
-        self.run_in("ucp-load", "ckpt", "out", "--resume", code=5)  # a copy is another run
+        self.run_in("ucp-load", "ckpt", "out", code=6)  # a copy is another run
         self.assertEqual(self.files("ckpt"), whole)
         stage, = self.work.glob("out.partial-*")
         shutil.rmtree(stage / ".journal")

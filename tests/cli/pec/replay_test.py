@@ -188,7 +188,7 @@ class Exact(Replaying):
         pieces = self.pieces(module, 8)
         pieces[0] = {**piece(pieces[0]["param"], pieces[0]["elems"], bytes(len(pieces[0]["data"])))}
         log.record(8, module, [self.model.steps[8]], pieces)
-        self.restore("out", *words, "--resume", code=5)
+        self.restore("out", *words, code=6)
         log.path.write_bytes(data)
         result = self.restored("out", *words, "--resume")
         self.assertGreater(result["conversion"]["run"]["units_resumed"], 0)

@@ -145,7 +145,7 @@ TEST_F(Conversions, DoNotReplaceAnOutput) {
 }
 
 TEST_F(Conversions, FindThatTheyAreDone) {
-  options_.resume = true;
+  options_.resume = Resume::kIfSameOrDone;
   ASSERT_TRUE(To(Own("zero1_w2"), "zero=2,dp=3", "out"));
   const auto again = To(Own("zero1_w2"), "zero=2,dp=3", "out");
   ASSERT_TRUE(again.has_value()) << again.error().message;

@@ -89,6 +89,36 @@ Result<os::Directory> OpenShared(comm::Comm& comm, const std::string& stage,
   return comm.Agree(open());
 }
 
+Result<os::Stage> BeginStage(const RunOptions& options, const std::vector<std::string>& sources,
+                             Sink& sink) {
+  if (options.force) SW_TRY(CheckReplaceable(options.output, sources));
+  SW_TRY_ASSIGN(const std::string run_id, os::MakeRunId());
+  SW_TRY_ASSIGN(os::Stage stage, os::Stage::Begin(options.output, {options.force, options.resume,
+                                                                   run_id, options.take_over}));
+  stage.Print(sink);
+  const auto check = [&]() -> Status {
+    SW_TRY_ASSIGN(const os::Directory journals, stage.directory().OpenDir(os::kJournalDir));
+    if (stage.resumed()) {
+      SW_TRY(OfStoppedRun(options.output, options.identity.CheckSame(journals)));
+      sink.Note("continuing the stopped run in " + stage.path(), 0);
+    }
+    return options.identity.Write(journals);
+  };
+  if (Status same = check(); !same) {
+    (void)stage.Abandon(true);
+    return tl::unexpected<Error>(std::move(same).error());
+  }
+  return stage;
+}
+
+Status OfStoppedRun(const std::string& output, Status status) {
+  if (status || status.error().code == Errc::kIo || status.error().code == Errc::kNotFound) {
+    return status;
+  }
+  return Fail(Errc::kBusy, output, ": a stopped run cannot be continued: ", status.error().message,
+              "; repeat the command of that run, or pass --no-resume to start again");
+}
+
 Runner::Runner(comm::Comm& comm, const plan::Plan& plan, ByteSource& source,
                const RunOptions& options, Sink& sink)
     : comm_(comm),
@@ -119,7 +149,8 @@ Result<RunReport> Runner::Run() {
 
 Status Runner::LeaveStage(Errc code) {
   // After a failed write or sync the kernel may show pages that never reached the disk, so a later
-  // run cannot detect which data are intact. Clear the journal so that it writes everything again.
+  // run cannot detect which data are intact. Remove the stage, but first clear the journal, in case
+  // that the stage cannot be removed.
   Status left;
   if (code == Errc::kIo && journal_) left = journal_->Clear();
   // Close first: removing an open file leaves a hidden file on NFS and FUSE.
@@ -127,10 +158,9 @@ Status Runner::LeaveStage(Errc code) {
   (void)output_.CloseAll();
   if (comm_.size() > 1) SW_TRY(comm_.Barrier());
   if (!stage_ || stage_->committed()) return left;
-  // Keep the stage if the user may resume, but not if the input is wrong. A resume with other
-  // inputs or flags fails with kMismatch and must leave the stopped run's stage as it is.
-  const bool keep = code == Errc::kStopped || (code == Errc::kIo && left) ||
-                    code == Errc::kNotFound || (code == Errc::kMismatch && resumed_);
+  // Keep the stage if the next run may continue it, but not if the input is wrong.
+  const bool keep =
+      code == Errc::kStopped || code == Errc::kNotFound || (code == Errc::kBusy && resumed_);
   SW_TRY(stage_->Abandon(keep));
   return left;
 }
@@ -142,7 +172,7 @@ Status Runner::Passes() {
                 " of buffers");
   }
   SW_TRY(Begin());
-  SW_TRY(comm_.Agree(ReadJournals()));
+  SW_TRY(comm_.Agree(OfStoppedRun(options_.output, ReadJournals())));
   SW_TRY(comm_.Agree(OpenJournal()));
   SW_TRY(comm_.Agree(CreateFiles()));
   SW_TRY(comm_.Agree(Recover()));
@@ -157,13 +187,8 @@ Status Runner::Passes() {
 Status Runner::Begin() {
   sink_.Pass("prepare");
   const auto open_stage = [&]() -> Result<std::string> {
-    if (options_.force) SW_TRY(CheckReplaceable(options_.output, plan_.source().files));
-    SW_TRY_ASSIGN(const std::string run_id, os::MakeRunId());
-    SW_TRY_ASSIGN(os::Stage stage,
-                  os::Stage::Begin(options_.output,
-                                   {options_.force, options_.resume, run_id, options_.take_over}));
+    SW_TRY_ASSIGN(os::Stage stage, BeginStage(options_, plan_.source().files, sink_));
     stage_.emplace(std::move(stage));
-    stage_->Print(sink_);
     return (stage_->resumed() ? "r" : "n") + stage_->path();
   };
   const Result<std::string> opened = comm_.OnRootText(open_stage);
@@ -191,10 +216,10 @@ Status Runner::ReadJournals() {
   std::vector<std::string> names;
   names.reserve(entries.size());
   for (const os::Entry& entry : entries) {
-    if (entry.name != kCreatedName) names.push_back(entry.name);
+    if (entry.name != kCreatedName && entry.name != kIdentityName) names.push_back(entry.name);
   }
   SW_TRY_ASSIGN(const os::JournalRecords found,
-                os::ReadJournals(journals_, names, options_.fingerprint));
+                os::ReadJournals(journals_, names, options_.identity.Fingerprint()));
   for (const std::vector<std::byte>& bytes : found.records) {
     std::uint64_t unit = 0;
     UnitRecord record;
@@ -212,8 +237,8 @@ Status Runner::ReadJournals() {
 }
 
 Status Runner::OpenJournal() {
-  SW_TRY_ASSIGN(os::Journal journal,
-                os::Journal::Open(journals_, std::to_string(comm_.rank()), options_.fingerprint));
+  SW_TRY_ASSIGN(os::Journal journal, os::Journal::Open(journals_, std::to_string(comm_.rank()),
+                                                       options_.identity.Fingerprint()));
   journal_.emplace(std::move(journal));
   // The journal must be durable before the first output file, because
   // it identifies the run that the files of a stage belong to.
@@ -256,7 +281,7 @@ Status Runner::WriteUnits() {
   sink_.Pass("write");
   UnitLoopOptions loop_options;
   loop_options.sums = options_.verify == Verify::kNone ? nullptr : &source_sums_;
-  loop_options.stopped = "stopped on request; --resume continues";
+  loop_options.stopped = "stopped on request; the same command continues";
   std::vector<std::uint64_t> todo;
   for (std::uint64_t index = first_; index < last_; ++index) {
     const plan::Unit unit = plan_.unit(index);

@@ -10,14 +10,15 @@
 #include <vector>
 
 #include "engine/exec/byte_source.h"
+#include "engine/exec/run/identity.h"
 #include "engine/plan/plan.h"
 #include "support/base/result.h"
+#include "support/base/run_options.h"
 #include "support/base/sink.h"
-#include "support/base/verify.h"
 #include "support/comm/comm.h"
+#include "support/os/commit.h"
 #include "support/os/directory.h"
 #include "support/os/io_threads.h"
-#include "support/os/journal.h"
 
 namespace shardwright::exec {
 
@@ -26,7 +27,7 @@ using Verify = shardwright::Verify;
 struct RunOptions {
   std::string output;
   bool force = false;
-  bool resume = false;
+  Resume resume = Resume::kIfSame;
   bool take_over = false;  ///< see os::StageOptions
   Verify verify = Verify::kChecksums;
   unsigned threads = 1;  ///< of this rank
@@ -34,8 +35,7 @@ struct RunOptions {
   unsigned io_threads = os::kIoThreads;
   /// Bytes of buffers that this rank may use; at least one workspace per thread is needed.
   std::uint64_t memory_bytes = std::uint64_t{1} << 30;
-  os::Fingerprint
-      fingerprint{};     ///< of inputs, flags and version: must be identical in a resumed run
+  Identity identity;     ///< must be equal to that of a stopped run to continue it
   std::string manifest;  ///< JSON object: the manifest without its list of files
   /// --node-local: rank that reads each source file; empty if every rank sees every file.
   std::vector<int> file_owner;
@@ -73,11 +73,25 @@ Status CheckSpace(const std::string& output, const std::string& folder, std::uin
 Result<os::Directory> OpenShared(comm::Comm& comm, const std::string& stage,
                                  const std::string& output);
 
+/// Begins to write the output: takes its lock and finds or creates its stage
+/// (os::Stage::Begin). Prints the notes of the stage.
+/// \param sources  files of the source, which --force must not replace
+/// \error kBusy  also if a stopped run has another identity; as os::Stage::Begin and
+///        CheckReplaceable
+/// Local, on rank 0.
+Result<os::Stage> BeginStage(const RunOptions& options, const std::vector<std::string>& sources,
+                             Sink& sink);
+
+/// Makes an error in the journals of a stopped run kBusy, with the way out. Errors of the file
+/// system are returned unchanged.
+/// Pure.
+Status OfStoppedRun(const std::string& output, Status status);
+
 /// Executes a plan: writes every output file into a stage next to `output`,
 /// which it renames when complete, synced and described by a manifest
 /// (support/os/commit.h). Units are divided over ranks and threads; the
 /// output has the same bytes for every number of ranks and threads.
-/// \error kStopped  stop requested, a resumed run reuses the work; kBadInput  a source member
+/// \error kStopped  stop requested, the next run continues; kBadInput  a source member
 ///        has a wrong checksum; kIo, kBusy  the output; kLimit  memory_bytes is too small
 /// Collective. Source: docs/architecture.md, "Plan and run".
 Result<RunReport> Run(comm::Comm& comm, const plan::Plan& plan, ByteSource& source,

@@ -167,7 +167,7 @@ Status Runner::MakeClones() {
     for (std::uint32_t index = 0; index < is_clone_.size(); ++index) {
       if (plan_.target().files[index].clone == plan::CloneMode::kCopy) continue;
       if (sink_.stop_requested()) {
-        return Fail(Errc::kStopped, "stopped on request; --resume continues");
+        return Fail(Errc::kStopped, "stopped on request; the same command continues");
       }
       SW_TRY_ASSIGN(const bool made, MakeClone(index));
       is_clone_[index] = std::byte{made};

@@ -101,9 +101,9 @@ TEST_F(Library, GoesOnFromWhereItWasStopped) {
   ASSERT_FALSE(stopped.has_value());
   EXPECT_EQ(stopped.error().code, Errc::kStopped) << stopped.error().message;
   EXPECT_EQ(Contents().count("out"), 0U);
-  options_.resume = true;
+  options_.resume = Resume::kIfSameOrDone;
   ASSERT_TRUE(To(Own("zero1_w2"), "zero=3,dp=4", "out"));
-  options_.resume = false;
+  options_.resume = Resume::kIfSame;
   const auto there = To(Own("zero1_w2"), "zero=3,dp=4", "out");
   ASSERT_FALSE(there.has_value());
   EXPECT_EQ(there.error().code, Errc::kBusy) << there.error().message;

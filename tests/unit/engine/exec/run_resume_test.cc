@@ -22,17 +22,45 @@ namespace fs = std::filesystem;
 TEST_F(Runs, StopAndGoOn) {
   MakeTensor();
   options_.threads = 1;
-  options_.fingerprint[0] = std::byte{3};
+  const auto identity = [](const char* format, const char* files) {
+    Identity made;
+    made.Add("--format", format);
+    made.AddDigest("the files of INPUT", files);
+    return made;
+  };
+  options_.identity = identity("dcp", "f1");
   Stopping stopping(2);
   const auto stopped = Run(&stopping);
   ASSERT_FALSE(stopped);
   EXPECT_EQ(stopped.error().code, Errc::kStopped);
   EXPECT_FALSE(fs::exists(At("in/out")));
-  options_.resume = true;
-  options_.fingerprint[0] = std::byte{4};
-  const auto other = Run();
-  EXPECT_FALSE(other) << "another run may not go on with it";
-  options_.fingerprint[0] = std::byte{3};
+  const auto refused = [&](const Identity& other) {
+    options_.identity = other;
+    const auto done = Run();
+    EXPECT_FALSE(done) << "another run may not continue it";
+    EXPECT_EQ(done ? Errc::kInternal : done.error().code, Errc::kBusy);
+    return done ? "" : done.error().message;
+  };
+  const std::string flag = refused(identity("megatron", "f2"));
+  EXPECT_NE(flag.find("it differs in --format (dcp before, megatron now); "), std::string::npos)
+      << flag;
+  EXPECT_NE(flag.find("--no-resume"), std::string::npos) << flag;
+  const std::string files = refused(identity("dcp", "f2"));
+  EXPECT_NE(files.find("it differs in the files of INPUT; "), std::string::npos) << files;
+  Identity less;
+  less.AddDigest("the files of INPUT", "f1");
+  const std::string gone = refused(less);
+  EXPECT_NE(gone.find("--format (dcp before, none now)"), std::string::npos) << gone;
+  // The journals decide where the identity of the stopped run cannot be read.
+  const std::string stored = StagePath() + "/.journal/run.json";
+  const std::string text = os::Scratch::Get("in/" + fs::relative(stored, At("in")).string());
+  std::ofstream(stored) << "{\"--format\": ";
+  const std::string torn = refused(identity("megatron", "f1"));
+  EXPECT_NE(torn.find("other inputs, flags or version"), std::string::npos) << torn;
+  std::string flipped = text;
+  flipped[flipped.find("dcp")] = 'p';
+  std::ofstream(stored) << flipped;
+  options_.identity = identity("dcp", "f1");
   const auto resumed = Run();
   ASSERT_TRUE(resumed) << resumed.error().message;
   EXPECT_GT(resumed->units_resumed, 0U);
@@ -48,7 +76,7 @@ TEST_F(Runs, OfSeveralRanksGoOnWithWhatAllHaveNoted) {
   const Status stopped = RunOn(2, 1);
   ASSERT_FALSE(stopped);
   ASSERT_EQ(stopped.error().code, Errc::kStopped);
-  options_.resume = true;
+  options_.resume = Resume::kIfSameOrDone;
   const Status resumed = RunOn(2);
   ASSERT_TRUE(resumed) << resumed.error().message;
   EXPECT_EQ(report_.units_resumed, 2U) << "one of each rank";
@@ -77,7 +105,7 @@ TEST_F(Runs, WriteEverythingAgainAfterAFailedSync) {
   MakeTensor();
   options_.threads = 1;
   for (const char* const spec : {"sync:3:eio", "write:5:enospc", "close:4:edquot"}) {
-    options_.resume = false;
+    options_.resume = Resume::kNever;
     {
       const os::ScopedFault fault(*os::ParseFault(spec));
       const auto failed = Run();
@@ -86,7 +114,7 @@ TEST_F(Runs, WriteEverythingAgainAfterAFailedSync) {
       EXPECT_EQ(failed.error().code, Errc::kIo) << spec;
       EXPECT_FALSE(fs::exists(At("in/out"))) << spec;
     }
-    options_.resume = true;
+    options_.resume = Resume::kIfSameOrDone;
     const auto resumed = Run();
     ASSERT_TRUE(resumed) << spec << ": " << resumed.error().message;
     EXPECT_EQ(resumed->units_resumed, 0U) << spec;
@@ -104,7 +132,7 @@ TEST_F(Runs, OfSeveralRanksWriteEverythingAgainAfterAFailedSync) {
     ASSERT_FALSE(failed);
     ASSERT_EQ(failed.error().code, Errc::kIo);
   }
-  options_.resume = true;
+  options_.resume = Resume::kIfSameOrDone;
   const Status resumed = RunOn(2);
   ASSERT_TRUE(resumed) << resumed.error().message;
   EXPECT_EQ(report_.units_resumed, 0U);
@@ -145,12 +173,12 @@ TEST_F(Runs, RefuseRecordsThatAreNotTheirs) {
   MakeTensor();
   Stop(2);
   const std::string stage = StagePath();
-  auto journal =
-      os::Journal::Open(*os::Directory::Open(stage + "/.journal"), "1", options_.fingerprint);
+  auto journal = os::Journal::Open(*os::Directory::Open(stage + "/.journal"), "1",
+                                   options_.identity.Fingerprint());
   ASSERT_TRUE(journal && journal->Append(os::AsBytes("short")));
   const auto resumed = Run();
   ASSERT_FALSE(resumed);
-  EXPECT_EQ(resumed.error().code, Errc::kBadInput);
+  EXPECT_EQ(resumed.error().code, Errc::kBusy);
   EXPECT_NE(resumed.error().message.find("contains a record of another run"), std::string::npos)
       << resumed.error().message;
 }
@@ -162,7 +190,7 @@ TEST_F(Runs, MakeTheirJournalDurableFirst) {
     const os::ScopedFault fault(*os::ParseFault(spec));
     const auto done = Run();
     EXPECT_FALSE(done) << spec;
-    EXPECT_EQ(fault.Count(os::Op::kCreate), 2U) << spec << ": the lock and the journal";
+    EXPECT_EQ(fault.Count(os::Op::kCreate), 3U) << spec << ": lock, identity and journal";
     std::string said = done ? "" : done.error().message;
     fs::remove_all(At("in"));
     fs::create_directories(At("in"));

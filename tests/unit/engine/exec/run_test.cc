@@ -233,6 +233,7 @@ TEST_F(Runs, ReadBackFindsABitThatWasWrittenWrong) {
   const auto content = [&] { return std::pair(Get("in/out/out0"), Get("in/out/out1")); };
   const auto wanted = content();
   options_.verify = Verify::kReadback;
+  options_.resume = Resume::kNever;
   int refused = 0;
   for (int write = 1;; ++write) {
     fs::remove_all(options_.output);

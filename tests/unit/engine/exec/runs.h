@@ -88,7 +88,7 @@ class Runs : public os::Scratch {
     const auto stopped = Run(&stopping);
     ASSERT_FALSE(stopped);
     ASSERT_EQ(stopped.error().code, Errc::kStopped);
-    options_.resume = true;
+    options_.resume = Resume::kIfSameOrDone;
   }
 
   /// Returns the path of the stage that a stopped run has left behind.

@@ -51,7 +51,7 @@ class CommitFaultTest : public Scratch, public ::testing::WithParamInterface<Cas
   }
 
   /// A whole run: begin, one unit of work, commit.
-  Status Run(const std::string& id, bool resume, bool force) const {
+  Status Run(const std::string& id, Resume resume, bool force) const {
     SW_TRY_ASSIGN(Stage stage,
                   Stage::Begin(At("out"), {.force = force, .resume = resume, .run_id = id}));
     const Directory& folder = stage.directory();
@@ -96,7 +96,7 @@ class CommitFaultTest : public Scratch, public ::testing::WithParamInterface<Cas
   }
 
   /// A next run, resumed or fresh, ends with the new output and nothing else.
-  void ExpectNextRunCleans(const std::string& where, bool resume) {
+  void ExpectNextRunCleans(const std::string& where, Resume resume) {
     const Status next = Run("r2", resume, true);
     EXPECT_TRUE(next) << where << (next ? "" : next.error().message);
     EXPECT_EQ(Contents(), Whole("new")) << where;
@@ -116,7 +116,7 @@ TEST_P(CommitFaultTest, AnErrorAtEveryCallLeavesOldOrNewWhole) {
         std::string rule = target;
         rule.append(":").append(std::to_string(call)).append(":").append(action);
         const ScopedFault fault(Rules(rule));
-        status = Run("r1", false, GetParam().replace);
+        status = Run("r1", Resume::kNever, GetParam().replace);
         fired = fault.fired();
       }
       ExpectWhole(where, false);
@@ -134,7 +134,7 @@ TEST_P(CommitFaultTest, AnErrorAtEveryCallLeavesOldOrNewWhole) {
       if (!fired) {
         EXPECT_EQ(Contents(), Whole("new"));
       }
-      ExpectNextRunCleans(where, call % 2 == 0);
+      ExpectNextRunCleans(where, call % 2 == 0 ? Resume::kIfSame : Resume::kNever);
       ASSERT_LT(call, 200);
     }
   }
@@ -163,14 +163,14 @@ TEST_P(CommitFaultTest, AnErrorAtEveryCallOfARecoveryLosesNothing) {
         if (aside && GetParam().exchange) std::filesystem::remove_all(At("out"));
         {
           const ScopedFault fault(Rules(target + ":" + std::to_string(call) + ":eio"));
-          const Status status = Run("s", true, GetParam().replace);
+          const Status status = Run("s", Resume::kIfSame, GetParam().replace);
           fired = fault.fired();
           if (!fired) {
             EXPECT_TRUE(status) << where << status.error().message;
           }
         }
         ExpectWhole(where, true);
-        ExpectNextRunCleans(where, call % 2 == 0);
+        ExpectNextRunCleans(where, call % 2 == 0 ? Resume::kIfSame : Resume::kNever);
         ASSERT_LT(call, 200);
       }
     }
@@ -178,14 +178,14 @@ TEST_P(CommitFaultTest, AnErrorAtEveryCallOfARecoveryLosesNothing) {
 }
 
 TEST_P(CommitFaultTest, AKillAtEveryCallLeavesOldOrNewWhole) {
-  for (const bool resume : {false, true}) {
+  for (const Resume resume : {Resume::kNever, Resume::kIfSame}) {
     bool killed = true;
     for (int call = 1; killed; ++call) {
       const std::string where = "kill at call " + std::to_string(call) + ": ";
       Reset();
       const int status = InChild([&] {
         const ScopedFault fault(Rules("any:" + std::to_string(call) + ":kill"));
-        return Run("r1", false, GetParam().replace) ? 0 : 1;
+        return Run("r1", Resume::kNever, GetParam().replace) ? 0 : 1;
       });
       killed = WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
       if (!killed) {
@@ -207,13 +207,13 @@ TEST_P(CommitFaultTest, AKillAtEveryNamedStepLeavesOldOrNewWhole) {
     Reset();
     const int status = InChild([&] {
       const ScopedFault fault(Rules("commit." + step + ":1:kill"));
-      return Run("r1", false, GetParam().replace) ? 0 : 1;
+      return Run("r1", Resume::kNever, GetParam().replace) ? 0 : 1;
     });
     EXPECT_TRUE(WIFSIGNALED(status)) << step;
     const bool renamed = step == "sync_parent" || step == "release";
     const Files old = GetParam().replace ? Whole("old") : Files{};
     EXPECT_EQ(OutputNow(), renamed ? Whole("new") : old) << step;
-    ExpectNextRunCleans(step, true);
+    ExpectNextRunCleans(step, Resume::kIfSame);
   }
 }
 
@@ -224,13 +224,13 @@ TEST_P(CommitFaultTest, AFullDiskFromEveryCallOnLeavesOldOrNewWhole) {
     Reset();
     {
       const ScopedFault fault(Rules("write:" + std::to_string(call) + "+:enospc"));
-      const Status status = Run("r1", false, GetParam().replace);
+      const Status status = Run("r1", Resume::kNever, GetParam().replace);
       fired = fault.fired();
       EXPECT_EQ(static_cast<bool>(status), !fired) << where;
     }
     const Files old = GetParam().replace ? Whole("old") : Files{};
     EXPECT_EQ(OutputNow(), fired ? old : Whole("new")) << where;
-    ExpectNextRunCleans(where, true);
+    ExpectNextRunCleans(where, Resume::kIfSame);
     ASSERT_LT(call, 100);
   }
 }

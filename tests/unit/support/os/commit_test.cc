@@ -31,7 +31,7 @@ Files Output(const std::string& text) {
 }
 
 TEST_F(CommitTest, MakesTheOutputAndLeavesNothingElse) {
-  auto stage = Stage::Begin(At("out/"), {.force = false, .resume = false, .run_id = "r1"});
+  auto stage = Stage::Begin(At("out/"), {.force = false, .resume = Resume::kNever, .run_id = "r1"});
   ASSERT_TRUE(stage) << stage.error().message;
   EXPECT_EQ(stage->path(), At("out.partial-r1"));
   EXPECT_EQ(stage->output(), At("out"));
@@ -48,7 +48,7 @@ TEST_F(CommitTest, MakesTheOutputAndLeavesNothingElse) {
 }
 
 TEST_F(CommitTest, SyncsFilesThenDirectoriesThenManifestThenVerifiesThenRenames) {
-  auto stage = Stage::Begin(At("out"), {.force = false, .resume = false, .run_id = "r1"});
+  auto stage = Stage::Begin(At("out"), {.force = false, .resume = Resume::kNever, .run_id = "r1"});
   ASSERT_TRUE(stage && Fill(*stage, "new"));
   const ScopedFault calls;
   CommitSteps steps;
@@ -75,7 +75,7 @@ TEST_F(CommitTest, SyncsFilesThenDirectoriesThenManifestThenVerifiesThenRenames)
 TEST_F(CommitTest, OthersEnterTheOutputButNotTheStage) {
   const auto mode = [&](const std::string& name) { return (*Here().Look(name))->mode; };
   ASSERT_TRUE(MakeDirs(At("folder")));
-  auto stage = Stage::Begin(At("out"), {.force = false, .resume = false, .run_id = "r1"});
+  auto stage = Stage::Begin(At("out"), {.force = false, .resume = Resume::kNever, .run_id = "r1"});
   ASSERT_TRUE(stage && Fill(*stage, "new"));
   EXPECT_EQ(mode("out.partial-r1"), 0700U);
   ASSERT_TRUE(stage->Commit(Manifest()));
@@ -84,11 +84,13 @@ TEST_F(CommitTest, OthersEnterTheOutputButNotTheStage) {
 
 TEST_F(CommitTest, AStageThatOthersMayWriteToIsNotResumed) {
   {
-    auto stage = Stage::Begin(At("out"), {.force = false, .resume = false, .run_id = "r1"});
+    auto stage =
+        Stage::Begin(At("out"), {.force = false, .resume = Resume::kNever, .run_id = "r1"});
     ASSERT_TRUE(stage && Fill(*stage, "new"));
   }
   ASSERT_TRUE(Here().OpenDir("out.partial-r1")->SetMode(0777));
-  const auto resumed = Stage::Begin(At("out"), {.force = false, .resume = true, .run_id = "r2"});
+  const auto resumed =
+      Stage::Begin(At("out"), {.force = false, .resume = Resume::kIfSameOrDone, .run_id = "r2"});
   ASSERT_FALSE(resumed);
   EXPECT_EQ(resumed.error().code, Errc::kBusy);
   EXPECT_NE(resumed.error().message.find("chmod go-w"), std::string::npos)
@@ -96,7 +98,7 @@ TEST_F(CommitTest, AStageThatOthersMayWriteToIsNotResumed) {
 }
 
 TEST_F(CommitTest, FilesSyncedByTheCallerAreNotSyncedAgain) {
-  auto stage = Stage::Begin(At("out"), {.force = false, .resume = false, .run_id = "r1"});
+  auto stage = Stage::Begin(At("out"), {.force = false, .resume = Resume::kNever, .run_id = "r1"});
   ASSERT_TRUE(stage && Fill(*stage, "new"));
   CommitSteps steps = Manifest();
   steps.files_synced = true;
@@ -112,11 +114,12 @@ TEST_F(CommitTest, FilesSyncedByTheCallerAreNotSyncedAgain) {
 
 TEST_F(CommitTest, RefusesAnExistingOutputUnlessForced) {
   Put("out/old", "1");
-  const auto refused = Stage::Begin(At("out"), {.force = false, .resume = false, .run_id = "r1"});
+  const auto refused =
+      Stage::Begin(At("out"), {.force = false, .resume = Resume::kNever, .run_id = "r1"});
   ASSERT_FALSE(refused);
   EXPECT_EQ(refused.error().code, Errc::kBusy);
   EXPECT_EQ(Contents(), (Files{{"out", "/"}, {"out/old", "1"}}));
-  auto forced = Stage::Begin(At("out"), {.force = true, .resume = false, .run_id = "r1"});
+  auto forced = Stage::Begin(At("out"), {.force = true, .resume = Resume::kNever, .run_id = "r1"});
   ASSERT_TRUE(forced && Fill(*forced, "new"));
   EXPECT_EQ(Get("out/old"), "1");
   ASSERT_TRUE(forced->Commit(Manifest()));
@@ -128,7 +131,8 @@ TEST_F(CommitTest, NeverReplacesALinkOrAFile) {
   ASSERT_EQ(::symlink("target", At("out").c_str()), 0);
   Put("file", "2");
   for (const std::string name : {"out", "file"}) {
-    const auto stage = Stage::Begin(At(name), {.force = true, .resume = false, .run_id = "r1"});
+    const auto stage =
+        Stage::Begin(At(name), {.force = true, .resume = Resume::kNever, .run_id = "r1"});
     ASSERT_FALSE(stage) << name;
     EXPECT_EQ(stage.error().code, Errc::kBusy) << name;
   }
@@ -138,15 +142,17 @@ TEST_F(CommitTest, NeverReplacesALinkOrAFile) {
 
 TEST_F(CommitTest, SaysThatAnOutputIsALink) {
   ASSERT_EQ(::symlink("elsewhere", At("out").c_str()), 0);
-  const auto stage = Stage::Begin(At("out"), {.force = true, .resume = false, .run_id = "r1"});
+  const auto stage =
+      Stage::Begin(At("out"), {.force = true, .resume = Resume::kNever, .run_id = "r1"});
   ASSERT_FALSE(stage);
   EXPECT_NE(stage.error().message.find("a symbolic link"), std::string::npos);
 }
 
 TEST_F(CommitTest, SecondRunOfTheSameOutputIsRefusedWithItsOwner) {
-  auto first = Stage::Begin(At("out"), {.force = false, .resume = false, .run_id = "r1"});
+  auto first = Stage::Begin(At("out"), {.force = false, .resume = Resume::kNever, .run_id = "r1"});
   ASSERT_TRUE(first);
-  const auto second = Stage::Begin(At("out"), {.force = false, .resume = true, .run_id = "r2"});
+  const auto second =
+      Stage::Begin(At("out"), {.force = false, .resume = Resume::kIfSameOrDone, .run_id = "r2"});
   ASSERT_FALSE(second);
   EXPECT_EQ(second.error().code, Errc::kBusy);
   EXPECT_NE(second.error().message.find("(run r1)"), std::string::npos) << second.error().message;
@@ -155,7 +161,7 @@ TEST_F(CommitTest, SecondRunOfTheSameOutputIsRefusedWithItsOwner) {
 }
 
 TEST_F(CommitTest, ARunWhoseLockWasTakenOverCommitsAndRemovesNothing) {
-  auto stage = Stage::Begin(At("out"), {.force = false, .resume = false, .run_id = "r1"});
+  auto stage = Stage::Begin(At("out"), {.force = false, .resume = Resume::kNever, .run_id = "r1"});
   ASSERT_TRUE(stage && Fill(*stage, "new"));
   const std::string taken = "process 7 on elsewhere (run r2)\nboot b7 start 5\n";
   Put("out.lock", taken);
@@ -170,12 +176,13 @@ TEST_F(CommitTest, ARunWhoseLockWasTakenOverCommitsAndRemovesNothing) {
 
 TEST_F(CommitTest, AStageOfAnotherMachineIsNotTouchedUntilItIsTakenOver) {
   {
-    auto stage = Stage::Begin(At("out"), {.force = false, .resume = false, .run_id = "r1"});
+    auto stage =
+        Stage::Begin(At("out"), {.force = false, .resume = Resume::kNever, .run_id = "r1"});
     ASSERT_TRUE(stage && Fill(*stage, "old") && stage->Abandon(true));
   }
   Put("out.lock", "process 7 on elsewhere (run r1)\nboot b7 start 5\n");
   const Files before = Contents();
-  for (const bool resume : {false, true}) {
+  for (const Resume resume : {Resume::kIfSame, Resume::kIfSameOrDone, Resume::kNever}) {
     const auto refused = Stage::Begin(At("out"), {.force = true, .resume = resume, .run_id = "r2"});
     ASSERT_FALSE(refused);
     EXPECT_EQ(refused.error().code, Errc::kBusy);
@@ -183,15 +190,16 @@ TEST_F(CommitTest, AStageOfAnotherMachineIsNotTouchedUntilItIsTakenOver) {
   }
   std::filesystem::last_write_time(
       At("out.lock"), std::filesystem::file_time_type::clock::now() - 2 * kHeartbeatExpires);
-  const auto stage =
-      Stage::Begin(At("out"), {.force = false, .resume = true, .run_id = "r2", .take_over = true});
+  const auto stage = Stage::Begin(
+      At("out"),
+      {.force = false, .resume = Resume::kIfSameOrDone, .run_id = "r2", .take_over = true});
   ASSERT_TRUE(stage) << stage.error().message;
   EXPECT_TRUE(stage->resumed());
   EXPECT_EQ(stage->run_id(), "r1");
 }
 
 TEST_F(CommitTest, AnOutputThatAppearsMeanwhileIsNotReplaced) {
-  auto stage = Stage::Begin(At("out"), {.force = false, .resume = false, .run_id = "r1"});
+  auto stage = Stage::Begin(At("out"), {.force = false, .resume = Resume::kNever, .run_id = "r1"});
   ASSERT_TRUE(stage && Fill(*stage, "new"));
   Put("out/foreign", "1");
   const Status status = stage->Commit(Manifest());
@@ -203,11 +211,13 @@ TEST_F(CommitTest, AnOutputThatAppearsMeanwhileIsNotReplaced) {
 
 TEST_F(CommitTest, DroppedStageStaysAndIsResumed) {
   {
-    auto stage = Stage::Begin(At("out"), {.force = false, .resume = false, .run_id = "r1"});
+    auto stage =
+        Stage::Begin(At("out"), {.force = false, .resume = Resume::kNever, .run_id = "r1"});
     ASSERT_TRUE(stage && Fill(*stage, "half"));
   }
   EXPECT_FALSE(*Exists(At("out.lock")));
-  auto stage = Stage::Begin(At("out"), {.force = false, .resume = true, .run_id = "r2"});
+  auto stage =
+      Stage::Begin(At("out"), {.force = false, .resume = Resume::kIfSameOrDone, .run_id = "r2"});
   ASSERT_TRUE(stage);
   EXPECT_TRUE(stage->resumed());
   EXPECT_EQ(stage->run_id(), "r1");
@@ -223,7 +233,7 @@ TEST_F(CommitTest, FreshRunRemovesLeftoversOfItsOwnOutputOnlyAndSaysSo) {
   Put("out2.partial-dead/x", "1");
   Put("out.partial-a.b/x", "not a run id");
   Put("out.partial-file", "not a directory");
-  auto stage = Stage::Begin(At("out"), {.force = false, .resume = false, .run_id = "r1"});
+  auto stage = Stage::Begin(At("out"), {.force = false, .resume = Resume::kNever, .run_id = "r1"});
   ASSERT_TRUE(stage);
   EXPECT_EQ(stage->notes(), (std::vector<std::string>{
                                 "removed " + At("out.partial-dead") + ", left by a stopped run",
@@ -240,7 +250,8 @@ TEST_F(CommitTest, ResumeNeverContinuesAReplacedOutput) {
   Put("out/a", "new");
   Put("out.partial-r1/a", "old");  // killed after the exchange
   Put("out.partial-r1.journal/j", "1");
-  auto stage = Stage::Begin(At("out"), {.force = true, .resume = true, .run_id = "r2"});
+  auto stage =
+      Stage::Begin(At("out"), {.force = true, .resume = Resume::kIfSameOrDone, .run_id = "r2"});
   ASSERT_TRUE(stage) << stage.error().message;
   EXPECT_FALSE(stage->resumed());
   EXPECT_EQ(stage->notes().size(), 1U);
@@ -251,7 +262,8 @@ TEST_F(CommitTest, ResumeNeverContinuesAReplacedOutput) {
 TEST_F(CommitTest, FinishedStageWithoutItsNameIsResumed) {
   Put("out.partial-r1/a", "new");  // killed before the rename
   Put("out.partial-r1.journal/j", "1");
-  auto stage = Stage::Begin(At("out"), {.force = false, .resume = true, .run_id = "r2"});
+  auto stage =
+      Stage::Begin(At("out"), {.force = false, .resume = Resume::kIfSameOrDone, .run_id = "r2"});
   ASSERT_TRUE(stage) << stage.error().message;
   EXPECT_TRUE(stage->resumed());
   EXPECT_EQ(Get("out.partial-r1/.journal/j"), "1");
@@ -263,13 +275,15 @@ TEST_F(CommitTest, OutputMovedAsideByAKilledRunIsPutBack) {
   Put("out.partial-r1.journal/j", "1");
   {
     const ScopedFault calls;
-    const auto refused = Stage::Begin(At("out"), {.force = false, .resume = false, .run_id = "r2"});
+    const auto refused =
+        Stage::Begin(At("out"), {.force = false, .resume = Resume::kNever, .run_id = "r2"});
     ASSERT_FALSE(refused);
     EXPECT_EQ(refused.error().code, Errc::kBusy);
     EXPECT_EQ(calls.Count(Op::kSync), 1U);  // the folder that has the name again
   }
   EXPECT_EQ(Get("out/a"), "old");
-  auto stage = Stage::Begin(At("out"), {.force = true, .resume = true, .run_id = "r2"});
+  auto stage =
+      Stage::Begin(At("out"), {.force = true, .resume = Resume::kIfSameOrDone, .run_id = "r2"});
   ASSERT_TRUE(stage);
   EXPECT_TRUE(stage->resumed());
   ASSERT_TRUE(stage->Commit(Manifest()));
@@ -279,7 +293,8 @@ TEST_F(CommitTest, OutputMovedAsideByAKilledRunIsPutBack) {
 TEST_F(CommitTest, SeveralResumableRunsAreRefused) {
   Put("out.partial-r1/.journal/j", "1");
   Put("out.partial-r2/.journal/j", "1");
-  const auto stage = Stage::Begin(At("out"), {.force = false, .resume = true, .run_id = "r3"});
+  const auto stage =
+      Stage::Begin(At("out"), {.force = false, .resume = Resume::kIfSameOrDone, .run_id = "r3"});
   ASSERT_FALSE(stage);
   EXPECT_EQ(stage.error().code, Errc::kBusy);
   EXPECT_EQ(Contents().size(), 6U);
@@ -287,7 +302,7 @@ TEST_F(CommitTest, SeveralResumableRunsAreRefused) {
 
 TEST_F(CommitTest, SaysWhenTheOldOutputHadToBeMovedAside) {
   Put("out/a", "old");
-  auto stage = Stage::Begin(At("out"), {.force = true, .resume = false, .run_id = "r1"});
+  auto stage = Stage::Begin(At("out"), {.force = true, .resume = Resume::kNever, .run_id = "r1"});
   ASSERT_TRUE(stage && Fill(*stage, "new"));
   {
     const ScopedFault fault(*ParseFault("exchange:1:einval"));
@@ -301,7 +316,7 @@ TEST_F(CommitTest, SaysWhenTheOldOutputHadToBeMovedAside) {
 TEST_F(CommitTest, EveryWayOfRefusingAnExchangeIsAnswered) {
   for (const char* const error : {"enotempty", "exdev", "ebusy", "eperm"}) {
     Put("out/a", "old");
-    auto stage = Stage::Begin(At("out"), {.force = true, .resume = false, .run_id = "r1"});
+    auto stage = Stage::Begin(At("out"), {.force = true, .resume = Resume::kNever, .run_id = "r1"});
     ASSERT_TRUE(stage && Fill(*stage, "new"));
     const ScopedFault fault(*ParseFault("exchange:1:" + std::string(error)));
     const Status status = stage->Commit(Manifest());
@@ -320,7 +335,7 @@ TEST_F(CommitTest, LeftoversThatCannotBeRemovedAreNoObstacle) {
   Put("out.partial-r9.journal/j", "1");
   auto stage = [&] {
     const ScopedFault fault(*ParseFaults("unlink:1+:eperm,rmdir:1+:ebusy"));
-    return Stage::Begin(At("out"), {.force = true, .resume = false, .run_id = "r1"});
+    return Stage::Begin(At("out"), {.force = true, .resume = Resume::kNever, .run_id = "r1"});
   }();
   ASSERT_TRUE(stage) << stage.error().message;
   ASSERT_EQ(stage->warnings().size(), 3U);
@@ -339,7 +354,7 @@ TEST_F(CommitTest, LeftoversThatCannotBeRemovedAreNoObstacle) {
   EXPECT_EQ(stage->warnings().size(), 5U);  // the old output, the journal
   EXPECT_EQ(Get("out/a"), "new");
   EXPECT_FALSE(*Exists(At("out.partial-r1/a")));  // all that could go is gone
-  auto next = Stage::Begin(At("out"), {.force = true, .resume = false, .run_id = "r2"});
+  auto next = Stage::Begin(At("out"), {.force = true, .resume = Resume::kNever, .run_id = "r2"});
   ASSERT_TRUE(next && Fill(*next, "newer"));
   EXPECT_TRUE(next->warnings().empty());
   ASSERT_TRUE(next->Commit(Manifest()));
@@ -348,7 +363,8 @@ TEST_F(CommitTest, LeftoversThatCannotBeRemovedAreNoObstacle) {
 
 TEST_F(CommitTest, BadNamesAndParentsAreRefused) {
   const auto code = [&](const std::string& output, const std::string& run) {
-    const auto stage = Stage::Begin(output, {.force = false, .resume = false, .run_id = run});
+    const auto stage =
+        Stage::Begin(output, {.force = false, .resume = Resume::kNever, .run_id = run});
     return stage ? Errc::kInternal : stage.error().code;
   };
   EXPECT_EQ(code(At("out"), ""), Errc::kUsage);
@@ -364,7 +380,8 @@ TEST_F(CommitTest, BadNamesAndParentsAreRefused) {
 
 TEST_F(CommitTest, FailedManifestOrVerifyKeepsTheStage) {
   for (const bool in_manifest : {true, false}) {
-    auto stage = Stage::Begin(At("out"), {.force = false, .resume = true, .run_id = "r1"});
+    auto stage =
+        Stage::Begin(At("out"), {.force = false, .resume = Resume::kIfSameOrDone, .run_id = "r1"});
     ASSERT_TRUE(stage && Fill(*stage, "new"));
     CommitSteps steps = Manifest();
     const auto fail = [](const Directory&) -> Status { return Fail(Errc::kMismatch, "no"); };
@@ -379,7 +396,7 @@ TEST_F(CommitTest, FailedManifestOrVerifyKeepsTheStage) {
 
 TEST_F(CommitTest, AnOutputThatCannotBePutBackIsNamed) {
   Put("out/a", "old");
-  auto stage = Stage::Begin(At("out"), {.force = true, .resume = false, .run_id = "r1"});
+  auto stage = Stage::Begin(At("out"), {.force = true, .resume = Resume::kNever, .run_id = "r1"});
   ASSERT_TRUE(stage && Fill(*stage, "new"));
   // The renames: the manifest's, the journal's, the old output's; then the stage's, and both ways
   // back.
@@ -396,14 +413,14 @@ TEST_F(CommitTest, AnOutputThatCannotBePutBackIsNamed) {
 
 TEST_F(CommitTest, WhatCannotBeTidiedIsNotedAndAFailedAbandonTold) {
   Put("out/a", "old");
-  auto stage = Stage::Begin(At("out"), {.force = true, .resume = false, .run_id = "r1"});
+  auto stage = Stage::Begin(At("out"), {.force = true, .resume = Resume::kNever, .run_id = "r1"});
   ASSERT_TRUE(stage && Fill(*stage, "new"));
   {
     const ScopedFault fault(*ParseFault("commit.release:1:eio"));
     ASSERT_TRUE(stage->Commit(Manifest()));
   }
   EXPECT_EQ(stage->warnings().size(), 1U);
-  auto next = Stage::Begin(At("out"), {.force = true, .resume = false, .run_id = "r2"});
+  auto next = Stage::Begin(At("out"), {.force = true, .resume = Resume::kNever, .run_id = "r2"});
   ASSERT_TRUE(next);
   {
     const ScopedFault fault(*ParseFault("rmdir:1:eio"));
@@ -416,7 +433,7 @@ TEST_F(CommitTest, WhatCannotBeTidiedIsNotedAndAFailedAbandonTold) {
 TEST_F(CommitTest, ANameThatMayBeLostIsAnErrorAndALockThatStaysIsNot) {
   for (const char* const what : {"commit.sync_parent:1:eio", "unlink:1:eio"}) {
     const std::string out = At(what);
-    auto stage = Stage::Begin(out, {.force = false, .resume = false, .run_id = "r1"});
+    auto stage = Stage::Begin(out, {.force = false, .resume = Resume::kNever, .run_id = "r1"});
     ASSERT_TRUE(stage && MakeDirs(stage->path() + "/sub")) << what;
     const ScopedFault fault(*ParseFault(what));
     const Status status = stage->Commit(Manifest());

@@ -103,7 +103,9 @@ TEST_F(EveryCall, OfACommitAmongLeftovers) {
   };
   std::vector<std::string> said;
   const auto act = [&]() -> Status {
-    SW_TRY_ASSIGN(Stage stage, Stage::Begin(At("out"), {.force = true, .run_id = "r1"}));
+    SW_TRY_ASSIGN(
+        Stage stage,
+        Stage::Begin(At("out"), {.force = true, .resume = Resume::kNever, .run_id = "r1"}));
     SW_TRY(stage.directory().WriteWholeFile("a", "new"));
     CommitSteps steps;
     steps.write_manifest = [](const Directory& made) { return made.ReplaceFile("manifest", "m"); };
@@ -128,7 +130,8 @@ TEST_F(EveryCall, OfAStageThatIsResumedOrGivenUp) {
     std::filesystem::permissions(At("out.partial-k1"), std::filesystem::perms::owner_all);
   };
   const auto act = [&]() -> Status {
-    SW_TRY_ASSIGN(Stage stage, Stage::Begin(At("out"), {.resume = true, .run_id = "r1"}));
+    SW_TRY_ASSIGN(Stage stage,
+                  Stage::Begin(At("out"), {.resume = Resume::kIfSameOrDone, .run_id = "r1"}));
     SW_TRY_ASSIGN(const Directory journals, stage.directory().OpenDir(kJournalDir));
     SW_TRY_ASSIGN(Journal journal, Journal::Open(journals, "0", {}));
     SW_TRY(journal.Append(AsBytes("a")));

@@ -13,6 +13,13 @@ enum class Verify : std::uint8_t {
   kReadback,   ///< kChecksums, and reads the output again before it is committed
 };
 
+/// Handling of the work that a stopped run for the same output has left.
+enum class Resume : std::uint8_t {
+  kIfSame,        ///< continues if inputs, flags and version are the same, otherwise fails
+  kIfSameOrDone,  ///< kIfSame, and succeeds if the stopped run had completed the output
+  kNever,         ///< removes the work and starts again
+};
+
 /// Maximum number of threads per rank.
 inline constexpr unsigned kThreadsMax = 4096;
 /// Minimum of buffer memory per rank in bytes. A smaller number is probably a missing unit.

@@ -1,0 +1,77 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""A command continues the stopped run of the same command. It refuses that of another one and names what differs.
+
+Usage: resume_test.py BIN
+"""
+
+import os
+import shutil
+import sys
+
+sys.dont_write_bytecode = True
+
+from demo import DemoTest, main  # pylint: disable=wrong-import-position
+
+KILL = {"SHARDWRIGHT_FAULT": "write:20:kill"}
+FLAGS = ("--target", "zero=3,dp=3", "--threads", "1")
+
+
+class Resume(DemoTest):
+    def killed(self, *words, **fault):
+        self.run_in(*words, code=-9, **(fault or KILL))
+        stage, = self.work.glob("out.partial-*")
+        return stage
+
+    def test_the_same_command_continues(self):
+        self.run_in("ucp-load", "ckpt", "wanted", *FLAGS)
+        self.killed("ucp-load", "ckpt", "out", *FLAGS)
+        # These flags have no influence on the output.
+        result = self.report_of("ucp-load", "ckpt", "out", *FLAGS[:2], "--threads=2", "--memory=1GiB", "--verify=readback")
+        self.assertGreater(result["run"]["units_resumed"], 0)
+        self.assertEqual(self.files("out"), self.files("wanted"))
+        self.run_in("ucp-load", "ckpt", "out", *FLAGS, code=6)
+        self.assertTrue(self.report_of("ucp-load", "ckpt", "out", *FLAGS, "--resume")["found_done"])
+
+    def test_another_command_is_refused_and_changes_nothing(self):
+        stage = self.killed("ucp-load", "ckpt", "out", *FLAGS)
+        before = self.files(stage.name)
+        for words, message in ((("--target", "zero=3,dp=4"), "it differs in --target (dp=3 before, dp=4 now);"),
+                               (("--format", "dcp", "--target", "dp_shard=3"), "--format (deepspeed before, dcp now)"),
+                               ((*FLAGS[:2], "--siblings=none"), "it differs in --siblings (copy before, none now)")):
+            for more in ((), ("--resume",)):
+                with self.subTest(words=words, more=more):
+                    said = self.run_in("ucp-load", "ckpt", "out", *words, *more, code=6).stderr
+                    self.assertIn(message, said)
+                    self.assertIn("repeat the command of that run, or pass --no-resume to start again", said)
+        path = next(iter((self.work / "ckpt").rglob("*optim_states.pt")))
+        found = path.stat()
+        os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns + 1))
+        said = self.run_in("ucp-load", "ckpt", "out", *FLAGS, code=6).stderr
+        self.assertIn("it differs in the files of INPUT, which have changed", said)
+        self.assertEqual(self.files(stage.name), before)
+        self.run_in("ucp-load", "ckpt", "out", *FLAGS, "--no-resume")
+        self.assertFalse(stage.exists())
+        self.run_in("ucp-load", "--check", "ckpt", "out")
+
+    def test_packs_and_atoms_too(self):
+        for command, words, other in (("ucp-extract", ("--pack=zstd",), ("--pack",)), ("ucp-union", (), None)):
+            with self.subTest(command):
+                stage = self.killed(command, "ckpt", "out", *words, "--threads=1", SHARDWRIGHT_FAULT="write:8:kill")
+                if other is not None:
+                    self.assertIn("it differs in --pack (zstd before, copy now)",
+                                  self.run_in(command, "ckpt", "out", *other, code=6).stderr)
+                    self.assertTrue(stage.exists())
+                self.run_in(command, "ckpt", "out", *words)
+                self.run_in(command, "ckpt", "fresh", *words)
+                self.assertEqual(self.files("out"), self.files("fresh"))
+                for name in ("out", "fresh"):
+                    shutil.rmtree(self.work / name)
+
+    def test_the_two_flags_exclude_each_other(self):
+        said = self.run_in("ucp-load", "ckpt", "out", *FLAGS, "--resume", "--no-resume", code=2).stderr
+        self.assertIn("--resume cannot be combined with --no-resume", said)
+
+
+if __name__ == "__main__":
+    main("resume_test.py BIN")
