@@ -7,6 +7,7 @@ import itertools
 import json
 import pathlib
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -71,6 +72,14 @@ class Stores(unittest.TestCase):
         look = {"--read-only", "--restart", "safetensors"} & set(words)
         return self.run_tool("pec-restore", self.store, self.work / out, *words,
                              *([] if look else ["--restart"]), code=code, **options)
+
+    def killed(self, out, *words, at):
+        """A restore that SIGKILL ends at a fault point."""
+        done = subprocess.run([str(word) for word in (Given.bin / "pec-restore", self.store,
+                                                      self.work / out, *words)],
+                              env=environment(f"{at}:kill"), text=True, capture_output=True,
+                              timeout=1200, check=False)
+        self.assertEqual(done.returncode, -signal.SIGKILL, f"{done.stdout}{done.stderr}")
 
     def save_series(self, iterations, *words):
         """\\returns by iteration: versions of all experts after it, as the reports imply"""
