@@ -150,11 +150,6 @@ html::Timeline TimelineOf(const Sends& sends, const Window& window) {
   return timeline;
 }
 
-std::string SendsTile(const std::string& name, const std::string& value, const std::string& note) {
-  return "<div class=\"tile\"><span>" + html::Escape(name) + "</span><b>" + html::Escape(value) +
-         "</b><small>" + html::Escape(note) + "</small></div>\n";
-}
-
 std::string SendsTiles(const Sends& sends, const Window& window) {
   std::array<std::uint64_t, kSentKinds> bytes{};
   std::uint64_t all = 0;
@@ -163,13 +158,14 @@ std::string SendsTiles(const Sends& sends, const Window& window) {
     bytes[static_cast<std::size_t>(sent[2])] += static_cast<std::uint64_t>(sent[1]);
     all += static_cast<std::uint64_t>(sent[1]);
   }
-  std::string text = "<div class=\"tiles\">\n" +
-                     SendsTile("Sent", FormatBytes(all), "in " + Fixed(window.seconds(), 1) + " s");
+  std::string text =
+      "<div class=\"tiles\">\n" +
+      html::Tile("Sent", FormatBytes(all), "in " + Fixed(window.seconds(), 1) + " s");
   for (std::size_t kind = 0; kind < kSentKinds; ++kind) {
     if (bytes[kind] == 0) continue;
-    text += SendsTile(kSentNames[kind],
-                      Percent(static_cast<double>(bytes[kind]) / static_cast<double>(all), 1),
-                      FormatBytes(bytes[kind]));
+    text += html::Tile(kSentNames[kind],
+                       Percent(static_cast<double>(bytes[kind]) / static_cast<double>(all), 1),
+                       FormatBytes(bytes[kind]));
   }
   return text + "</div>\n";
 }

@@ -65,25 +65,19 @@ class Page {
            Plural(first_.failures, "failure") + ".</p>\n";
   }
 
-  static std::string Tile(const std::string& name, const std::string& value,
-                          const std::string& note) {
-    return "<div class=\"tile\"><span>" + html::Escape(name) + "</span><b>" + html::Escape(value) +
-           "</b><small>" + html::Escape(note) + "</small></div>\n";
-  }
-
   std::string Tiles() const {
     const SimulationResult& best = page_.results[order_.front()];
     return "<div class=\"tiles\">\n" +
-           Tile("Strategy", best.strategy,
-                page_.results.size() > 1 ? "least time without a plan, then fewest restores"
-                                         : "the only one simulated") +
-           Tile("Failures survived",
-                std::to_string(best.survived) + " of " + std::to_string(best.failures),
-                Plural(best.restores, "restore") + " from a checkpoint") +
-           Tile("Without a plan", text::FormatSeconds(Seconds(best.stalled_ms)),
-                Fixed(100 * Seconds(best.stalled_ms) / seconds(), 1) + " % of the time") +
-           Tile("Balance, mean of all plans", Fixed(best.imbalance_mean, 3),
-                Plural(best.transfers, "replica") + " copied") +
+           html::Tile("Strategy", best.strategy,
+                      page_.results.size() > 1 ? "least time without a plan, then fewest restores"
+                                               : "the only one simulated") +
+           html::Tile("Failures survived",
+                      std::to_string(best.survived) + " of " + std::to_string(best.failures),
+                      Plural(best.restores, "restore") + " from a checkpoint") +
+           html::Tile("Without a plan", text::FormatSeconds(Seconds(best.stalled_ms)),
+                      Fixed(100 * Seconds(best.stalled_ms) / seconds(), 1) + " % of the time") +
+           html::Tile("Balance, mean of all plans", Fixed(best.imbalance_mean, 3),
+                      Plural(best.transfers, "replica") + " copied") +
            "</div>\n";
   }
 

@@ -33,6 +33,11 @@ std::string Escape(std::string_view text) {
   return safe;
 }
 
+std::string Tile(std::string_view name, std::string_view value, std::string_view note) {
+  return "<div class=\"tile\"><span>" + Escape(name) + "</span><b>" + Escape(value) +
+         "</b><small>" + Escape(note) + "</small></div>\n";
+}
+
 std::string ScriptSafe(std::string_view json) {
   std::string safe;
   safe.reserve(json.size());

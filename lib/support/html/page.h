@@ -21,6 +21,12 @@ std::string Escape(std::string_view text);
 /// Pure.
 std::string ScriptSafe(std::string_view json);
 
+/// Returns the markup of one tile: a number that a report shows first. The body of a page puts
+/// tiles into <div class="tiles">.
+/// \param name, value, note  plain text
+/// Pure.
+std::string Tile(std::string_view name, std::string_view value, std::string_view note);
+
 /// Contents of one HTML file.
 struct Document {
   std::string title;  ///< plain text

@@ -204,11 +204,6 @@ std::string TableSection(const SimulationPage& report) {
   return text + "</tbody>\n</table></div>\n</section>\n";
 }
 
-std::string Tile(const std::string& name, const std::string& value, const std::string& note) {
-  return "<div class=\"tile\"><span>" + html::Escape(name) + "</span><b>" + html::Escape(value) +
-         "</b><small>" + html::Escape(note) + "</small></div>\n";
-}
-
 std::string Tiles(const SimulationPage& report) {
   const SimulationRow& any = report.rows.front();
   std::string text = "<div class=\"tiles\">\n";
@@ -217,18 +212,18 @@ std::string Tiles(const SimulationPage& report) {
     const double whole =
         static_cast<double>(row.checkpoints) * static_cast<double>(report.full_bytes);
     const double share = whole > 0 ? static_cast<double>(WrittenBytes(row)) / whole : 0;
-    text += Tile("Least cost within the limit", RowText(row),
-                 row.dynamic ? "marked in the table" : "marked in the charts and the table") +
-            Tile("Bytes written", FormatBytes(WrittenBytes(row)),
-                 Percent(share, 1) + " of full checkpoints") +
-            Tile("Lost tokens (PLT)", Percent(row.loss.plt, 3),
-                 "limit " + Percent(report.plt_limit, 2));
+    text += html::Tile("Least cost within the limit", RowText(row),
+                       row.dynamic ? "marked in the table" : "marked in the charts and the table") +
+            html::Tile("Bytes written", FormatBytes(WrittenBytes(row)),
+                       Percent(share, 1) + " of full checkpoints") +
+            html::Tile("Lost tokens (PLT)", Percent(row.loss.plt, 3),
+                       "limit " + Percent(report.plt_limit, 2));
   } else {
-    text += Tile("Recommendation", "none", report.no_best);
+    text += html::Tile("Recommendation", "none", report.no_best);
   }
   return text +
-         Tile("Faults", std::to_string(report.input->faults.size()),
-              Plural(any.replayed_iterations, "iteration") + " run again") +
+         html::Tile("Faults", std::to_string(report.input->faults.size()),
+                    Plural(any.replayed_iterations, "iteration") + " run again") +
          "</div>\n";
 }
 
