@@ -48,10 +48,8 @@ Status CheckNames(cli::Context& context, const convert::Input& input,
   if (!input.mapped.empty() || input.checkpoint.origin == format.name) return {};
   convert::MapsAsked asked;
   convert::SetTarget(format, spec, &asked);
-  std::vector<std::string> folders = input.source_paths;
-  folders.insert(folders.end(), input.set.save_folders.begin(), input.set.save_folders.end());
-  SW_TRY_ASSIGN(const std::string config,
-                context.comm().OnRootText([&] { return checkpoints::FindConfig(folders); }));
+  if (asked.sides.empty()) return {};  // readers of this format take any names
+  SW_TRY_ASSIGN(const std::string config, convert::ReadModelConfig(context.comm(), input));
   SW_TRY_ASSIGN(const std::vector<std::string> flags,
                 convert::MapFlagsFor(input.checkpoint, asked, input.patterns, config));
   if (flags.empty()) return {};

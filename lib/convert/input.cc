@@ -350,11 +350,7 @@ Result<std::unique_ptr<Input>> OpenInput(comm::Comm& comm, const InputOptions& o
     digest.Add(BytesOf(input->checkpoint.adapter_config));
   }
   if (!maps.empty()) {
-    std::vector<std::string> source_paths = Expand(options.source_paths, comm.rank());
-    source_paths.insert(source_paths.end(), input->set.save_folders.begin(),
-                        input->set.save_folders.end());
-    SW_TRY_ASSIGN(const std::string config,
-                  comm.OnRootText([&] { return checkpoints::FindConfig(source_paths); }));
+    SW_TRY_ASSIGN(const std::string config, ReadModelConfig(comm, *input));
     SW_TRY_ASSIGN(input->mapped, comm.Agree(UseMaps(maps, options.maps, config, input->patterns,
                                                     &input->checkpoint, sink)));
     exec::DigestStream of_maps;
@@ -368,6 +364,12 @@ Result<std::unique_ptr<Input>> OpenInput(comm::Comm& comm, const InputOptions& o
   }
   input->fingerprint = Finish(digest);
   return input;
+}
+
+Result<std::string> ReadModelConfig(comm::Comm& comm, const Input& input) {
+  std::vector<std::string> folders = Expand(input.source_paths, comm.rank());
+  folders.insert(folders.end(), input.set.save_folders.begin(), input.set.save_folders.end());
+  return comm.OnRootText([&] { return checkpoints::FindConfig(folders); });
 }
 
 std::vector<exec::SourcePath> PathsOf(const checkpoints::SourceSet& set) {

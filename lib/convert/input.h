@@ -94,6 +94,11 @@ Result<checkpoints::Patterns> ReadPatterns(const std::vector<std::string>& files
 /// Collective.
 Result<std::unique_ptr<Input>> OpenInput(comm::Comm& comm, const InputOptions& options, Sink& sink);
 
+/// Finds the model's config.json in the folders of an opened source.
+/// \returns as checkpoints::FindConfig
+/// Collective; rank 0 reads.
+Result<std::string> ReadModelConfig(comm::Comm& comm, const Input& input);
+
 /// Finds only the metadata of a source, the first step of OpenInput.
 /// Collective.
 Result<checkpoints::SourceSet> ScanInput(comm::Comm& comm, const InputOptions& options,

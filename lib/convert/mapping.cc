@@ -328,13 +328,9 @@ Result<std::vector<std::string>> MapFlagsFor(const checkpoints::Checkpoint& chec
     const std::size_t flag = error.message.rfind(checkpoints::kSizesFlag);
     return flag == std::string::npos ? std::string() : error.message.substr(flag);
   };
-  std::string of_split;
-  if (!checkpoint.fused.empty() && !asked.weights_alone) {
-    const auto split = checkpoints::SplitFused(checkpoint, {}, patterns);
-    if (!split) of_split = sizes_in(split.error());
-  }
-  std::vector<std::string> flags;
-  bool known = false;  // the config determines the family
+  // Names and the config first: they need no copy of the checkpoint.
+  std::vector<std::pair<checkpoints::ModelMap, std::string>> leading;  // map, target scheme
+  bool known = false;                                                  // by the config
   for (const std::string& name : checkpoints::ModelMap::BuiltInNames()) {
     SW_TRY_ASSIGN(const checkpoints::ModelMap map, checkpoints::ModelMap::BuiltIn(name));
     const std::vector<std::string> has = checkpoints::SidesOf(map, checkpoint);
@@ -346,11 +342,21 @@ Result<std::vector<std::string>> MapFlagsFor(const checkpoints::Checkpoint& chec
     const auto to = std::ranges::find_first_of(asked.sides, all);
     if (has.empty() || to == asked.sides.end()) continue;
     known = known || map.ToldBy(facts.values).has_value();
-    const auto mapped =
-        checkpoints::ApplyMap(map, {"", *to, {}}, checkpoints::WithoutFused(checkpoint), patterns);
+    leading.emplace_back(map, *to);
+  }
+  std::vector<std::string> flags;
+  if (leading.empty()) return flags;
+  std::string of_split;
+  if (!checkpoint.fused.empty() && !asked.weights_alone) {
+    const auto split = checkpoints::SplitFused(checkpoint, {}, patterns);
+    if (!split) of_split = sizes_in(split.error());
+  }
+  const checkpoints::Checkpoint model = checkpoints::WithoutFused(checkpoint);
+  for (const auto& [map, to] : leading) {
+    const auto mapped = checkpoints::ApplyMap(map, {"", to, {}}, model, patterns);
     const std::string sizes = mapped ? "" : sizes_in(mapped.error());
     if (!mapped && sizes.empty()) continue;  // the shapes do not fit
-    flags.push_back(StrCat("--map ", name, ":", *to, of_split.empty() ? sizes : of_split));
+    flags.push_back(StrCat("--map ", map.name(), ":", to, of_split.empty() ? sizes : of_split));
   }
   if (known && !flags.empty()) return std::vector<std::string>{"--map auto"};
   return flags;
