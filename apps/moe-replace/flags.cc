@@ -5,6 +5,7 @@
 #include <array>
 #include <charconv>
 #include <cmath>
+#include <set>
 #include <string_view>
 #include <utility>
 
@@ -35,6 +36,7 @@ constexpr Known kKnown[] = {
     {"--groups", {"best", "eplb", "eplb+"}},
     {"--effort", {"best"}},
     {"--everywhere", {"best", "eplb+"}},
+    {"--pin", {"best"}},
     {"--max-moves", {"best"}},
     {"--target-balance", {"best"}},
     {"--overlap", {"hecate"}},
@@ -70,6 +72,32 @@ Result<placement::MovesLimit> ParseMaxMoves(const std::string& text) {
                  "without moves");
   }
   return limit;
+}
+
+/// Parses EXPERTS:NODES.
+/// \error kUsage
+Result<placement::Pin> ParsePin(const std::string& text) {
+  const std::size_t colon = text.find(':');
+  if (colon != std::string::npos) {
+    auto experts = token_counts::ParseLayers(text.substr(0, colon));
+    auto nodes = token_counts::ParseLayers(text.substr(colon + 1));
+    if (experts && nodes) return placement::Pin{*std::move(experts), *std::move(nodes)};
+  }
+  return Usage("--pin \"", text, "\": expected numbers of experts and of nodes such as 0-3,7:0,1");
+}
+
+/// Parses all --pin flags. \error kUsage  also if two name one expert
+Result<std::vector<placement::Pin>> ParsePins(const std::vector<std::string>& texts) {
+  std::vector<placement::Pin> pins;
+  std::set<std::uint32_t> seen;
+  for (const std::string& text : texts) {
+    SW_TRY_ASSIGN(placement::Pin pin, ParsePin(text));
+    for (const std::uint32_t e : pin.experts) {
+      if (!seen.insert(e).second) return Usage("--pin: expert ", e, " is pinned twice");
+    }
+    pins.push_back(std::move(pin));
+  }
+  return pins;
 }
 
 /// Parses --join: a path, or a path and a weight.
@@ -185,6 +213,10 @@ void MoeFlags::AddStrategyOptionsTo(cli::App& app, bool moves) {
     app.AddText("--everywhere", &everywhere_,
                 "experts that every GPU stores, for example shared experts, as 256 or 0-3,7",
                 "LIST");
+    app.AddList("--pin", &pins_,
+                "experts to keep on these nodes only, as numbers of experts and nodes, for example "
+                "0-3,7:0,1; may be given several times",
+                "EXPERTS:NODES");
     app.AddFlag("--forward", &request.forward,
                 "allow a node to forward an expert that it has just received");
   }
@@ -282,6 +314,7 @@ Status MoeFlags::CheckRules(const cli::App& app, bool cluster_needed) {
     }
     request.everywhere = *std::move(experts);
   }
+  SW_TRY_ASSIGN(request.options.pins, ParsePins(pins_));
   if (!max_moves_.empty() && app.IsSet("--target-balance")) {
     return Usage("--max-moves cannot be combined with --target-balance");
   }

@@ -50,6 +50,7 @@ struct MoeFlags {
   std::string windows_;
   std::string max_moves_;
   std::string everywhere_;
+  std::vector<std::string> pins_;
   std::vector<std::string> joined_;
   std::string objective_;
   // The library stores these numbers in smaller types.

@@ -172,7 +172,7 @@ void LayerAnneal::TrySwap(std::uint32_t a, double temperature) {
   if (mine == kNoExpert || theirs == kNoExpert) return;
   const auto x = static_cast<std::uint32_t>(mine);
   const auto y = static_cast<std::uint32_t>(theirs);
-  if (x == y || Holds(b, x) || Holds(a, y)) return;
+  if (x == y || !Fits(b, x) || !Fits(a, y)) return;
   const std::int64_t cost = MoveCost(x, b) + MoveCost(y, a) - MoveCost(x, a) - MoveCost(y, b);
   if (!Affords(cost)) return;
   changes_.clear();
@@ -203,7 +203,7 @@ void LayerAnneal::TryReplace(std::uint32_t a, double temperature) {
     z = Below(experts_);
   }
   std::int32_t& slot = slots_[first_[device] + Below(ground_.slots[device])];
-  if (slot == kNoExpert || Holds(device, z)) return;
+  if (slot == kNoExpert || !Fits(device, z)) return;
   const auto y = static_cast<std::uint32_t>(slot);
   if (holders_[y].size() < 2 || !MayLeave(y, device, ground_.size())) return;
   if (!Affords(MoveCost(z, device) - MoveCost(y, device))) return;

@@ -77,6 +77,8 @@ class LayerAnneal {
   bool Holds(std::uint32_t d, std::uint32_t e) const {
     return holds_[std::size_t{d} * experts_ + e] != 0;
   }
+  /// Returns whether the device may get a replica.
+  bool Fits(std::uint32_t d, std::uint32_t e) const { return !Holds(d, e) && ground_.Allows(d, e); }
   /// Returns the moves that a replica costs: 0 if the device has it in the current placement.
   std::int64_t MoveCost(std::uint32_t e, std::uint32_t d) const {
     return held_.empty() || held_[std::size_t{d} * experts_ + e] != 0 ? 0 : 1;

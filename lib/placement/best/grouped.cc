@@ -152,7 +152,7 @@ void PlanNode(const TokenCounts& part, const std::vector<std::uint32_t>& experts
   ground.stop = options.stop;
   LayerNotes own;
   double even = 1;
-  const LayerPlan plan(part, 0, node.cluster, units, ground, nullptr, options);
+  const LayerPlan plan(part, 0, node.cluster, units, ground, nullptr, nullptr, options);
   const std::vector<LayerChoice> choices = plan.Run(&own, &even);
   std::transform(
       choices.front().slots.begin(), choices.front().slots.end(), slots.begin(),

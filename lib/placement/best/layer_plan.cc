@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "placement/best/bound_internal.h"
+#include "placement/best/pins_internal.h"
 #include "placement/core/metrics.h"
 #include "placement/migration/migration.h"
 #include "placement/strategy/eplb.h"
@@ -33,13 +34,15 @@ void KeepBestChoices(std::vector<LayerChoice>* choices) {
 }
 
 LayerPlan::LayerPlan(const TokenCounts& loads, std::uint32_t layer, const Cluster& cluster,
-                     const Units& units, const SearchGround& ground, const Placement* current,
+                     const Units& units, const SearchGround& ground,
+                     const std::vector<std::int32_t>* pinned_start, const Placement* current,
                      const Options& options)
     : one_(LayersOf(loads, layer, layer + 1)),
       layer_(layer),
       cluster_(cluster),
       units_(units),
       ground_(ground),
+      pinned_start_(pinned_start),
       current_(current),
       options_(options),
       shares_(loads, layer),
@@ -107,7 +110,7 @@ LayerChoice LayerPlan::ChoiceOf(std::vector<std::int32_t> slots) const {
 // Descends from EPLB's plan, then anneals if the peak is not near the bound.
 std::vector<std::int32_t> LayerPlan::MostEven(const Placement& eplb, LayerNotes* notes) const {
   LayerSearch search(ground_, tokens(), current_, layer_);
-  if (!StartFresh(eplb, &search)) return SlotsOf(eplb);
+  if (!StartFresh(eplb, &search)) return pinned_start_ != nullptr ? *pinned_start_ : SlotsOf(eplb);
   double bound = Bound();
   search.Balance(bound, steps_);
   const std::vector<std::int32_t> start = BetterOfOthers(search.slots(), bound);
@@ -174,12 +177,12 @@ std::vector<std::int32_t> LayerPlan::BetterOfOthers(const std::vector<std::int32
 std::vector<LayerChoice> LayerPlan::Choices(const std::vector<std::int32_t>& even) const {
   std::vector<LayerChoice> choices;
   LayerSearch stay(ground_, tokens(), current_, layer_);
-  const bool stays = stay.StartFromCurrent();
+  const bool stays = StartFromCurrent(&stay);
   if (stays) choices.push_back(ChoiceOf(stay.slots()));
   choices.push_back(ChoiceOf(even));
-  // Renaming the devices may save moves. With copies on several units it could break the rule
-  // for units, so it is skipped.
-  if (ground_.copies_min == 1 && !Stopped(stop_)) {
+  // Renaming the devices may save moves. It is skipped with copies on several units and with pins,
+  // because it could break these rules.
+  if (ground_.copies_min == 1 && !ground_.pinned() && !Stopped(stop_)) {
     choices.push_back(ChoiceOf(SlotsOf(RelabelDevices(LayersOf(*current_, layer_, layer_ + 1),
                                                       PlacementOf(even), cluster_, stop_))));
   }
@@ -193,6 +196,15 @@ std::vector<LayerChoice> LayerPlan::Choices(const std::vector<std::int32_t>& eve
   return choices;
 }
 
+// Starts from the current placement. Where replicas are not allowed by the
+// pins and no slot is spare, moves as few as needed.
+bool LayerPlan::StartFromCurrent(LayerSearch* search) const {
+  if (search->StartFromCurrent()) return true;
+  if (!ground_.pinned() || current_ == nullptr || Stopped(stop_)) return false;
+  const auto kept = PinnedStart(ground_, options_, current_, layer_);
+  return kept && search->StartFrom(PlacementOf(*kept), 0);
+}
+
 // Descends from the current placement to several targets between its peak and the goal.
 void LayerPlan::AddDescents(double goal, std::vector<LayerChoice>* choices) const {
   const double peak = choices->front().imbalance / Imbalance(1);
@@ -200,7 +212,7 @@ void LayerPlan::AddDescents(double goal, std::vector<LayerChoice>* choices) cons
     if (Stopped(stop_)) return;
     const double target = goal + (peak - goal) * part;
     LayerSearch search(ground_, tokens(), current_, layer_);
-    if (!search.StartFromCurrent()) return;
+    if (!StartFromCurrent(&search)) return;
     search.Balance(target * kSame, steps_);
     search.TakeBack(std::max(search.peak(), target) * kSame);
     choices->push_back(ChoiceOf(search.slots()));
@@ -272,8 +284,9 @@ Placement LayerPlan::Eplb() const {
   return placement;
 }
 
-// Starts from EPLB's plan, renamed to match the current one. With copies on several units, if
-// that plan cannot be completed, starts from a ring of the units.
+// Starts from EPLB's plan, renamed to match the current one. If that plan cannot be completed,
+// starts from a placement that obeys the pins, or, with copies on several units, from a ring of
+// the units.
 bool LayerPlan::StartFresh(const Placement& eplb, LayerSearch* search) const {
   Placement start = eplb;
   if (current_ != nullptr && ground_.copies_min > 1) {
@@ -281,6 +294,7 @@ bool LayerPlan::StartFresh(const Placement& eplb, LayerSearch* search) const {
   }
   if (search->StartFrom(start, 0)) return true;
   if (Stopped(stop_)) return false;
+  if (ground_.pinned()) return search->StartFrom(PlacementOf(*pinned_start_), 0);
   Placement ring = EmptyPlacement(one_, cluster_);
   const auto counts = ReplicaCounts(tokens(), units_.slot_count(), ground_.copies_min);
   const UnitPlan plan = RingPlan(counts, units_.slots, ground_.copies_min, stop_);

@@ -21,9 +21,12 @@ namespace shardwright::placement::internal {
 /// Plans one layer for the strategy best: start, bound and result.
 class LayerPlan {
  public:
-  /// All arguments must outlive the object. \param current  nullptr: the devices are empty
+  /// All arguments must outlive the object.
+  /// \param pinned_start  as PinnedStart returns it; nullptr: no pins
+  /// \param current  nullptr: the devices are empty
   LayerPlan(const TokenCounts& loads, std::uint32_t layer, const Cluster& cluster,
-            const Units& units, const SearchGround& ground, const Placement* current,
+            const Units& units, const SearchGround& ground,
+            const std::vector<std::int32_t>* pinned_start, const Placement* current,
             const Options& options);
 
   /// Plans the layer and notes the reason for the end of the search. Without a current placement
@@ -54,6 +57,7 @@ class LayerPlan {
 
   AnnealBudget Budget(double share) const;
   Placement Eplb() const;
+  bool StartFromCurrent(LayerSearch* search) const;
   bool StartFresh(const Placement& eplb, LayerSearch* search) const;
   double Bound() const;
 
@@ -62,6 +66,7 @@ class LayerPlan {
   const Cluster& cluster_;
   const Units& units_;
   const SearchGround& ground_;
+  const std::vector<std::int32_t>* pinned_start_;
   const Placement* current_;
   const Options& options_;
   WindowShares shares_;

@@ -103,7 +103,7 @@ void LayerSearch::ReadSlots(const Placement& placement, std::uint32_t layer) {
   for (std::uint32_t d = 0; d < ground_.size(); ++d) {
     std::size_t slot = 0;
     for (const std::int32_t e : placement.slots(layer, ground_.device[d])) {
-      if (e == kNoExpert || Holds(d, static_cast<std::uint32_t>(e))) continue;
+      if (e == kNoExpert || !Fits(d, static_cast<std::uint32_t>(e))) continue;
       if (slot == ground_.slots[d]) break;
       Put(d, slot++, e);
     }
@@ -185,6 +185,7 @@ bool LayerSearch::GiveUnit(std::uint32_t e) {
     if (!unit_count_.empty() && unit_count_[std::size_t{e} * ground_.units + ground_.unit[d]] > 0) {
       continue;
     }
+    if (!Fits(d, e)) continue;
     const auto slots = on(d);
     const auto empty = std::find(slots.begin(), slots.end(), kNoExpert);
     if (empty == slots.end()) continue;
@@ -210,7 +211,7 @@ bool LayerSearch::FindVictim(std::uint32_t expert, double limit, bool new_unit,
   double best_load = 0;
   bool found = false;
   for (std::uint32_t d = 0; d < ground_.size(); ++d) {
-    if (Holds(d, expert)) continue;
+    if (!Fits(d, expert)) continue;
     if (new_unit && !unit_count_.empty() &&
         unit_count_[std::size_t{expert} * ground_.units + ground_.unit[d]] > 0) {
       continue;
@@ -251,7 +252,7 @@ void LayerSearch::FillEmpty() {
       if (on(d)[i] != kNoExpert) continue;
       std::uint32_t best = static_cast<std::uint32_t>(tokens_.size());
       for (std::uint32_t e = 0; e < tokens_.size(); ++e) {
-        if (Holds(d, e)) continue;
+        if (!Fits(d, e)) continue;
         if (best == tokens_.size() || share_[e] > share_[best]) best = e;
       }
       if (best == tokens_.size()) continue;
@@ -323,7 +324,7 @@ void LayerSearch::Consider(std::uint32_t top, std::uint32_t other, double target
   for (std::size_t i = 0; i < mine.size(); ++i) {
     if (mine[i] == kNoExpert) continue;
     const auto x = static_cast<std::uint32_t>(mine[i]);
-    if (Holds(other, x)) continue;
+    if (!Fits(other, x)) continue;
     for (std::size_t j = 0; j < theirs.size(); ++j) {
       const bool empty = theirs[j] == kNoExpert;
       const auto y = empty ? 0U : static_cast<std::uint32_t>(theirs[j]);
@@ -335,7 +336,7 @@ void LayerSearch::Consider(std::uint32_t top, std::uint32_t other, double target
       const bool reaches = peak <= target;
       if (best->found && best->reaches && !reaches) continue;
       if (best->found && !best->reaches && !reaches && peak >= best->peak) continue;
-      if (!empty && Holds(top, y)) continue;
+      if (!empty && !Fits(top, y)) continue;
       std::int64_t cost = MoveCost(x, other) - MoveCost(x, top);
       if (!empty) cost += MoveCost(y, top) - MoveCost(y, other);
       if (best->found && best->reaches && reaches &&
@@ -391,12 +392,12 @@ void LayerSearch::TakeBack(double target) {
       // Moves a replica back to a device that has it now, or swaps one in that device `a` has now.
       Swap best;
       for (std::uint32_t b = 0; b < ground_.size(); ++b) {
-        if (b == a || Holds(b, x)) continue;
+        if (b == a || !Fits(b, x)) continue;
         const auto theirs = on(b);
         for (std::size_t j = 0; j < theirs.size(); ++j) {
           if (theirs[j] == kNoExpert) continue;
           const auto y = static_cast<std::uint32_t>(theirs[j]);
-          if (Holds(a, y) || !(Held(b, x) || Held(a, y))) continue;
+          if (!Fits(a, y) || !(Held(b, x) || Held(a, y))) continue;
           const std::int64_t cost =
               MoveCost(x, b) + MoveCost(y, a) - MoveCost(x, a) - MoveCost(y, b);
           if (cost >= 0 || (best.found && cost >= best.cost)) continue;

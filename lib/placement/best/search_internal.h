@@ -30,7 +30,14 @@ struct SearchGround {
   std::uint32_t units = 0;
   std::uint32_t copies_min = 1;  ///< least number of units per expert
   StopCheck stop = {};           ///< stops every search
+  /// [live device][expert]: 1 if a pin keeps the expert off the device; empty without pins
+  std::vector<std::uint8_t> barred;
+  std::uint32_t experts = 0;  ///< row length of `barred`
 
+  bool pinned() const { return !barred.empty(); }
+  bool Allows(std::uint32_t d, std::uint32_t expert) const {
+    return barred.empty() || barred[std::size_t{d} * experts + expert] == 0;
+  }
   std::uint32_t size() const { return static_cast<std::uint32_t>(device.size()); }
   double fastest() const { return *std::max_element(speed.begin(), speed.end()); }
   double slowest() const { return *std::min_element(speed.begin(), speed.end()); }
@@ -104,6 +111,8 @@ class LayerSearch {
   }
   bool Holds(std::uint32_t d, std::uint32_t e) const { return Bit(holds_, d, e); }
   bool Held(std::uint32_t d, std::uint32_t e) const { return Bit(held_, d, e); }
+  /// Returns whether the device may get a replica.
+  bool Fits(std::uint32_t d, std::uint32_t e) const { return !Holds(d, e) && ground_.Allows(d, e); }
   bool Bit(const std::vector<std::uint64_t>& table, std::uint32_t row, std::uint32_t e) const {
     return (table[std::size_t{row} * words_ + e / 64] >> (e % 64) & 1) != 0;
   }

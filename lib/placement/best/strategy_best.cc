@@ -7,6 +7,7 @@
 #include "placement/best/grouped_internal.h"
 #include "placement/best/layer_plan_internal.h"
 #include "placement/best/moves_internal.h"
+#include "placement/best/pins_internal.h"
 #include "placement/migration/migration.h"
 #include "placement/strategy/strategies.h"
 #include "support/base/text.h"
@@ -73,20 +74,35 @@ Result<StrategyResult> FinishGrouped(StrategyResult draft, const Cluster& cluste
 
 Result<StrategyResult> DraftBest(const TokenCounts& loads, const Cluster& cluster,
                                  const Placement* current, const Options& options) {
-  if (WantsRecovery(options)) return DraftLazarus(loads, cluster, current, options);
+  if (WantsRecovery(options)) {
+    if (options.pins.empty()) return DraftLazarus(loads, cluster, current, options);
+    return Fail(Errc::kInfeasible, "--pin requires --objective balance");
+  }
   SW_TRY_ASSIGN(const bool grouped, StaysGrouped(loads, cluster, options));
-  if (grouped) return DraftGrouped(loads, cluster, options);
+  if (grouped) {
+    if (options.pins.empty()) return DraftGrouped(loads, cluster, options);
+    return Fail(Errc::kUsage,
+                "--pin cannot be combined with expert groups that stay on a node: add "
+                "--policy global, or leave it out");
+  }
   const Units units = UnitsOf(cluster, options.failure_unit);
   SW_TRY_ASSIGN(const std::uint32_t copies, Threshold(units, loads.experts, options));
   SearchGround ground(cluster, options.failure_unit, copies);
   ground.stop = options.stop;
+  SW_TRY(ApplyPins(options, loads, cluster, &ground));
+  // Fails here if the pins leave no placement. All layers have the same experts and slots.
+  std::vector<std::int32_t> pinned;
+  if (ground.pinned()) {
+    SW_TRY_ASSIGN(pinned, PinnedStart(ground, options, nullptr, 0));
+  }
   StrategyResult result;
   result.placement = EmptyPlacement(loads, cluster);
   result.notes.assign(loads.layers, {false, copies});
   if (current != nullptr) result.choices.resize(loads.layers);
   exec::ParallelFor(loads.layers, [&](std::uint32_t l) {
     if (Stopped(options.stop)) return;
-    const LayerPlan plan(loads, l, cluster, units, ground, current, options);
+    const LayerPlan plan(loads, l, cluster, units, ground, ground.pinned() ? &pinned : nullptr,
+                         current, options);
     double even = 1;
     std::vector<LayerChoice> choices = plan.Run(&result.notes[l], &even);
     const double target =

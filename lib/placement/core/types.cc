@@ -7,6 +7,7 @@
 
 #include "support/base/checked.h"
 #include "support/base/limits.h"
+#include "support/base/text.h"
 
 namespace shardwright::placement {
 namespace {
@@ -226,6 +227,20 @@ Placement EmptyPlacement(const TokenCounts& loads, const Cluster& cluster) {
   }
   placement.slot_expert.assign(std::size_t{loads.layers} * placement.slot_count(), kNoExpert);
   return placement;
+}
+
+Status Validate(std::span<const Pin> pins, const TokenCounts& loads, const Cluster& cluster) {
+  for (const Pin& pin : pins) {
+    if (pin.experts.back() >= loads.experts) {
+      return Fail(Errc::kUsage, "--pin: expert ", pin.experts.back(),
+                  " does not exist, the layers have ", loads.experts, " experts");
+    }
+    if (pin.nodes.back() >= cluster.node_count()) {
+      return Fail(Errc::kUsage, "--pin: node ", pin.nodes.back(),
+                  " does not exist, the cluster has ", Plural(cluster.node_count(), "node"));
+    }
+  }
+  return {};
 }
 
 Status Validate(const Placement& placement, const TokenCounts& loads, const Cluster& cluster,

@@ -86,6 +86,12 @@ std::string GpuName(const Cluster& cluster, std::uint32_t device);
 Cluster UniformCluster(std::uint32_t nodes, std::uint32_t devices_per_node,
                        std::uint32_t slots_per_device);
 
+/// Experts that are kept on certain nodes only, in every layer.
+struct Pin {
+  std::vector<std::uint32_t> experts;  ///< ascending
+  std::vector<std::uint32_t> nodes;    ///< numbers in the cluster, ascending
+};
+
 /// Verifies that a cluster is well-formed: devices ascend by node, racks exist, names and counts
 /// are within limits, and at least one live GPU has a slot.
 /// \error kBadInput  names the node or device; kLimit  too many nodes, devices or slots
@@ -95,6 +101,10 @@ Status Validate(const Cluster& cluster);
 /// \error as Validate of each; kLimit  too many slots over all layers; kInfeasible  fewer
 ///        live slots than experts
 Status Validate(const TokenCounts& loads, const Cluster& cluster);
+
+/// Verifies that the experts and nodes of pins exist.
+/// \error kUsage  names an expert or node that does not exist
+Status Validate(std::span<const Pin> pins, const TokenCounts& loads, const Cluster& cluster);
 
 /// Assigns an expert to every slot of all layers. A device has the same range of slots in every
 /// layer. A slot may be empty (kNoExpert).
@@ -183,6 +193,9 @@ struct Options {
   std::uint32_t best_effort = 4;
   /// best: search time for each layer in seconds, used instead of best_effort; 0: use best_effort.
   double best_seconds = 0;
+  std::vector<Pin> pins;  ///< best: no expert occurs twice
+  /// Numbers of the experts for messages, if they differ from those of the token counts.
+  std::vector<std::uint32_t> expert_names;
   /// Returns the time in seconds; required only with best_seconds. Strategies do not read a clock
   /// themselves.
   double (*clock)() = nullptr;

@@ -97,8 +97,8 @@ Result<PlanRest> WithoutEverywhere(const TokenCounts& loads, const Cluster& clus
     return Fail(Errc::kUsage, "--everywhere: all ", loads.experts,
                 " experts are on every gpu, so there is nothing to plan");
   }
-  PlanRest rest{loads, cluster, std::nullopt, 0};
-  const std::vector<std::uint32_t> left = RestOf(loads.experts, experts);
+  PlanRest rest{loads, cluster, std::nullopt, 0, RestOf(loads.experts, experts)};
+  const std::vector<std::uint32_t>& left = rest.names;
   rest.loads.experts = static_cast<std::uint32_t>(left.size());
   rest.loads.tokens = Picked(loads.tokens, loads, left);
   for (auto& window : rest.loads.windows) window = Picked(window, loads, left);
@@ -117,6 +117,19 @@ Result<PlanRest> WithoutEverywhere(const TokenCounts& loads, const Cluster& clus
   return rest;
 }
 
+Result<std::vector<Pin>> PinsOfRest(std::vector<Pin> pins, std::span<const std::uint32_t> experts) {
+  for (Pin& pin : pins) {
+    for (std::uint32_t& e : pin.experts) {
+      const auto at = std::ranges::lower_bound(experts, e);
+      if (at != experts.end() && *at == e) {
+        return Fail(Errc::kUsage, "--pin: expert ", e, " is on every gpu by --everywhere");
+      }
+      e -= static_cast<std::uint32_t>(at - experts.begin());
+    }
+  }
+  return pins;
+}
+
 Status AddEverywhere(const PlanRest& rest, const TokenCounts& loads, const Cluster& cluster,
                      const Placement* current, std::span<const std::uint32_t> experts,
                      StrategyResult* result) {
@@ -126,7 +139,7 @@ Status AddEverywhere(const PlanRest& rest, const TokenCounts& loads, const Clust
         Errc::kInfeasible,
         "--everywhere requires fixed slots, but the strategy copies experts for each iteration");
   }
-  const std::vector<std::uint32_t> left = RestOf(loads.experts, experts);
+  const std::vector<std::uint32_t>& left = rest.names;
   Placement all = EmptyPlacement(loads, cluster);
   for (std::uint32_t l = 0; l < loads.layers; ++l) {
     for (std::uint32_t d = 0; d < cluster.device_count(); ++d) {

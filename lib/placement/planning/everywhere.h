@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <vector>
 
 #include "placement/core/types.h"
 #include "support/base/result.h"
@@ -21,6 +22,7 @@ struct PlanRest {
   std::optional<Placement> current;
   /// Number of replicas of removed experts that have to be copied to GPUs without one.
   std::uint64_t moves = 0;
+  std::vector<std::uint32_t> names;  ///< of the remaining experts, ascending
 };
 
 /// Removes experts, and one slot of every GPU for each of them.
@@ -31,6 +33,11 @@ struct PlanRest {
 Result<PlanRest> WithoutEverywhere(const TokenCounts& loads, const Cluster& cluster,
                                    const Placement* current,
                                    std::span<const std::uint32_t> experts);
+
+/// Returns the pins with the numbers of the remaining experts.
+/// \error kUsage  an expert that is pinned and on every GPU
+/// Pure.
+Result<std::vector<Pin>> PinsOfRest(std::vector<Pin> pins, std::span<const std::uint32_t> experts);
 
 /// Adds the experts that are on every GPU to a plan of the rest. Bounds are converted to those
 /// of all experts, and the curve of moves is dropped.

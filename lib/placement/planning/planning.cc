@@ -122,6 +122,7 @@ Result<PlanInput> ReadLocal(const PlanRequest& request, bool counts, Sink& sink)
   SW_TRY(token_counts::Validate(input.loads));
   SW_TRY(Validate(input.cluster));
   SW_TRY(Validate(input.loads, input.cluster));
+  SW_TRY(Validate(request.options.pins, input.loads, input.cluster));
   SW_TRY(CheckFaults(request.faults, input.loads, input.cluster, request.options.failure_unit));
   SW_TRY(CheckRates(request, input.cluster));
   if (request.old_plan.empty()) return input;
@@ -216,6 +217,7 @@ VerifyOptions PlanRequest::Judging(const Sink& sink) const {
   judging.recovery.failures_max = static_cast<std::uint32_t>(failures);
   judging.recovery.seed = options.seed;
   judging.forward = forward;
+  judging.pins = options.pins;
   return judging;
 }
 
@@ -234,6 +236,8 @@ Result<StrategyResult> PlanRestOnRanks(comm::Comm& comm, const PlanRequest& requ
   SW_TRY_ASSIGN(const PlanRest rest,
                 WithoutEverywhere(input.loads, input.cluster, current, request.everywhere));
   SW_TRY(Validate(rest.loads, rest.cluster));
+  SW_TRY_ASSIGN(options.pins, PinsOfRest(options.pins, request.everywhere));
+  options.expert_names = rest.names;
   if (options.moves_max) {
     if (rest.moves > *options.moves_max) {
       return Fail(Errc::kInfeasible, "at most ", *options.moves_max,
@@ -255,6 +259,10 @@ Result<PlannedRow> PlanWith(comm::Comm& comm, const PlanRequest& request, const 
                             const Strategy& strategy, Sink& sink) {
   PlannedRow row;
   row.strategy = strategy.name;
+  if (!request.options.pins.empty() && strategy.name != "best") {
+    row.reason = "does not support --pin";
+    return row;
+  }
   const Placement* current = input.current ? &*input.current : nullptr;
   sink.Pass("plan");
   const double start = ClockSeconds();

@@ -63,12 +63,31 @@ void RaiseBounds(const std::vector<LayerNotes>& notes, ModelMetrics* metrics) {
   if (layers > 0) metrics->bound_mean = sum / layers;
 }
 
+/// Checks that no replica of a pinned expert is on another node.
+Status CheckPins(const Placement& placement, const Cluster& cluster, std::span<const Pin> pins) {
+  for (std::uint32_t l = 0; !pins.empty() && l < placement.layers; ++l) {
+    for (std::uint32_t d = 0; d < placement.device_count(); ++d) {
+      for (const std::int32_t held : placement.slots(l, d)) {
+        if (held == kNoExpert) continue;
+        for (const Pin& pin : pins) {
+          if (!std::ranges::binary_search(pin.experts, static_cast<std::uint32_t>(held))) continue;
+          if (std::ranges::binary_search(pin.nodes, cluster.devices[d].node)) continue;
+          return Fail(Errc::kInternal, "expert ", held, " is on ", GpuName(cluster, d),
+                      ", which its pin does not allow");
+        }
+      }
+    }
+  }
+  return {};
+}
+
 }  // namespace
 
 Result<VerifiedPlan> VerifyPlan(std::string_view strategy, StrategyResult result,
                                 const TokenCounts& loads, const Cluster& cluster,
                                 const Placement* current, const VerifyOptions& options) {
   SW_TRY(Prove(result, loads, cluster));
+  SW_TRY(CheckPins(result.placement, cluster, options.pins));
   VerifiedPlan plan;
   plan.strategy = strategy;
   plan.metrics = Measure(result.placement, loads, cluster, options.stop);

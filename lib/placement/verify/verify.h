@@ -37,8 +37,9 @@ struct VerifiedPlan {
 struct VerifyOptions {
   FailureUnit unit = FailureUnit::kNode;
   RecoveryOptions recovery;
-  bool forward = false;  ///< nodes may forward experts that they received
-  StopCheck stop = {};   ///< ends verification with kStopped
+  bool forward = false;   ///< nodes may forward experts that they received
+  std::vector<Pin> pins;  ///< that the plan must obey
+  StopCheck stop = {};    ///< ends verification with kStopped
 };
 
 /// Verifies that a plan can be written, and measures it.

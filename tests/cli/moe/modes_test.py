@@ -259,6 +259,40 @@ class Asked(Case):
         self.refused(2, 'expected numbers of experts such as 256 or 0-3,7', *words, "a")
         self.refused(2, "--everywhere cannot be combined", *words, "1", "--strategy", "lazarus")
 
+    def test_experts_pinned_to_nodes(self):
+        words = ["loads.jsonl", *CLUSTER, "--pin", "0-2,5:1", "--pin", "15:0,3"]
+        allowed = {**{expert: {1} for expert in (0, 1, 2, 5)}, 15: {0, 3}}
+        self.result(*words, "-o", "p.json")
+        for layer in self.read("p.json")["layers"]:
+            for number, gpu in enumerate(layer["devices"]):
+                for expert in gpu:
+                    self.assertIn(number // 2, allowed.get(expert, range(4)))
+        both = self.result(*words, "--everywhere", "3", "-o", "q.json")["plan"]
+        self.assertGreaterEqual(both["metrics"]["imbalance_mean"], 1)
+        for layer in self.read("q.json")["layers"]:
+            for number, gpu in enumerate(layer["devices"]):
+                self.assertIn(3, gpu)
+                for expert in gpu:
+                    self.assertIn(number // 2, allowed.get(expert, range(4)))
+        rows = self.result("compare", *words)["strategies"]
+        self.assertEqual([row["strategy"] for row in rows if "metrics" in row], ["best"])
+        self.assertEqual({row["reason"] for row in rows if "metrics" not in row}, {"does not support --pin"})
+
+    def test_wrong_pins(self):
+        words = ["loads.jsonl", *CLUSTER, "-o", "p", "--pin"]
+        for text in ("3", "a:0", "3:", ":1", "3:0:1"):
+            self.refused(2, "expected numbers of experts and of nodes such as 0-3,7:0,1", *words, text)
+        self.refused(2, "expert 3 is pinned twice", *words, "3:0", "--pin", "2-4:1")
+        self.refused(2, "node 4 does not exist, the cluster has 4 nodes", *words, "3:4")
+        self.refused(2, "expert 3 is on every gpu by --everywhere", *words, "3:0", "--everywhere", "3")
+        self.refused(2, "--pin cannot be combined", *words, "3:0", "--strategy", "lazarus")
+        self.refused(2, "--pin cannot be combined with expert groups", *words, "3:0", "--groups", "8")
+        self.refused(10, "found no free slot: add nodes to the pins", *words, "0-8:0")
+        # Numbers are those of the user, also where other experts are on every GPU.
+        self.refused(2, "expert 16 does not exist, the layers have 16 experts", *words, "16:0", "--everywhere", "0")
+        self.refused(10, "expert 15 needs replicas on 2 failure units, but node 1 has 1", *words, "15:1", "--everywhere", "0",
+                     "--faults", "1")
+
     def test_best_keeps_groups_on_a_node(self):
         words = ["loads.jsonl", *CLUSTER, "--groups", "8"]
         grouped = self.result(*words, "-o", "p.json")["plan"]
