@@ -377,7 +377,7 @@ Result<ConvertReport> PackCompressed(comm::Comm& comm, const Input& input,
                      exec::FileDigest({}, exec::DigestOf(std::as_bytes(std::span(text))))});
     SW_TRY(stage->directory().ReplaceFile(pack.catalogue_path, text));
     os::CommitSteps steps;
-    steps.files_synced = true;
+    steps.synced = os::Synced::kFiles;
     steps.write_manifest = [&](const os::Directory& folder) -> Status {
       SW_TRY_ASSIGN(const std::string manifest, exec::MakeManifest(pack.manifest_head, files));
       return folder.ReplaceFile(exec::kManifestName, manifest);

@@ -9,7 +9,6 @@ FilePool::FilePool(Open open, std::size_t limit)
     : open_(std::move(open)), limit_(limit), closed_(std::make_shared<Closed>()) {}
 
 Result<std::shared_ptr<const os::File>> FilePool::Get(std::uint32_t file) {
-  std::shared_ptr<const os::File> oldest;  // outlives the lock, because closing may take long
   std::unique_lock lock(mutex_);
   for (;;) {
     if (const auto found = entries_.find(file); found != entries_.end()) {
@@ -33,6 +32,16 @@ Result<std::shared_ptr<const os::File>> FilePool::Get(std::uint32_t file) {
   opening_.erase(file);
   opened_.notify_all();
   if (!opened) return tl::unexpected<Error>(std::move(opened).error());
+  return Store(std::move(lock), file, *std::move(opened));
+}
+
+void FilePool::Keep(std::uint32_t file, os::File opened) {
+  (void)Store(std::unique_lock(mutex_), file, std::move(opened));
+}
+
+std::shared_ptr<const os::File> FilePool::Store(std::unique_lock<std::mutex> lock,
+                                                std::uint32_t file, os::File opened) {
+  std::shared_ptr<const os::File> oldest;
   seen_[file] = true;
   if (entries_.size() >= limit_) {
     const auto last = entries_.find(recent_.back());
@@ -47,8 +56,9 @@ Result<std::shared_ptr<const os::File>> FilePool::Get(std::uint32_t file) {
     const std::lock_guard one(closed->mutex);
     if (closed->first) closed->first = std::move(status);
   };
-  std::shared_ptr<const os::File> shared(new os::File(*std::move(opened)), close);
+  std::shared_ptr<const os::File> shared(new os::File(std::move(opened)), close);
   entries_[file] = {shared, recent_.begin()};
+  lock.unlock();  // closing the oldest file may take long
   return shared;
 }
 

@@ -28,6 +28,10 @@ class FilePool {
   /// \error what `open` returns
   Result<std::shared_ptr<const os::File>> Get(std::uint32_t file);
 
+  /// Keeps a file open that the caller has opened, as if Get had opened it.
+  /// \pre no thread calls Get for this file
+  void Keep(std::uint32_t file, os::File opened);
+
   /// Closes a file as soon as no caller uses it. Get may open it again.
   void Close(std::uint32_t file);
 
@@ -40,6 +44,9 @@ class FilePool {
   std::uint64_t opened_count() const;
 
  private:
+  std::shared_ptr<const os::File> Store(std::unique_lock<std::mutex> lock, std::uint32_t file,
+                                        os::File opened);
+
   /// The first error of closing a file; callers may close files after the pool has dropped them.
   struct Closed {
     std::mutex mutex;

@@ -10,12 +10,13 @@
 
 namespace shardwright::exec {
 
-Status UnitLoop::ForUnits(std::span<const std::uint64_t> units, UnitSink& to) {
-  return ForAll(units, to, [&](std::uint64_t index) { return Gather(index, false, to); });
+Status UnitLoop::ForUnits(std::span<const std::uint64_t> units, UnitSink& to, unsigned io_threads) {
+  return ForAll(units, to, io_threads,
+                [&](std::uint64_t index) { return Gather(index, false, to); });
 }
 
 Status UnitLoop::CopyUnits(std::span<const std::uint64_t> units, UnitSink& to) {
-  return ForAll(units, to, [&](std::uint64_t index) { return Gather(index, true, to); });
+  return ForAll(units, to, 0, [&](std::uint64_t index) { return Gather(index, true, to); });
 }
 
 Status UnitLoop::SumUnits(std::span<const std::uint64_t> units, UnitSink& to) {
@@ -34,11 +35,14 @@ Status UnitLoop::SumUnits(std::span<const std::uint64_t> units, UnitSink& to) {
 }
 
 template <class Work>
-Status UnitLoop::ForAll(std::span<const std::uint64_t> units, UnitSink& to, const Work& work) {
-  SW_TRY(ForEach(arena_, units.size(), [&](std::uint64_t i) -> Status {
+Status UnitLoop::ForAll(std::span<const std::uint64_t> units, UnitSink& to, unsigned io_threads,
+                        const Work& work) {
+  const auto one = [&](std::uint64_t i) -> Status {
     if (sink_.stop_requested()) return Fail(Errc::kStopped, options_.stopped);
     return work(units[i]);
-  }));
+  };
+  SW_TRY(io_threads > 0 ? os::ForEachFile(units.size(), io_threads, one)
+                        : ForEach(arena_, units.size(), one));
   return to.Drain();
 }
 
@@ -129,12 +133,13 @@ void SortByPlace(const plan::Plan& plan, ByteSource& source, std::vector<std::ui
 }
 
 Status ForUnitsInRounds(comm::Comm& comm, UnitLoop& loop, const plan::Plan& plan, Exchange& source,
-                        std::span<const std::uint64_t> units, std::uint64_t most, UnitSink& to) {
+                        std::span<const std::uint64_t> units, std::uint64_t most, UnitSink& to,
+                        unsigned io_threads) {
   return InRounds(comm, units.size(), most, [&](std::uint64_t first, std::uint64_t last) -> Status {
     const auto part = units.subspan(first, last - first);
     SW_TRY(source.Round(plan, part));
     SW_TRY(to.BeginRound(part));
-    return comm.Agree(loop.ForUnits(part, to));
+    return comm.Agree(loop.ForUnits(part, to, io_threads));
   });
 }
 

@@ -102,10 +102,12 @@ class UnitLoop {
 
   /// Gathers units, computes their checksums if the sink uses them, and puts them.
   /// \param units  indices of the plan
+  /// \param io_threads  if not 0, the number of threads to use instead of the arena's: for small
+  ///        units, where reads and writes mostly wait for a file system
   /// \error kStopped  stop requested; errors of source and sink: of
   ///        several, the one of the unit that is first in `units`
   /// Local.
-  Status ForUnits(std::span<const std::uint64_t> units, UnitSink& to);
+  Status ForUnits(std::span<const std::uint64_t> units, UnitSink& to, unsigned io_threads = 0);
 
   /// Split ForUnits into two calls, for a sink with its own Buffer that needs the bytes early and
   /// their checksums later. CopyUnits puts units without a record. SumUnits, with the same units,
@@ -118,7 +120,8 @@ class UnitLoop {
 
  private:
   template <class Work>
-  Status ForAll(std::span<const std::uint64_t> units, UnitSink& to, const Work& work);
+  Status ForAll(std::span<const std::uint64_t> units, UnitSink& to, unsigned io_threads,
+                const Work& work);
   Status Gather(std::uint64_t index, bool sum_later, UnitSink& to);
   Status PutAsRead(UnitInHand unit, Workspace* workspace, UnitSink& to);
   Status PutSummed(UnitInHand unit, std::optional<std::uint32_t> crc32, UnitRecord* record,
@@ -143,10 +146,12 @@ void SortByPlace(const plan::Plan& plan, ByteSource& source, std::vector<std::ui
 /// each round the ranks send each other the bytes that it reads.
 /// \param loop    reads from `source`
 /// \param source  source of the loop's plan
+/// \param io_threads  as ForUnits
 /// \pre most > 0
 /// \error as ForUnits, agreed on by all ranks
 /// Collective: ranks with fewer units take part with none.
 Status ForUnitsInRounds(comm::Comm& comm, UnitLoop& loop, const plan::Plan& plan, Exchange& source,
-                        std::span<const std::uint64_t> units, std::uint64_t most, UnitSink& to);
+                        std::span<const std::uint64_t> units, std::uint64_t most, UnitSink& to,
+                        unsigned io_threads = 0);
 
 }  // namespace shardwright::exec

@@ -6,7 +6,7 @@
 //   2 commit.stage        find or remove the stage of a stopped run; without one make
 //                         OUTPUT.partial-<run>, for this user only, and its .journal. The caller
 //                         then writes into it
-//   3 commit.sync         sync each file, then each directory, children first
+//   3 commit.sync         sync each file and each directory, as far as the caller has not
 //   4 commit.manifest     write and sync the manifest, sync the directory that contains it
 //   5 commit.verify       read the stage again, if requested
 //   6 commit.rename       move .journal out, to OUTPUT.partial-<run>.journal; give the stage the
@@ -40,6 +40,7 @@
 #include "support/os/dir.h"
 #include "support/os/directory.h"
 #include "support/os/fault.h"
+#include "support/os/io_threads.h"
 #include "support/os/sys_internal.h"
 
 namespace shardwright::os {
@@ -304,7 +305,7 @@ Status Stage::RefuseImmovable() {
 Status Stage::Commit(const CommitSteps& steps) {
   SW_CHECK(steps.write_manifest != nullptr && !committed_ && lock_.held());
   SW_TRY(FaultPoint("commit.sync"));
-  SW_TRY(SyncAll(steps.files_synced));
+  SW_TRY(SyncAll(steps.synced));
   SW_TRY(FaultPoint("commit.manifest"));
   SW_TRY(steps.write_manifest(directory_));
   SW_TRY(directory_.Sync());
@@ -316,23 +317,23 @@ Status Stage::Commit(const CommitSteps& steps) {
   return Finish();
 }
 
-Status Stage::SyncAll(bool files_synced) const {
-  SW_TRY_ASSIGN(const Tree tree, directory_.Walk());
-  const std::string journal = kJournalDir;
-  const auto in_journal = [&](const std::string& name) {
+Status Stage::SyncAll(Synced synced) const {
+  if (synced == Synced::kAll) return {};
+  SW_TRY_ASSIGN(Tree tree, directory_.Walk());
+  const auto in_journal = [journal = std::string(kJournalDir)](const std::string& name) {
     return name == journal || name.starts_with(journal + "/");
   };
-  if (!files_synced) {
-    for (const std::string& file : tree.files) {
-      if (!in_journal(file)) SW_TRY(directory_.SyncFile(file));
-    }
+  std::erase_if(tree.files, in_journal);
+  std::erase_if(tree.dirs, in_journal);
+  if (synced == Synced::kNothing) {
+    SW_TRY(ForEachFile(tree.files.size(), kIoThreads,
+                       [&](std::uint64_t i) { return directory_.SyncFile(tree.files[i]); }));
   }
-  for (const std::string& name : tree.dirs) {
-    if (in_journal(name) || name.empty()) continue;
-    SW_TRY_ASSIGN(const Directory below, directory_.OpenDir(name));
-    SW_TRY(below.Sync());
-  }
-  return directory_.Sync();
+  return ForEachFile(tree.dirs.size(), kIoThreads, [&](std::uint64_t i) -> Status {
+    if (tree.dirs[i].empty()) return directory_.Sync();
+    SW_TRY_ASSIGN(const Directory below, directory_.OpenDir(tree.dirs[i]));
+    return below.Sync();
+  });
 }
 
 Status Stage::Swap() {

@@ -25,11 +25,16 @@ struct StageOptions {
   bool take_over = false;  ///< as Lock::Take
 };
 
+/// Parts of a stage that the caller has synced before a commit. The commit syncs the rest.
+enum class Synced : std::uint8_t {
+  kNothing,
+  kFiles,  ///< every file of the stage, each on the machine that wrote it
+  kAll,    ///< files and the names of all directories (Directory::SyncFileSystem)
+};
+
 /// Optional and required actions of Commit between writing and renaming.
 struct CommitSteps {
-  /// Set if the caller has synced every file of the stage (SyncFiles), each on the machine
-  /// that wrote it. Otherwise Commit syncs them one by one.
-  bool files_synced = false;
+  Synced synced = Synced::kNothing;
   /// Writes and syncs the manifest (WriteWholeFile or ReplaceFile) in the stage directory.
   /// In a resumed run the manifest may already exist.
   std::function<Status(const Directory& stage)> write_manifest;
@@ -98,7 +103,7 @@ class Stage {
   Status Recover();
   Status Enter(const StageOptions& options);
   Status RefuseImmovable();
-  Status SyncAll(bool files_synced) const;
+  Status SyncAll(Synced synced) const;
   Status Swap();
   Status Name();
   Status Replace();

@@ -83,6 +83,7 @@ std::string ModeText(std::uint32_t mode) {
   return text.data();
 }
 
+constexpr int kParentFlags = O_PATH | O_DIRECTORY | O_NOFOLLOW;
 constexpr std::uint32_t kOthersWrite = 022;
 constexpr std::uint32_t kSticky = 01000;
 
@@ -98,11 +99,17 @@ std::string Directory::PathOf(const std::string& name) const {
 Result<Directory::Place> Directory::PlaceOf(const std::string& name, Errc code) const {
   std::size_t first = 0;
   Fd parent;
-  for (std::size_t slash = name.find('/'); slash != std::string::npos;
+  if (const std::size_t last = name.rfind('/'); last != std::string::npos) {
+    parent = Fd(sys::OpenBelow(fd(), name.substr(0, last).c_str(), kParentFlags));
+    if (parent.ok()) first = last + 1;
+    if (!parent.ok() && errno != ENOSYS) {
+      return SysFail(code, PathOf(name), "cannot open the directory", errno);
+    }
+  }
+  for (std::size_t slash = name.find('/', first); slash != std::string::npos;
        slash = name.find('/', first)) {
     const std::string component = name.substr(first, slash - first);
-    Fd next(sys::OpenAt(parent.ok() ? parent.get() : fd(), component.c_str(),
-                        O_PATH | O_DIRECTORY | O_NOFOLLOW));
+    Fd next(sys::OpenAt(parent.ok() ? parent.get() : fd(), component.c_str(), kParentFlags));
     if (!next.ok()) return SysFail(code, PathOf(name), "cannot open the directory", errno);
     parent = std::move(next);
     first = slash + 1;
@@ -118,11 +125,14 @@ Result<Directory> Directory::Open(const std::string& path) {
 }
 
 Result<Directory> Directory::OpenDir(const std::string& name) const {
-  SW_TRY_ASSIGN(const Place place, PlaceOf(name, Errc::kNotFound));
-  Fd fd(
-      sys::OpenAt(place.where.dir, place.where.name.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW));
-  if (!fd.ok()) return SysFail(Errc::kNotFound, PathOf(name), "cannot open directory", errno);
-  return Directory(std::make_shared<const Handle>(std::move(fd)), PathOf(name));
+  constexpr int kFlags = O_RDONLY | O_DIRECTORY | O_NOFOLLOW;
+  Fd opened(sys::OpenBelow(fd(), name.c_str(), kFlags));
+  if (!opened.ok() && errno == ENOSYS) {
+    SW_TRY_ASSIGN(const Place place, PlaceOf(name, Errc::kNotFound));
+    opened = Fd(sys::OpenAt(place.where.dir, place.where.name.c_str(), kFlags));
+  }
+  if (!opened.ok()) return SysFail(Errc::kNotFound, PathOf(name), "cannot open directory", errno);
+  return Directory(std::make_shared<const Handle>(std::move(opened)), PathOf(name));
 }
 
 Result<std::optional<NameStatus>> Directory::Look(const std::string& name) const {
@@ -238,18 +248,37 @@ Status Directory::MakeDir(const std::string& name, bool own) const {
   return at::MakeDir(place.where, own ? 0700 : 0777);
 }
 
-Status Directory::MakeDirs(const std::string& name) const {
-  for (std::size_t at = 0; at < name.size();) {
-    at = std::min(name.find('/', at + 1), name.size());
-    const std::string prefix = name.substr(0, at);
-    Status made = MakeDir(prefix);
+Status Directory::MakeDirs(const std::string& name) const { return MakeAllDirs({name}); }
+
+Status Directory::MakeAllDirs(const std::set<std::string>& names) const {
+  std::set<std::string> all;  // parents come before the directories in them
+  for (const std::string& name : names) {
+    for (std::size_t at = 0; at < name.size();) {
+      at = std::min(name.find('/', at + 1), name.size());
+      all.insert(name.substr(0, at));
+    }
+  }
+  std::string opened;  // the parent of the last one
+  Directory parent = *this;
+  for (const std::string& name : all) {
+    const std::size_t slash = name.rfind('/');
+    const std::string above = slash == std::string::npos ? "" : name.substr(0, slash);
+    if (above != opened) {
+      parent = *this;
+      if (!above.empty()) {
+        SW_TRY_ASSIGN(parent, OpenDir(above));
+      }
+      opened = above;
+    }
+    const std::string last = slash == std::string::npos ? name : name.substr(slash + 1);
+    Status made = parent.MakeDir(last);
     if (made || made.error().code != Errc::kBusy) {
       SW_TRY(std::move(made));
       continue;
     }
-    SW_TRY_ASSIGN(const std::optional<NameStatus> there, Look(prefix));
+    SW_TRY_ASSIGN(const std::optional<NameStatus> there, parent.Look(last));
     if (!there || there->type != EntryType::kDir) {
-      return FailErrno(Errc::kIo, ENOTDIR, PathOf(prefix), ": exists and is not a directory");
+      return FailErrno(Errc::kIo, ENOTDIR, PathOf(name), ": exists and is not a directory");
     }
   }
   return {};

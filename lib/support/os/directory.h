@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <string_view>
@@ -67,6 +68,8 @@ class Directory {
   Status MakeDir(const std::string& name, bool own = false) const;
   /// Creates a directory and its missing parents. An existing directory is not an error.
   Status MakeDirs(const std::string& name) const;
+  /// Creates many directories and their missing parents, each with one call.
+  Status MakeAllDirs(const std::set<std::string>& names) const;
   /// Sets the permissions of the directory itself, and keeps its set-id and sticky bits.
   Status SetMode(std::uint32_t mode) const;
 

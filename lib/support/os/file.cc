@@ -19,6 +19,8 @@ namespace shardwright::os {
 
 namespace {
 
+// Smaller files do not reserve their space: they are written soon after, in one extent.
+constexpr std::uint64_t kReservedFrom = std::uint64_t{64} << 10;
 constexpr auto kMaxOffset = static_cast<std::uint64_t>(std::numeric_limits<off_t>::max());
 
 // Linux moves at most 2^31 - 4096 bytes per call. A power of two keeps later calls aligned.
@@ -164,7 +166,7 @@ Status File::Allocate(std::uint64_t bytes) const {
   const std::string what = "cannot reserve " + std::to_string(bytes) + " bytes";
   if (bytes > kMaxOffset) return SysFail(Errc::kIo, path_, what, EFBIG);
   const auto size = static_cast<off_t>(bytes);
-  if (bytes > 0 && sys::Allocate(fd_, size) != 0) {
+  if (bytes >= kReservedFrom && sys::Allocate(fd_, size) != 0) {
     const bool cannot = errno == EOPNOTSUPP || errno == ENOSYS || errno == EINVAL;
     if (!cannot) return SysFail(Errc::kIo, path_, what, errno);
   }

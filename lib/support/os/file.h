@@ -62,8 +62,8 @@ class File {
   /// \error kIo, with errno
   Status WriteAt(std::uint64_t offset, std::span<const std::byte> data) const;
 
-  /// Reserves space and sets the size. If the file system cannot reserve space, it
-  /// only sets the size.
+  /// Reserves space and sets the size. Only sets the size if the file is small or the file system
+  /// cannot reserve space.
   /// \error kIo, with errno (ENOSPC before anything is written)
   Status Allocate(std::uint64_t bytes) const;
 

@@ -17,6 +17,13 @@ namespace {
 /// Descriptors reserved for the rest of the program: output, logs, MPI, file pools.
 constexpr rlim_t kOtherDescriptors = 64;
 
+/// Returns the descriptors that the limit of the process leaves for files.
+rlim_t FreeDescriptors() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return RLIM_INFINITY;
+  return limit.rlim_cur - std::min(limit.rlim_cur, kOtherDescriptors);
+}
+
 /// State that the threads of one call share.
 struct Loop {
   Loop(std::uint64_t all, const std::function<Status(std::uint64_t)>& body)
@@ -50,11 +57,13 @@ struct Loop {
 }  // namespace
 
 unsigned IoThreadsAllowed(unsigned threads) {
-  rlimit limit{};
-  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return threads;
-  const rlim_t free = limit.rlim_cur - std::min(limit.rlim_cur, kOtherDescriptors);
-  const rlim_t allowed = std::max<rlim_t>(free / kFilesPerIoThread, 1);
+  const rlim_t allowed = std::max<rlim_t>(FreeDescriptors() / kFilesPerIoThread, 1);
   return static_cast<unsigned>(std::min<rlim_t>(threads, allowed));
+}
+
+std::size_t OpenFilesAllowed(std::size_t wanted) {
+  const rlim_t allowed = std::max<rlim_t>(FreeDescriptors() / 3, 1);
+  return static_cast<std::size_t>(std::min<rlim_t>(wanted, allowed));
 }
 
 Status ForEachFile(std::uint64_t count, unsigned threads,

@@ -65,6 +65,11 @@ Status ForEachFile(std::uint64_t count, unsigned threads,
 /// Maximum number of descriptors that `act` may have open at a time.
 inline constexpr unsigned kFilesPerIoThread = 4;
 
+/// Returns how many of `wanted` files a process may keep open: at most a third of the limit of open
+/// files.
+/// Local.
+std::size_t OpenFilesAllowed(std::size_t wanted);
+
 /// Returns the part of `threads` that the process's limit of open files allows, at least one.
 /// Local.
 unsigned IoThreadsAllowed(unsigned threads);

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cstring>
 #include <iterator>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -145,25 +146,40 @@ Status Journal::Append(std::span<const std::byte> payload) {
   Store32(frame.subspan(4, 4), Crc(frame.subspan(0, 4), payload));
   std::copy(payload.begin(), payload.end(), record.begin() + kFrameBytes);
 
-  const std::lock_guard lock(writer_->mutex);
+  std::unique_lock lock(writer_->mutex);
   if (writer_->broken) {
     return Fail(Errc::kIo, file_.path(), ": an earlier write to the journal failed");
   }
   if (record.size() > writer_->most - writer_->end) {
     return Fail(Errc::kLimit, file_.path(), ": journal larger than ", writer_->most, " bytes");
   }
-  // A record after a truncated one could not be read, so later calls fail after an error.
-  writer_->broken = true;
-  SW_TRY(file_.WriteAt(writer_->end, record));
-  writer_->broken = false;
+  writer_->waiting.insert(writer_->waiting.end(), record.begin(), record.end());
   writer_->end += record.size();
-  return {};
+  return writer_->writing ? Status() : WriteWaiting(std::move(lock));
+}
+
+/// Writes the records that wait, until there are none.
+Status Journal::WriteWaiting(std::unique_lock<std::mutex> lock) {
+  writer_->writing = true;
+  Status written;
+  while (written && !writer_->waiting.empty()) {
+    const std::vector<std::byte> records = std::exchange(writer_->waiting, {});
+    const std::uint64_t at = writer_->end - records.size();
+    lock.unlock();
+    written = file_.WriteAt(at, records);
+    lock.lock();
+  }
+  // A record after a truncated one could not be read, so later calls fail after an error.
+  writer_->broken = !written;
+  writer_->writing = false;
+  return written;
 }
 
 Status Journal::Sync() const { return file_.Sync(); }
 
 Status Journal::Clear() {
   const std::lock_guard lock(writer_->mutex);
+  SW_CHECK(!writer_->writing);
   SW_TRY(file_.Allocate(kHeaderBytes));
   writer_->end = kHeaderBytes;
   return file_.Sync();

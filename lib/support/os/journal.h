@@ -55,8 +55,11 @@ class Journal {
   /// Returns the records that Open has read.
   const JournalRecords& found() const { return found_; }
 
-  /// Appends one record with one write. Thread-safe. After a failure every later call fails too.
-  /// \error kLimit if the record or the journal becomes too large; kIo
+  /// Appends one record. If another thread is writing records, that thread also writes this one,
+  /// and the call returns at once: a kill then loses the record. Thread-safe. After a failure every
+  /// later call fails too.
+  /// \error kLimit if the record or the journal becomes too large; kIo, also for records of other
+  ///        threads
   Status Append(std::span<const std::byte> payload);
 
   /// Makes appended records durable. Thread-safe. \error kIo
@@ -71,10 +74,14 @@ class Journal {
  private:
   struct Writer {
     std::mutex mutex;
-    std::uint64_t end = 0;
+    std::uint64_t end = 0;  // with the records that wait
     std::uint64_t most = kJournalBytes;
     bool broken = false;
+    bool writing = false;            // by a thread without the lock
+    std::vector<std::byte> waiting;  // records for the next write
   };
+
+  Status WriteWaiting(std::unique_lock<std::mutex> lock);
 
   File file_;
   JournalRecords found_;

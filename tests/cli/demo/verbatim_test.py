@@ -109,7 +109,7 @@ class Verbatim(DemoTest):
     def test_a_killed_copy_is_resumed(self):
         self.run_in("ucp-load", "ckpt", "wanted", "--verify=readback")
         self.run_in("ucp-load", "ckpt", "out", "--verify=readback", "--threads=1", code=-9,
-                    SHARDWRIGHT_FAULT="write:6:kill")
+                    SHARDWRIGHT_FAULT="write:10:kill")
         result = self.report_of("ucp-load", "ckpt", "out", "--verify=readback", "--resume")
         self.assertGreater(result["run"]["units_resumed"], 0)
         self.assertEqual(self.files("out"), self.files("wanted"))

@@ -3,10 +3,11 @@
 //
 //   1 begin     create the stage directory (root), send its path to all ranks
 //   2 journal   read the records of a stopped run; fail, changing nothing, if it was another run
-//   3 create    clones and links if the plan has any, then every other output file, at its full
-//               size
+//   3 create    clones and links if the plan has any, then every other output file: at its full
+//               size, or, if it is small, empty
 //   4 recover   read the units of a stopped run again and keep those with the recorded digest
-//   5 units     gather, checksum, write, record in journal; ranks get equal bytes, threads steal
+//   5 units     gather, checksum, write, record in journal; ranks get equal bytes, threads steal.
+//               Small files of one unit last, whole, on the I/O threads
 //   6 checksums send those of all units and source pieces to all ranks
 //   7 verify    compare source members with the checksums in their files; check that files copied
 //               without a checksum have not changed
@@ -26,6 +27,8 @@
 
 namespace shardwright::exec {
 namespace {
+
+constexpr std::size_t kOpenOutputs = 4096;  // most output files to keep open
 
 /// Encodes a journal record: unit, CRC-32, digest, shares. Uses the host's
 /// byte order, because a journal is read on the system that wrote it.
@@ -127,7 +130,8 @@ Runner::Runner(comm::Comm& comm, const plan::Plan& plan, ByteSource& source,
       options_(options),
       sink_(sink),
       arena_(ArenaThreads(options.threads)),
-      output_([this](std::uint32_t file) { return OfOutput(directory_.OpenWrite(PathOf(file))); }),
+      output_([this](std::uint32_t file) { return OfOutput(directory_.OpenWrite(PathOf(file))); },
+              os::OpenFilesAllowed(kOpenOutputs)),
       source_sums_(plan.source().members.size()),
       writes_(sink) {}
 
@@ -203,11 +207,32 @@ Status Runner::Begin() {
     return r == size ? plan_.unit_count()
                      : plan_.unit_of_byte(total / size * r + total % size * r / size);
   };
-  first_ = cut(rank);
-  last_ = cut(rank + 1);
+  std::vector<std::uint64_t> first_of_rank(size + 1);
+  for (std::uint64_t r = 0; r <= size; ++r) first_of_rank[r] = cut(r);
+  first_ = first_of_rank[rank];
+  last_ = first_of_rank[rank + 1];
+  AssignFiles(first_of_rank);
   sums_.resize(plan_.unit_count());
   done_.assign(last_ - first_, false);
   return {};
+}
+
+/// Assigns each file to the rank that writes its first unit, so that most files
+/// need one rank only. Files without units are dealt in turn.
+void Runner::AssignFiles(const std::vector<std::uint64_t>& first_of_rank) {
+  const std::size_t files = plan_.target().files.size();
+  rank_of_file_.resize(files);
+  file_sums_.resize(files);
+  complete_.assign(files, std::byte{0});
+  for (std::uint32_t file = 0; file < files; ++file) {
+    if (plan_.unit_count(file) == 0) {
+      rank_of_file_[file] = static_cast<int>(file % static_cast<std::uint32_t>(comm_.size()));
+      continue;
+    }
+    const auto after =
+        std::upper_bound(first_of_rank.begin(), first_of_rank.end() - 1, plan_.first_unit(file, 0));
+    rank_of_file_[file] = static_cast<int>(after - first_of_rank.begin()) - 1;
+  }
 }
 
 Status Runner::ReadJournals() {
@@ -268,13 +293,16 @@ Status Runner::Recover() {
 
 Status Runner::Put(const UnitInHand& unit) {
   const plan::Unit& at = unit.unit;
-  SW_TRY_ASSIGN(const auto file, output_.Get(at.file));
-  SW_TRY(file->WriteAt(plan_.target().files[at.file].payloads[at.payload].offset + at.first,
-                       unit.bytes));
-  writes_.Add(unit.bytes.size());
-  SW_TRY(journal_->Append(Encode(unit.index, *unit.record)));
   sums_[unit.index] = unit.record->sum;
-  return {};
+  SW_TRY_ASSIGN(const auto file, output_.Get(at.file));
+  if (IsWhole(at.file)) {
+    SW_TRY(WriteWhole(unit, *file));
+  } else {
+    SW_TRY(file->WriteAt(plan_.target().files[at.file].payloads[at.payload].offset + at.first,
+                         unit.bytes));
+    writes_.Add(unit.bytes.size());
+  }
+  return journal_->Append(Encode(unit.index, *unit.record));
 }
 
 Status Runner::WriteUnits() {
@@ -283,17 +311,20 @@ Status Runner::WriteUnits() {
   loop_options.sums = options_.verify == Verify::kNone ? nullptr : &source_sums_;
   loop_options.stopped = "stopped on request; the same command continues";
   std::vector<std::uint64_t> todo;
+  std::vector<std::uint64_t> small;  // of files that one write makes
   for (std::uint64_t index = first_; index < last_; ++index) {
     const plan::Unit unit = plan_.unit(index);
     if (done_[index - first_] || IsClone(unit.file)) continue;
-    todo.push_back(index);
+    (IsWhole(unit.file) ? small : todo).push_back(index);
     loop_options.bytes_total += unit.bytes;
   }
   SortByPlace(plan_, source_, &todo);
+  SortByPlace(plan_, source_, &small);
   const std::uint64_t most =
       source_.RoundUnits(options_.memory_bytes - options_.threads * kWorkspaceBytes);
   UnitLoop loop(plan_, source_, arena_, sink_, std::move(loop_options));
-  return ForUnitsInRounds(comm_, loop, plan_, source_, todo, most, *this);
+  SW_TRY(ForUnitsInRounds(comm_, loop, plan_, source_, todo, most, *this));
+  return ForUnitsInRounds(comm_, loop, plan_, source_, small, most, *this, SmallUnitThreads());
 }
 
 Status Runner::ShareSums() {

@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Passes of a run that process whole output files: create, frame, sync, read back, commit.
+// Passes of a run that process whole output files: frame, sync, read back, commit.
 
 #include <algorithm>
 #include <cstring>
-#include <set>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -17,32 +16,18 @@ namespace shardwright::exec {
 
 namespace {
 
-/// With more files than this, one sync of the file system replaces syncs of single
-/// files: 1197 atoms took 3 s of single syncs on a disk that writes their 4 GB in 2 s.
-constexpr std::size_t kFilesSyncedOneByOne = 64;
+/// Maximum size of a file that one write makes.
+constexpr std::uint64_t kWholeFileBytes = std::uint64_t{256} << 10;
+constexpr std::uint64_t kSmallFrameBytes = std::uint64_t{64} << 10;
 
-tl::unexpected<Error> TwoOutputs(const std::string& path) {
-  return Fail(
-      Errc::kUnsupported, path,
-      ": two output files have the same name on this file system, which may ignore case or dots "
-      "at the end of a name; write to another file system");
+std::uint64_t FrameBytes(const plan::OutputFile& file) {
+  std::uint64_t frame = file.bytes;
+  for (const plan::Payload& payload : file.payloads) frame -= payload.bytes;
+  return frame;
 }
 
 Status NotAsWritten(const std::string& path) {
   return Fail(Errc::kIo, path, ": the data read back differs from the data written");
-}
-
-/// Checks that an output path stays inside the output. This is the
-/// last check before files are created, for paths from all sources.
-Status CheckPath(std::string_view path) {
-  for (std::size_t first = 0; first <= path.size();) {
-    const std::size_t last = std::min(path.find('/', first), path.size());
-    if (Status safe = os::SafeName(path.substr(first, last - first)); !safe) {
-      return Within("output file \"" + std::string(path) + "\"", std::move(safe).error());
-    }
-    first = last + 1;
-  }
-  return {};
 }
 
 /// Writes a frame as its bytes arrive; merges small adjacent byte ranges into one write.
@@ -51,7 +36,6 @@ class FrameWriter {
   explicit FrameWriter(const os::File& file) : file_(file) {}
 
   Status Put(std::uint64_t offset, std::span<const std::byte> bytes) {
-    digest_.Add(bytes);
     if (offset != first_ + held_.size() || held_.size() + bytes.size() > plan::kUnitBytes) {
       SW_TRY(Flush());
       first_ = offset;
@@ -64,13 +48,7 @@ class FrameWriter {
     return {};
   }
 
-  /// \returns the digest of the whole frame
-  Result<Digest> Finish() && {
-    SW_TRY(Flush());
-    return digest_.Finish();
-  }
-
- private:
+  /// Writes the bytes that are merged so far.
   Status Flush() {
     if (held_.empty()) return {};
     SW_TRY(file_.WriteAt(first_, held_));
@@ -78,8 +56,8 @@ class FrameWriter {
     return {};
   }
 
+ private:
   const os::File& file_;
-  DigestStream digest_;
   std::uint64_t first_ = 0;  // offset of the buffered bytes
   std::vector<std::byte> held_;
 };
@@ -89,162 +67,46 @@ class FrameWriter {
 template <class Visit>
 Status Runner::ForMyFiles(unsigned threads, Visit&& visit) {
   return os::ForEachFile(plan_.target().files.size(), threads, [&](std::uint64_t file) {
-    return Mine(file) ? visit(static_cast<std::uint32_t>(file)) : Status();
+    const auto index = static_cast<std::uint32_t>(file);
+    return Mine(index) ? visit(index) : Status();
   });
 }
 
-/// Returns the number of frames to make at the same time: many if they are small, because their
-/// writes and syncs take longer than making them; few if they are large, to limit memory use.
-unsigned Runner::FrameThreads() const {
+/// Returns the number of threads for small units, 0 for the arena's threads: I/O threads as far as
+/// their buffers fit. A source that computes its bytes, or that other
+/// ranks read, has buffers for the arena's threads only.
+unsigned Runner::SmallUnitThreads() const {
+  constexpr std::uint64_t kBuffers =  // of a thread: its workspace and a whole file
+      kWholeFileBytes * (kWorkspaceBytes / plan::kUnitBytes + 1);
+  if (source_.has_places() || !options_.file_owner.empty()) return 0;
+  const std::uint64_t fit = (options_.memory_bytes - options_.threads * kWorkspaceBytes) / kBuffers;
+  const auto threads =
+      static_cast<unsigned>(std::min<std::uint64_t>(fit, FrameThreads(kSmallFrameBytes)));
+  return threads > options_.threads ? threads : 0;
+}
+
+/// Returns the number of frames of at most `largest` bytes to make at the same time: many if they
+/// are small, because their writes and syncs take longer than making them; few if they are large,
+/// to limit memory use.
+unsigned Runner::FrameThreads(std::uint64_t largest) const {
   constexpr std::uint64_t kMemory = std::uint64_t{32} << 20;
   constexpr std::uint64_t kTimesFrame = 16;  // memory of an object graph per byte
-  std::uint64_t largest = 1;
-  for (const plan::OutputFile& file : plan_.target().files) {
-    std::uint64_t frame = file.bytes;
-    for (const plan::Payload& payload : file.payloads) frame -= payload.bytes;
-    largest = std::max(largest, frame);
-  }
   const std::uint64_t fit = kMemory / (kTimesFrame * largest);
   return static_cast<unsigned>(std::clamp<std::uint64_t>(
       fit, options_.threads, std::max(options_.threads, options_.io_threads)));
 }
 
-Status Runner::CreateFiles() {
-  std::set<std::string> folders;
-  for (const plan::OutputFile& file : plan_.target().files) {
-    SW_TRY(CheckPath(file.path));
-    if (const auto slash = file.path.rfind('/'); slash != std::string::npos) {
-      folders.insert(file.path.substr(0, slash));
-    }
-  }
-  SW_TRY_ASSIGN(const std::string created, comm_.OnRootText([&]() -> Result<std::string> {
-    if (resumed_) SW_TRY(BeginCreating());
-    return created_ ? "yes" : "";
-  }));
-  created_ = !created.empty();
-  if (!created_) noted_.clear();
-  SW_TRY(comm_.OnRoot([&]() -> Status {
-    for (const std::string& folder : folders) SW_TRY(OfOutput(directory_.MakeDirs(folder)));
-    return {};
-  }));
-  SW_TRY(ChooseSync());
-  SW_TRY(MakeClones());
-  SW_TRY(comm_.OnRoot([&] { return CheckSpace(); }));
-  SW_TRY(comm_.Agree(ForMyFiles(options_.io_threads, [&](std::uint32_t file) {
-    return IsClone(file) ? Status() : CreateFile(file);
-  })));
-  return comm_.OnRoot(
-      [&] { return created_ ? Status() : journals_.WriteWholeFile(kCreatedName, ""); });
-}
-
-/// Restarts a run that was stopped while it created its files. Removes all of them, because
-/// only creating a file here proves that no other output has the same name on this file system.
-Status Runner::BeginCreating() {
-  SW_TRY_ASSIGN(created_, journals_.Exists(kCreatedName));
-  if (created_) return {};
-  SW_TRY_ASSIGN(const std::vector<os::Entry> entries, directory_.List());
-  for (const os::Entry& entry : entries) {
-    if (entry.name != os::kJournalDir) SW_TRY(directory_.RemoveTree(entry.name));
-  }
-  return {};
-}
-
-/// Selects one sync for all files if there are many and the file systems of all ranks support it.
-Status Runner::ChooseSync() {
-  if (plan_.target().files.size() <= kFilesSyncedOneByOne) return {};
-  // The descriptor is older than all writes, so a sync of the file system reports their errors.
-  SW_TRY_ASSIGN(const std::uint64_t without,
-                comm_.AllReduceSum(directory_.CanSyncFileSystem() ? 0 : 1));
-  sync_at_once_ = without == 0;
-  return {};
-}
-
-/// Makes all clones and links on the root, because they take no space and little
-/// time. Runs before CheckSpace, which checks the space for the other files.
-Status Runner::MakeClones() {
-  is_clone_.assign(plan_.target().files.size(), std::byte{0});
-  SW_TRY(comm_.OnRoot([&]() -> Status {
-    for (std::uint32_t index = 0; index < is_clone_.size(); ++index) {
-      if (plan_.target().files[index].clone == plan::CloneMode::kCopy) continue;
-      if (sink_.stop_requested()) {
-        return Fail(Errc::kStopped, "stopped on request; the same command continues");
-      }
-      SW_TRY_ASSIGN(const bool made, MakeClone(index));
-      is_clone_[index] = std::byte{made};
-    }
-    return {};
-  }));
-  SW_TRY(comm_.Bcast(is_clone_));
-  for (std::uint32_t index = 0; index < is_clone_.size(); ++index) {
-    if (IsClone(index)) clone_sources_.insert(plan_.target().files[index].clone_of);
-  }
-  return {};
-}
-
-/// \returns false if the file must be copied: no support for clones, or the source has grown
-Result<bool> Runner::MakeClone(std::uint32_t index) {
+bool Runner::IsWhole(std::uint32_t index) const {
   const plan::OutputFile& file = plan_.target().files[index];
-  const std::string& source = plan_.source().files[file.clone_of];
-  const std::string& path = PathOf(index);
-  SW_TRY_ASSIGN(const os::File from, source_.Open(file.clone_of));
-  if (file.clone == plan::CloneMode::kLink) {
-    // A stopped run may have left any file with this name. A new link costs nothing.
-    SW_TRY_ASSIGN(const bool there, directory_.Exists(path));
-    if (there && !created_) return TwoOutputs(directory_.PathOf(path));
-    if (there) SW_TRY(directory_.RemoveFile(path));
-    SW_TRY(directory_.HardLink(source, from, path));
-  } else {
-    SW_TRY_ASSIGN(const os::File to, OpenOutput(index));
-    SW_TRY_ASSIGN(const bool cloned, os::CloneInto(from, to));
-    if (!cloned) {
-      SW_TRY(directory_.RemoveFile(path));  // CreateFile creates it again
-      return false;
-    }
-  }
-  SW_TRY_ASSIGN(const bool grown, source_.Recheck(file.clone_of));
-  if (grown) {
-    SW_TRY(directory_.RemoveFile(path));
-    return false;
-  }
-  if (!sync_at_once_) SW_TRY(directory_.SyncFile(path));
-  return true;
+  return file.bytes <= kWholeFileBytes && FrameBytes(file) <= kSmallFrameBytes &&
+         plan_.unit_count(index) == 1 && file.digests.files.empty();
 }
 
-Status Runner::CheckSpace() {
-  if (resumed_) return {};
-  std::uint64_t bytes = 0;
-  std::uint64_t files = 0;
-  for (std::uint32_t index = 0; index < is_clone_.size(); ++index) {
-    if (IsClone(index)) continue;
-    bytes += plan_.target().files[index].bytes;
-    ++files;
-  }
-  return OfOutput(exec::CheckSpace(options_.output, directory_.path(), bytes, files));
-}
-
-Result<os::File> Runner::OpenOutput(std::uint32_t index) const {
-  const std::string& path = PathOf(index);
-  SW_TRY_ASSIGN(const std::optional<os::NameStatus> there, directory_.Look(path));
-  if (there && !created_) return TwoOutputs(directory_.PathOf(path));
-  if (there) {
-    if (directory_.IsOwnFile(*there)) return directory_.OpenWrite(path);
-    // Never write into a file of another user or with further hard links: replace it.
-    SW_TRY(directory_.RemoveFile(path));
-  }
-  Result<os::File> made = directory_.Create(path, plan_.target().files[index].executable);
-  if (!made && made.error().code == Errc::kBusy) return TwoOutputs(directory_.PathOf(path));
-  return made;
-}
-
-Status Runner::CreateFile(std::uint32_t index) {
-  SW_TRY_ASSIGN(os::File out, OfOutput(OpenOutput(index)));
-  SW_TRY(out.Allocate(plan_.target().files[index].bytes));
-  return out.Close();
-}
-
-Status Runner::WriteFrame(std::uint32_t index) {
+/// Passes the frame of a file to `write` and stores the checksums of the file.
+/// \pre the checksums of its units are known
+template <class Write>
+Status Runner::MakeFrame(std::uint32_t index, const Write& write) {
   const plan::OutputFile& file = plan_.target().files[index];
-  if (IsClone(index) || !file.digests.files.empty()) return {};
   const auto sums =
       std::span<const UnitSum>(sums_).subspan(plan_.first_unit(index, 0), plan_.unit_count(index));
   SW_TRY_ASSIGN(const std::vector<std::uint32_t> crcs,
@@ -252,27 +114,57 @@ Status Runner::WriteFrame(std::uint32_t index) {
   std::vector<Digest> digests;
   digests.reserve(sums.size());
   for (const UnitSum& sum : sums) digests.push_back(sum.digest);
+  DigestStream digest;
+  SW_TRY(file.frame(crcs, [&](std::uint64_t offset, std::string_view bytes) {
+    digest.Add(std::as_bytes(std::span(bytes)));
+    return write(offset, std::as_bytes(std::span(bytes)));
+  }));
+  file_sums_[index] = {FileDigest(digests, digest.Finish()), CombinedCrc32(sums)};
+  complete_[index] = std::byte{1};
+  return {};
+}
+
+/// Writes a file with its only unit and its frame in one call.
+Status Runner::WriteWhole(const UnitInHand& unit, const os::File& out) {
+  const std::uint32_t index = unit.unit.file;
+  const plan::OutputFile& file = plan_.target().files[index];
+  std::vector<std::byte> whole(file.bytes);
+  std::uint64_t covered = 0;
+  const auto put = [&](std::uint64_t offset, std::span<const std::byte> bytes) -> Status {
+    SW_CHECK(offset <= whole.size() && bytes.size() <= whole.size() - offset);
+    std::ranges::copy(bytes, whole.begin() + static_cast<std::ptrdiff_t>(offset));
+    covered += bytes.size();
+    return {};
+  };
+  // Payloads without bytes may precede that of the unit.
+  SW_TRY(put(file.payloads[unit.unit.payload].offset, unit.bytes));
+  SW_TRY(MakeFrame(index, put));
+  SW_CHECK(covered == whole.size());
+  SW_TRY(out.WriteAt(0, whole));
+  writes_.Add(whole.size());
+  return sync_at_once_ ? Status() : out.Sync();
+}
+
+Status Runner::WriteFrame(std::uint32_t index) {
+  const plan::OutputFile& file = plan_.target().files[index];
+  if (IsClone(index) || complete_[index] != std::byte{0} || !file.digests.files.empty()) return {};
   SW_TRY_ASSIGN(const auto out, output_.Get(index));
   FrameWriter frame(*out);
-  SW_TRY(file.frame(crcs, [&](std::uint64_t offset, std::string_view bytes) {
-    return frame.Put(offset, std::as_bytes(std::span(bytes)));
+  SW_TRY(MakeFrame(index, [&](std::uint64_t offset, std::span<const std::byte> bytes) {
+    return frame.Put(offset, bytes);
   }));
-  SW_TRY_ASSIGN(const Digest digest, std::move(frame).Finish());
-  std::uint64_t payload_bytes = 0;
-  for (const plan::Payload& payload : file.payloads) payload_bytes += payload.bytes;
-  writes_.Add(file.bytes - payload_bytes);
-  file_sums_[index] = {FileDigest(digests, digest), CombinedCrc32(sums)};
+  SW_TRY(frame.Flush());
+  writes_.Add(FrameBytes(file));
   return sync_at_once_ ? Status() : out->Sync();
 }
 
 Status Runner::WriteText(std::uint32_t index, const std::string& text) {
   SW_CHECK(text.size() == plan_.target().files[index].bytes);
+  const auto bytes = std::as_bytes(std::span(text));
   SW_TRY_ASSIGN(const auto out, output_.Get(index));
-  FrameWriter frame(*out);
-  SW_TRY(frame.Put(0, std::as_bytes(std::span(text))));
-  SW_TRY_ASSIGN(const Digest digest, std::move(frame).Finish());
-  writes_.Add(text.size());
-  file_sums_[index] = {FileDigest({}, digest), 0};
+  SW_TRY(out->WriteAt(0, bytes));
+  writes_.Add(bytes.size());
+  file_sums_[index] = {FileDigest({}, DigestOf(bytes)), 0};
   return sync_at_once_ ? Status() : out->Sync();
 }
 
@@ -319,7 +211,8 @@ Status Runner::SyncWritten() {
   std::vector<std::uint32_t> files;
   for (std::uint64_t index = first_; index < last_; ++index) {
     const std::uint32_t file = plan_.unit(index).file;
-    if (!IsClone(file) && (files.empty() || files.back() != file)) files.push_back(file);
+    if (IsClone(file) || complete_[file] != std::byte{0}) continue;
+    if (files.empty() || files.back() != file) files.push_back(file);
   }
   return comm_.Agree(
       os::ForEachFile(files.size(), options_.io_threads, [&](std::uint64_t i) -> Status {
@@ -331,9 +224,19 @@ Status Runner::SyncWritten() {
 Status Runner::WriteFrames() {
   sink_.Pass("finish");
   if (comm_.size() > 1 && !sync_at_once_) SW_TRY(SyncWritten());
-  file_sums_.resize(plan_.target().files.size());
-  SW_TRY(comm_.Agree(
-      ForMyFiles(FrameThreads(), [&](std::uint32_t file) { return WriteFrame(file); })));
+  std::uint64_t largest = 1;
+  for (const plan::OutputFile& file : plan_.target().files) {
+    largest = std::max(largest, FrameBytes(file));
+  }
+  const auto write = [&](bool small) {
+    const std::uint64_t most = small ? kSmallFrameBytes : largest;
+    return comm_.Agree(ForMyFiles(FrameThreads(most), [&](std::uint32_t file) -> Status {
+      if ((FrameBytes(plan_.target().files[file]) <= kSmallFrameBytes) != small) return {};
+      return WriteFrame(file);
+    }));
+  };
+  SW_TRY(write(true));
+  SW_TRY(write(false));
   SW_TRY(WriteDigestLists());
   if (sync_at_once_) SW_TRY(comm_.Agree(SyncFileSystem()));
   return CloseFiles();
@@ -406,17 +309,19 @@ Status Runner::Commit() {
   SW_TRY(comm_.Agree(journal_->Close()));
   journal_.reset();
   std::vector<FileSum> mine;
-  for (std::size_t file = 0; file < file_sums_.size(); ++file) {
+  for (std::uint32_t file = 0; file < file_sums_.size(); ++file) {
     if (Mine(file)) mine.push_back(file_sums_[file]);
   }
   SW_TRY_ASSIGN(const std::vector<comm::Bytes> parts, comm_.Gather(std::as_bytes(std::span(mine))));
   return comm_.OnRoot([&]() -> Status {
     std::vector<ManifestFile> files;
-    const auto ranks = static_cast<std::size_t>(comm_.size());
+    std::vector<std::size_t> taken(parts.size(), 0);  // bytes of each rank's part
     for (std::size_t index = 0; index < file_sums_.size(); ++index) {
       const plan::OutputFile& made = plan_.target().files[index];
+      const auto rank = static_cast<std::size_t>(rank_of_file_[index]);
       FileSum sum;
-      std::memcpy(&sum, parts[index % ranks].data() + index / ranks * sizeof sum, sizeof sum);
+      std::memcpy(&sum, parts[rank].data() + taken[rank], sizeof sum);
+      taken[rank] += sizeof sum;
       ManifestFile file{made.path, made.bytes, sum.digest};
       if (!made.payloads.empty()) file.payload_crc32 = sum.payload_crc32;
       if (IsClone(static_cast<std::uint32_t>(index))) {
@@ -425,7 +330,7 @@ Status Runner::Commit() {
       files.push_back(std::move(file));
     }
     os::CommitSteps steps;
-    steps.files_synced = true;
+    steps.synced = sync_at_once_ ? os::Synced::kAll : os::Synced::kFiles;
     steps.write_manifest = [&](const os::Directory& stage) -> Status {
       SW_TRY_ASSIGN(const std::string text, MakeManifest(options_.manifest, files));
       SW_TRY(stage.ReplaceFile(kManifestName, text));

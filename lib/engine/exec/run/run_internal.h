@@ -58,9 +58,13 @@ class Runner final : private UnitSink {
   Status CreateFiles();          // collective
   Status MakeClones();           // clones and links, by the root; collective
   Result<bool> MakeClone(std::uint32_t index);
-  Status CheckSpace();                                     // root
-  Result<os::File> OpenOutput(std::uint32_t index) const;  // new, or the file of a stopped run
-  Status CreateFile(std::uint32_t index);
+  Status CheckSpace();  // root
+  // New, or the file of a stopped run.
+  Result<os::File> OpenOutput(const os::Directory& folder, std::uint32_t index) const;
+  Result<os::Directory> OpenFolder(std::uint32_t index) const;
+  Status CreateMyFiles();  // local
+  Status CreateFile(const os::Directory& folder, std::uint32_t index);
+  void AssignFiles(const std::vector<std::uint64_t>& first_of_rank);
   Status BeginCreating();   // root
   Status ChooseSync();      // collective
   Status SyncFileSystem();  // local
@@ -74,6 +78,9 @@ class Runner final : private UnitSink {
   Status SyncWritten();  // collective
   Status WriteFrames();  // collective
   Status WriteFrame(std::uint32_t index);
+  Status WriteWhole(const UnitInHand& unit, const os::File& out);
+  template <class Write>
+  Status MakeFrame(std::uint32_t index, const Write& write);
   Status WriteDigestLists();  // collective
   Status WriteText(std::uint32_t index, const std::string& text);
   Status ReadBack(std::uint32_t index);
@@ -81,17 +88,17 @@ class Runner final : private UnitSink {
   Status Commit();       // collective
   Result<RunReport> Report();
 
-  bool Mine(std::uint64_t index) const {
-    return index % static_cast<std::uint64_t>(comm_.size()) ==
-           static_cast<std::uint64_t>(comm_.rank());
-  }
+  bool Mine(std::uint32_t file) const { return rank_of_file_[file] == comm_.rank(); }
+  /// Returns whether one write makes the file: if it is small, and has one unit.
+  bool IsWhole(std::uint32_t index) const;
   bool IsClone(std::uint32_t file) const { return is_clone_[file] != std::byte{0}; }
   const std::string& PathOf(std::uint32_t file) const {  // in the stage
     return plan_.target().files[file].path;
   }
   template <class Visit>
   Status ForMyFiles(unsigned threads, Visit&& visit);  // in parallel; local
-  unsigned FrameThreads() const;
+  unsigned FrameThreads(std::uint64_t largest) const;
+  unsigned SmallUnitThreads() const;
 
   comm::Comm& comm_;
   const plan::Plan& plan_;
@@ -118,7 +125,9 @@ class Runner final : private UnitSink {
   // By unit: of all ranks after ShareSums, of this rank before.
   std::vector<UnitSum> sums_;
   SourceSums source_sums_;
+  std::vector<int> rank_of_file_;  // that creates and completes it
   std::vector<FileSum> file_sums_;
+  std::vector<std::byte> complete_;                  // by output file: its frame is written
   std::atomic<std::uint64_t> read_from_memory_ = 0;  // files that the readback found in the cache
   RunReport report_;
   UnfinishedWrites writes_;

@@ -14,6 +14,7 @@
 #include "memory_bytes.h"
 #include "runs.h"
 #include "support/comm/threads.h"
+#include "support/os/directory.h"
 #include "support/os/fault.h"
 
 namespace shardwright::exec {
@@ -69,6 +70,97 @@ TEST_F(Runs, DoNotDependOnTheNumberOfThreads) {
   for (const char* name : {"out0", "out1", "shardwright.json"}) {
     EXPECT_TRUE(Get(std::string("in/out/") + name) == Get(std::string("in/one/") + name)) << name;
   }
+}
+
+plan::Payload Inline(std::uint64_t offset, std::string bytes) {
+  plan::Payload payload;
+  payload.kind = plan::Payload::Kind::kInline;
+  payload.offset = offset;
+  payload.bytes = bytes.size();
+  payload.bytes_inline = std::move(bytes);
+  return payload;
+}
+
+// Payloads of no bytes have no units: an empty tensor before or after the only one with elements.
+TEST_F(Runs, PutTheUnitOfASmallFileInItsPlace) {
+  source_ = {};
+  target_ = {};
+  for (const bool first : {true, false}) {
+    plan::OutputFile file;
+    file.path = first ? "a" : "b";
+    file.bytes = 20;
+    file.payloads = {Inline(4, first ? "" : "payload"),
+                     Inline(first ? 10 : 17, first ? "payload" : "")};
+    file.frame = [first](std::span<const std::uint32_t> crcs, const plan::PutFrame& put) -> Status {
+      EXPECT_EQ(crcs.size(), 2U);
+      SW_TRY(put(0, "head"));
+      if (first) SW_TRY(put(4, "middle"));
+      if (first) return put(17, "end");
+      SW_TRY(put(11, "middle"));
+      return put(17, "end");
+    };
+    target_.files.push_back(std::move(file));
+  }
+  options_.verify = Verify::kReadback;
+  const auto done = Run();
+  ASSERT_TRUE(done) << done.error().message;
+  EXPECT_EQ(Get("in/out/a"), "headmiddlepayloadend");
+  EXPECT_EQ(Get("in/out/b"), "headpayloadmiddleend");
+}
+
+// On a network file system each call may be a message to a server.
+TEST_F(Runs, MakeSmallFilesWithFewCalls) {
+  constexpr std::uint64_t kFiles = 100;
+  constexpr std::uint64_t kOthers = 32;  // journal, manifest, lock, folders
+  MakeTensor(plan::kUnitBytes / 4, kFiles);
+  for (int i = 0; i < 100; ++i) {
+    auto& path = target_.files[static_cast<std::size_t>(i)].path;
+    path.insert(0, "a/b/" + std::to_string(i) + "/");
+  }
+  const os::ScopedFault calls;
+  const auto done = Run();
+  ASSERT_TRUE(done) << done.error().message;
+  EXPECT_EQ(done->files_written, kFiles);
+  const auto made = [&](os::Op op) { return calls.Count(op); };
+  EXPECT_LE(made(os::Op::kCreate), kFiles + kOthers);
+  EXPECT_LE(made(os::Op::kMkdir), kFiles + kOthers);
+  EXPECT_LE(made(os::Op::kWrite), 2 * kFiles + kOthers) << "one to the file, one to the journal";
+  EXPECT_LE(made(os::Op::kOpen), kFiles + kOthers) << "the folder of each file";
+  EXPECT_LE(made(os::Op::kStat), kOthers);
+  EXPECT_LE(made(os::Op::kAllocate), 0U);
+  EXPECT_LE(made(os::Op::kTruncate), kOthers);
+  EXPECT_LE(made(os::Op::kClose), kFiles + kOthers);
+  const auto folder = os::Directory::Open(At("in"));
+  if (folder && folder->CanSyncFileSystem()) {
+    EXPECT_LE(made(os::Op::kSync), kOthers) << "one sync of the file system";
+  }
+}
+
+TEST_F(Runs, MakeTheSameSmallFilesWithAnyRanksThreadsAndStops) {
+  constexpr std::uint32_t kFiles = 70;
+  MakeTensor(plan::kUnitBytes / 4, kFiles);
+  ASSERT_TRUE(Run());
+  const auto same = [&] {
+    for (std::uint32_t i = 0; i < kFiles; ++i) {
+      const std::string name = target_.files[i].path;
+      ASSERT_TRUE(Get("in/out/" + name) == Get("in/other/" + name)) << name;
+    }
+    EXPECT_TRUE(Get("in/out/shardwright.json") == Get("in/other/shardwright.json"));
+    fs::remove_all(At("in/other"));
+  };
+  options_.output = At("in/other");
+  options_.threads = options_.io_threads = 1;
+  ASSERT_TRUE(Run());
+  same();
+  options_.io_threads = 8;
+  ASSERT_TRUE(RunOn(3));
+  same();
+  options_.threads = options_.io_threads = 1;
+  ASSERT_FALSE(RunOn(3, 9));
+  const Status resumed = RunOn(3);
+  ASSERT_TRUE(resumed) << resumed.error().message;
+  EXPECT_GT(report_.units_resumed, 0U);
+  same();
 }
 
 TEST_F(Runs, LeaveNothingOfADamagedSource) {

@@ -44,12 +44,11 @@ class Runs : public os::Scratch {
     return Run();
   }
 
-  /// A tensor of a few units, to be cut into two files.
-  void MakeTensor() {
-    const std::uint64_t elems = plan::kUnitBytes;  // 4 MiB
+  /// A tensor to be cut into files: by default of a few units, into two.
+  void MakeTensor(std::uint64_t elems = plan::kUnitBytes, std::uint32_t files = 2) {
     plan::MapMaker source, wanted;
     source.Slices("w", "fp32", DType::kF32, {elems}, 0, 3);
-    wanted.Slices("w", "fp32", DType::kF32, {elems}, 0, 2);
+    wanted.Slices("w", "fp32", DType::kF32, {elems}, 0, files);
     members_ = plan::Numbered(source.map);
     SetChecksums(members_, &source.map);
     source_ = source.map;

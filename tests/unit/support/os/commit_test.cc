@@ -101,7 +101,7 @@ TEST_F(CommitTest, FilesSyncedByTheCallerAreNotSyncedAgain) {
   auto stage = Stage::Begin(At("out"), {.force = false, .resume = Resume::kNever, .run_id = "r1"});
   ASSERT_TRUE(stage && Fill(*stage, "new"));
   CommitSteps steps = Manifest();
-  steps.files_synced = true;
+  steps.synced = Synced::kFiles;
   std::uint64_t syncs = 0;
   const ScopedFault calls;
   steps.verify = [&](const Directory&) -> Status {

@@ -5,6 +5,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <fstream>
+
 #include "scratch.h"
 #include "support/os/commit.h"
 #include "support/os/fault.h"
@@ -123,6 +125,19 @@ TEST_F(DirectoryTest, ModesKeepTheirSpecialBits) {
   EXPECT_TRUE(d.SetMode(0700));
   EXPECT_FALSE(fault.fired());
   EXPECT_EQ(d.SetMode(0750).error().code, Errc::kIo);
+}
+
+TEST_F(DirectoryTest, MakesEachOfManyFoldersOnce) {
+  const ScopedFault calls;
+  ASSERT_TRUE(Here().MakeAllDirs({"a/b/c", "a/b/d", "a/e", "f"}));
+  for (const char* name : {"a/b/c", "a/b/d", "a/e", "f"}) EXPECT_TRUE(*Here().Exists(name)) << name;
+  EXPECT_EQ(calls.Count(Op::kMkdir), 6U);
+  ASSERT_TRUE(Here().MakeAllDirs({"a/b/c", "a/g"})) << "existing folders are no error";
+  std::ofstream(At("file")) << "text";
+  const Status blocked = Here().MakeAllDirs({"file/below"});
+  ASSERT_FALSE(blocked);
+  EXPECT_NE(blocked.error().message.find("file: exists and is not a directory"), std::string::npos)
+      << blocked.error().message;
 }
 
 /// One operation after the other, until one fails.

@@ -76,6 +76,10 @@ TEST(IoThreads, TheLimitOfOpenFilesBoundsThem) {
   };
   EXPECT_EQ(allowed_with(64 + 4 * kFilesPerIoThread), 4U);
   EXPECT_EQ(allowed_with(32), 1U);
+  EXPECT_EQ(OpenFilesAllowed(100), 1U);
+  EXPECT_EQ(allowed_with(64 + 300), 32U);
+  EXPECT_EQ(OpenFilesAllowed(1000), 100U);
+  EXPECT_EQ(OpenFilesAllowed(20), 20U);
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
 }
 

@@ -209,13 +209,12 @@ TEST_F(JournalTest, EveryFailedCallIsToldAndTheNextOpenGoesOn) {
   }
 }
 
-TEST_F(JournalTest, ManyThreadsAppendWithOneWriteEach) {
+TEST_F(JournalTest, ManyThreadsLoseNothing) {
   auto journal = Journal::Open(Here(), "j", Print(1));
   ASSERT_TRUE(journal);
   constexpr int kThreads = 4;
   constexpr int kEach = 200;
   {
-    const ScopedFault fault;
     std::vector<std::thread> threads;
     threads.reserve(kThreads);
     for (int t = 0; t < kThreads; ++t) {
@@ -227,7 +226,6 @@ TEST_F(JournalTest, ManyThreadsAppendWithOneWriteEach) {
       });
     }
     for (std::thread& thread : threads) thread.join();
-    EXPECT_EQ(fault.Count(Op::kWrite), std::uint64_t{kThreads} * kEach);
   }
   const std::vector<std::string> paths = {"j"};
   const std::vector<std::string> texts = Texts(*ReadJournals(Here(), paths, Print(1)));
