@@ -107,6 +107,17 @@ std::uint64_t DefaultMemoryBytes() {
   return std::clamp(share, kMemoryMinBytes, std::uint64_t{1} << 30);
 }
 
+void RaiseOpenFileLimit() {
+  constexpr rlim_t kEnough = 65'536;
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  const rlim_t raised = std::min(limit.rlim_max, kEnough);
+  if (limit.rlim_cur >= raised) return;
+  limit.rlim_cur = raised;
+  // The old limit is enough to run with.
+  [[maybe_unused]] const int rc = ::setrlimit(RLIMIT_NOFILE, &limit);
+}
+
 std::uint64_t PeakMemoryBytes() {
   rusage usage{};
   if (getrusage(RUSAGE_SELF, &usage) != 0) return 0;

@@ -28,6 +28,11 @@ unsigned DefaultThreads();
 /// Local.
 std::uint64_t DefaultMemoryBytes();
 
+/// Raises this process's limit of open files as far as the system allows, to 65,536 at most.
+/// The usual limit of 1,024 is too low for checkpoints of many files.
+/// Local.
+void RaiseOpenFileLimit();
+
 /// Returns the largest resident set size of this process so far, in bytes.
 /// Local.
 std::uint64_t PeakMemoryBytes();

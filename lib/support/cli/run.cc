@@ -407,6 +407,7 @@ int App::Run(int argc, const char* const* argv, const Body& body) {
   if (action && *action == Action::kVersion) return AnswerAtOnce(command, parser_->VersionText());
   const CommonFlags& flags = parser_->flags();
   if (parser_->Uses(Shared::kMemory)) LimitTextMemory(flags.memory_bytes);
+  RaiseOpenFileLimit();
   const SignalGuard signals;
   Result<std::unique_ptr<comm::Comm>> met =
       alone_ ? Result<std::unique_ptr<comm::Comm>>(comm::MakeSerialComm()) : comm::MakeComm();

@@ -3,7 +3,9 @@
 
 #include <gtest/gtest.h>
 #include <sched.h>
+#include <sys/resource.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <vector>
 
@@ -78,6 +80,23 @@ TEST(ParseSlurmTasks, ReadsTheFirstCount) {
   EXPECT_EQ(ParseSlurmTasks("x"), 0U);
   EXPECT_EQ(ParseSlurmTasks("4 nodes"), 0U);
   EXPECT_EQ(ParseSlurmTasks(""), 0U);
+}
+
+TEST(RaiseOpenFileLimit, RaisesItAndNeverLowersIt) {
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  const auto raised_from = [&](rlim_t files) {
+    rlimit limit{std::min<rlim_t>(files, before.rlim_max), before.rlim_max};
+    EXPECT_EQ(::setrlimit(RLIMIT_NOFILE, &limit), 0);
+    RaiseOpenFileLimit();
+    EXPECT_EQ(::getrlimit(RLIMIT_NOFILE, &limit), 0);
+    EXPECT_EQ(limit.rlim_max, before.rlim_max);
+    return limit.rlim_cur;
+  };
+  const rlim_t most = std::min<rlim_t>(before.rlim_max, 65'536);
+  EXPECT_EQ(raised_from(256), most);
+  EXPECT_EQ(raised_from(before.rlim_max), before.rlim_max);
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
 }
 
 TEST(PeakMemoryBytes, GrowsWithWhatIsTouched) {
