@@ -11,6 +11,7 @@ import errno
 import os
 import pathlib
 import shutil
+import signal
 import sys
 import time
 import unittest
@@ -20,7 +21,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "crash"))
 
 import moe_checkpoint  # pylint: disable=wrong-import-position
 import mounts  # pylint: disable=wrong-import-position
-from harness import DEMO, run, tree  # pylint: disable=wrong-import-position
+from harness import DEMO, finish, run, start, tree  # pylint: disable=wrong-import-position
 
 
 class Given:
@@ -127,6 +128,33 @@ class Renames(Case):
             done = self.load(output, "--force", fault=f"exchange:1:{error}")
             self.assertIn("cannot exchange names", done.stderr)
             self.assertEqual(sorted(path.name for path in self.world.glob(f"{error}*")), [error])
+
+
+class Vanished(Case):
+    """Outputs that another program removes while they are written, as a purge of a scratch file system does."""
+
+    def test_an_output_that_vanishes_is_a_failed_write(self):
+        for tool, operation, more in (("ucp-load", "create:4", ()), ("ucp-load", "write:9", ()), ("ucp-load", "sync:4", ()),
+                                      ("ucp-union", "write:9", ()), ("ucp-load", "commit.manifest:1", ()),
+                                      ("ucp-load", "commit.rename:1", ()), ("ucp-load", "write:9", ("--verify=readback",))):
+            with self.subTest(f"{tool} {operation} {more}"):
+                target = ["--target", "zero=3,dp=3"] if tool == "ucp-load" else []
+                output = self.world / "out"
+                stopped = start([Given.bin / tool, DEMO, output, *target, "--threads", "1", *more], fault=f"{operation}:hang")
+                status = pathlib.Path(f"/proc/{stopped.pid}/stat")
+                while status.read_text(encoding="ascii").rpartition(")")[2].split()[0] != "T":
+                    self.assertIsNone(stopped.poll(), "ended before the call")
+                    time.sleep(0.01)
+                (stage,) = self.world.glob("out.partial-*")
+                shutil.rmtree(stage)
+                stopped.send_signal(signal.SIGCONT)
+                done = finish(stopped)
+                self.assertEqual(done.code, 7, str(done))
+                self.assertIn("out.partial-", done.stderr)
+                self.assertFalse(output.exists())
+                self.tool(tool, DEMO, output, *target)
+                shutil.rmtree(output)
+                self.assertEqual(list(self.world.iterdir()), [])
 
 
 class OtherMachines(Case):
