@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Measures how commands find and read the headers of checkpoints with many files, and prints a Markdown table.
+"""Measures how commands handle checkpoints with many files, and prints a Markdown table.
 
-    scan_bench.py [--bin build/release/bin] [--before OTHER/bin] [--runs 5] [--only slow,ranks,many,atoms] [--work DIR]
+    scan_bench.py [--bin build/release/bin] [--before OTHER/bin] [--runs 5] [--only slow,ranks,many,atoms,outputs] [--work DIR]
 
 slow: --dry-run of 768 files (384 ZeRO-3 ranks, 200 tensors) with 0, 2 and 20 ms added to every open and read of them.
 ranks: the same with 2 ms under mpirun with 4 ranks. many: 32,768 files from the page cache with 2 threads. atoms: 351 small
-atoms written and read with 2 ms added to every open, read, write, sync and rename. The delays come from slow_files.c, which is
+atoms written and read with 2 ms added to every open, read, write, sync and rename. outputs: 30,000 files written with the
+same delay. With --plain the rows atoms and outputs are repeated without delays, next to cp -r and sync. The delays come from slow_files.c, which is
 compiled and preloaded. With --before each run is paired with one of other binaries. Needs the Python with PyTorch of
-scripts/peers, a C compiler, and 1 GB in the work folder.
+scripts/peers, a C compiler, and 1 GB in the work folder, or 1 GB for each run of outputs.
 """
 import argparse
 import os
@@ -27,23 +28,45 @@ class Bench:
     def __init__(self, args, work):
         self.args = args
         self.work = work
+        self.kept = None  # the last output
         self.slow = work / "slow_files.so"
         subprocess.run(["cc", "-O2", "-shared", "-fPIC", HERE / "slow_files.c", "-o", self.slow, "-ldl"], check=True)
 
-    def sparse(self, ranks, tensors):
-        folder = self.work / f"sparse-{ranks}-{tensors}"
+    def sparse(self, ranks, tensors, params="1e9"):
+        folder = self.work / f"sparse-{ranks}-{tensors}-{params}"
         if not folder.exists():
             subprocess.run([self.args.python, HERE / "make_sparse.py", folder, "--ranks", str(ranks), "--tensors", str(tensors),
-                            "--params", "1e9"], check=True)
+                            "--params", params], check=True)
         return folder
 
+    def small(self, tensors=117):
+        """A model of small parameters, each with a master weight and two moments of 34 KB."""
+        return self.sparse(2, tensors, f"{tensors / 117:.6g}e6")
+
     def atoms(self):
-        """351 atoms: 117 parameters with a weight and two moments."""
         folder = self.work / "atoms"
         if not folder.exists():
-            source = self.sparse(2, 117)
-            subprocess.run([self.args.bin / "ucp-union", source, folder, "-q"], check=True)
+            subprocess.run([self.args.bin / "ucp-union", self.small(), folder, "-q"], check=True)
         return folder
+
+    def keep(self, folder):
+        """Renames an output. ext4 creates files slowly for half a minute after many were removed."""
+        old = self.work / "old"
+        old.mkdir(exist_ok=True)
+        self.kept = old / str(len(list(old.iterdir())))
+        folder.rename(self.kept)
+
+    def copied(self, folder):
+        """Seconds of cp -r and a sync of the copy."""
+        out = self.work / "copy"
+        times = []
+        for _ in range(self.args.runs):
+            begin = time.perf_counter()
+            subprocess.run(["cp", "-r", folder, out], check=True)
+            subprocess.run(["sync", "-f", out], check=True)
+            times.append(time.perf_counter() - begin)
+            self.keep(out)
+        print(f"| the same, `cp -r` and `sync` | | {statistics.median(times):.2f} s ({min(times):.2f}-{max(times):.2f}) | |", flush=True)
 
     def seconds(self, binaries, words, delay_us=0, below=None, launcher=()):
         """Of one run, and the opens of files below the folder."""
@@ -69,7 +92,7 @@ class Bench:
                 taken, opens[name] = self.seconds(binaries, words, **how)
                 times[name].append(taken)
                 if clean:
-                    subprocess.run(["rm", "-rf", clean], check=True)
+                    self.keep(clean)
         shown = [f"{statistics.median(of):.2f} s ({min(of):.2f}-{max(of):.2f})" if of else "" for of in times.values()]
         counted = ", ".join(str(opens[name]) for name in times if opens.get(name))
         print(f"| {what} | {shown[0]} | {shown[1]} | {counted} |", flush=True)
@@ -93,7 +116,16 @@ class Bench:
         if "atoms" in only:
             atoms = self.atoms()
             self.row("351 atoms read, 2 ms", ["ucp-load", "--dry-run", atoms, out, "--target", "dp=2"], delay_us=2000, below=atoms)
-            self.row("351 atoms written, 2 ms", ["ucp-union", self.sparse(2, 117), out], clean=out, delay_us=2000, below=self.work / "out")
+            self.row("351 atoms written, 2 ms", ["ucp-union", self.small(), out], clean=out, delay_us=2000, below=out)
+            if self.args.plain:
+                self.row("351 atoms written", ["ucp-union", self.small(), out], clean=out)
+                self.copied(atoms)
+        if "outputs" in only:
+            source = self.small(7500)
+            self.row("30,000 files written, 2 ms", ["ucp-union", source, out], clean=out, delay_us=2000, below=out)
+            if self.args.plain:
+                self.row("30,000 files written", ["ucp-union", source, out], clean=out)
+                self.copied(self.kept)
 
 
 def main():
@@ -102,7 +134,8 @@ def main():
     parser.add_argument("--before", type=pathlib.Path)
     parser.add_argument("--python", default=str(PEERS))
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--only", default="slow,ranks,many,atoms")
+    parser.add_argument("--only", default="slow,ranks,many,atoms,outputs")
+    parser.add_argument("--plain", action="store_true")
     parser.add_argument("--work", type=pathlib.Path, help="keeps the checkpoints for the next call")
     args = parser.parse_args()
     if args.work:
