@@ -168,7 +168,8 @@ class Runner {
     std::clock_t used = std::clock();
     Clock::time_point since = Clock::now();
     while (!saved_.load()) {
-      process_.SetLastWords(Lost().empty() ? "" : "ended by a second signal" + Lost());
+      const std::string lost = Lost();
+      process_.SetLastWords(lost.empty() ? "" : "ended by a second signal" + lost);
       std::this_thread::sleep_for(kTick);
       const bool works = std::clock() - used > CLOCKS_PER_SEC;
       const auto synced = os::PatientCallTime();

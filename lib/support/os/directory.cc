@@ -261,8 +261,7 @@ Status Directory::MakeAllDirs(const std::set<std::string>& names) const {
   std::string opened;  // the parent of the last one
   Directory parent = *this;
   for (const std::string& name : all) {
-    const std::size_t slash = name.rfind('/');
-    const std::string above = slash == std::string::npos ? "" : name.substr(0, slash);
+    const std::string above = FolderOf(name);
     if (above != opened) {
       parent = *this;
       if (!above.empty()) {
@@ -270,7 +269,7 @@ Status Directory::MakeAllDirs(const std::set<std::string>& names) const {
       }
       opened = above;
     }
-    const std::string last = slash == std::string::npos ? name : name.substr(slash + 1);
+    const std::string last = name.substr(name.rfind('/') + 1);
     Status made = parent.MakeDir(last);
     if (made || made.error().code != Errc::kBusy) {
       SW_TRY(std::move(made));

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "engine/exec/run/run_internal.h"
+#include "support/base/system.h"
 #include "support/os/dir.h"
 #include "support/os/io_threads.h"
 
@@ -36,12 +37,6 @@ Status CheckPath(std::string_view path) {
     first = last + 1;
   }
   return {};
-}
-
-/// Returns the folder of an output path, empty for the output itself.
-std::string FolderOf(const std::string& path) {
-  const std::size_t slash = path.rfind('/');
-  return slash == std::string::npos ? "" : path.substr(0, slash);
 }
 
 }  // namespace

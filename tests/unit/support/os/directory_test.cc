@@ -132,7 +132,7 @@ TEST_F(DirectoryTest, MakesEachOfManyFoldersOnce) {
   ASSERT_TRUE(Here().MakeAllDirs({"a/b/c", "a/b/d", "a/e", "f"}));
   for (const char* name : {"a/b/c", "a/b/d", "a/e", "f"}) EXPECT_TRUE(*Here().Exists(name)) << name;
   EXPECT_EQ(calls.Count(Op::kMkdir), 6U);
-  ASSERT_TRUE(Here().MakeAllDirs({"a/b/c", "a/g"})) << "existing folders are no error";
+  ASSERT_TRUE(Here().MakeAllDirs({"a/b/c", "a/g"})) << "existing folders are not an error";
   std::ofstream(At("file")) << "text";
   const Status blocked = Here().MakeAllDirs({"file/below"});
   ASSERT_FALSE(blocked);
