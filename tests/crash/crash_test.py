@@ -25,21 +25,24 @@ from campaign import Campaign, Case  # pylint: disable=wrong-import-position
 from harness import (  # pylint: disable=wrong-import-position
     DATA, DEMO, Broken, Log, Scratch, expect, own_checkpoints, shown, succeed, tree, with_siblings)
 
+# The journal writes the records of several threads at once, so only one thread has a fixed number of calls.
+SERIAL = ["--io-concurrency", "1"]
+
 
 def cases(programs, night, folder):
     """The commands to disturb; sources are made in `folder`."""
     load, union, extract = (programs / f"ucp-{name}" for name in ("load", "union", "extract"))
-    target = ["--target", "zero=3,dp=3", "--threads", "1"]
+    target = ["--target", "zero=3,dp=3", "--threads", "1", *SERIAL]
     beside = with_siblings(folder / "beside")
     found = [
         Case("load", [load, DEMO], target),
         Case("load-force", [load, DEMO], target, old=[load, "--target", "zero=1,dp=3", DEMO]),
-        Case("union", [union, DEMO], ["--threads", "2"]),
+        Case("union", [union, DEMO], ["--threads", "1", *SERIAL]),
         Case("extract", [extract, DEMO]),
-        Case("pack", [extract, DEMO], ["--pack=copy", "--threads", "1"]),
+        Case("pack", [extract, DEMO], ["--pack=copy", "--threads", "1", *SERIAL]),
         Case("load-siblings", [load, beside], target),
-        Case("pack-siblings", [extract, beside], ["--pack=copy", "--threads", "1"]),
-        Case("verbatim", [load, beside], ["--threads", "1"]),
+        Case("pack-siblings", [extract, beside], ["--pack=copy", "--threads", "1", *SERIAL]),
+        Case("verbatim", [load, beside], ["--threads", "1", *SERIAL]),
         Case("link", [load, beside], ["--link"]),
     ]
     found += cases_of_other_formats(load, night, folder)
@@ -63,7 +66,7 @@ def cases_of_other_formats(load, night, folder):
     legacy, dist = megatron_checkpoint.legacy(folder / "legacy"), folder / "dist"
 
     def case(name, source, flags, old=None):
-        return Case(name, [load, source], [*flags.split(), "--threads", "1"], old)
+        return Case(name, [load, source], [*flags.split(), "--threads", "1", *SERIAL], old)
 
     found = [case("dcp", nested, "--format dcp --target dp_shard=2"),
              case("dtensor", ranks, "--format dtensor --target dp_shard=1"),
@@ -110,7 +113,7 @@ def campaign(arguments, log):
 def ranks_part(arguments, log):
     launcher = [arguments.mpirun, "--oversubscribe", "-n", "2"]
     case = Case("load-2-ranks", [arguments.bin / "ucp-load", DEMO],
-                ["--target", "zero=3,dp=3", "--threads", "1"], launcher=launcher)
+                ["--target", "zero=3,dp=3", "--threads", "1", *SERIAL], launcher=launcher)
     Campaign(case, 50 if arguments.night else 2, log).go(1)
     scenarios.Scenarios(arguments.bin, arguments.mpirun, log, arguments.night).under_mpirun()
 
