@@ -290,7 +290,8 @@ class Asked(Case):
         self.refused(10, "found no free slot: add nodes to the pins", *words, "0-8:0")
         # Numbers are those of the user, also where other experts are on every GPU.
         self.refused(2, "expert 16 does not exist, the layers have 16 experts", *words, "16:0", "--everywhere", "0")
-        self.refused(10, "expert 15 needs replicas on 2 failure units, but node 1 has 1", *words, "15:1", "--everywhere", "0",
+        roomy = ["loads.jsonl", "--nodes", "4", "--gpus", "2", "--slots", "6", "-o", "p", "--pin"]
+        self.refused(10, "expert 15 needs replicas on 2 failure units, but node 1 has 1", *roomy, "15:1", "--everywhere", "0",
                      "--faults", "1")
 
     def test_best_keeps_groups_on_a_node(self):
