@@ -22,6 +22,8 @@ import time
 
 HERE = pathlib.Path(__file__).resolve().parent
 SKIPPED = 77
+# Set by the script vm: servers in the kernel do not disturb other programs, and a missing file system is a failure.
+OWN_MACHINE = os.environ.get("SHARDWRIGHT_OWN_MACHINE") == "1"
 CLONE_NEWNS = 0x00020000
 DEADLINE_SECONDS = 120
 
@@ -45,6 +47,8 @@ def enter():
     def leave():
         for path in reversed(mounted):
             call("umount", path)
+        for argv in reversed(ENDINGS):
+            call(*argv)
         for process in SERVERS:
             process.send_signal(signal.SIGTERM)
             try:
@@ -61,6 +65,7 @@ def enter():
 
 MOUNTED = []
 SERVERS = []
+ENDINGS = []  # commands that run after the file systems are unmounted
 
 
 def call(*argv):
@@ -124,12 +129,15 @@ def mount_by(folder, argv, foreground):
 
 
 def kernel_has(name):
-    return name in pathlib.Path("/proc/filesystems").read_text(encoding="ascii").split()
+    known = pathlib.Path("/proc/filesystems")
+    if name not in known.read_text(encoding="ascii").split() and shutil.which("modprobe"):
+        call("modprobe", name)
+    return name in known.read_text(encoding="ascii").split()
 
 
 def loop(name, megabytes, *make):
-    """A function that mounts an image made by a program."""
-    def mounted(world, options="loop"):
+    """A function that mounts an image made by a program. A benchmark needs larger images than the tests."""
+    def mounted(world, options="loop", megabytes=megabytes):
         need(make[0], {"mkfs.xfs": "xfsprogs", "mkfs.btrfs": "btrfs-progs", "mkfs.vfat": "dosfstools",
                        "mkfs.exfat": "exfatprogs"}.get(make[0], "e2fsprogs"))
         if not kernel_has(name):
@@ -141,6 +149,20 @@ def loop(name, megabytes, *make):
         path = mount(world / "a", "-t", name, "-o", options, image)
         return path, path
     return mounted
+
+
+def casefold(world, **size):
+    """A directory that ignores case. Only an empty directory can become one."""
+    path, _ = loop("ext4", 256, "mkfs.ext4", "-q", "-O", "casefold", "-E", "encoding=utf8")(world, **size)
+    path = path / "folded"
+    path.mkdir()
+    made("chattr", "+F", path)
+    return path, path
+
+
+def quota(world, **size):
+    return loop("ext4", 256, "mkfs.ext4", "-q", "-O", "quota,project", "-E", "quotatype=usrquota:grpquota:prjquota")(
+        world, "loop,usrquota,grpquota,prjquota", **size)
 
 
 def overlay(world):
@@ -181,6 +203,53 @@ def sshfs(world):
                  for name in "ab")
 
 
+def listens(port):
+    try:
+        with socket.create_connection(("127.0.0.1", port), timeout=1):
+            return True
+    except OSError:
+        return False
+
+
+def nfs_server(world):
+    """Serves a folder by NFS. The server runs in the kernel, so there is one at a time. The lock manager grants no locks
+    in the first seconds (--grace-time)."""
+    if not OWN_MACHINE:
+        raise Missing("a server in the kernel needs a machine of its own: tests/filesystems/vm")
+    need("rpc.nfsd", "nfs-kernel-server")
+    need("mount.nfs", "nfs-common")
+    need("rpcbind", "rpcbind")
+    for name in ("nfsd", "nfs"):
+        if not kernel_has(name):
+            raise Missing(f"this kernel has no {name}")
+    if listens(2049):
+        raise Missing("an NFS server runs already")
+    (world / "served").mkdir()
+    if not os.path.ismount("/proc/fs/nfsd"):
+        made("mount", "-t", "nfsd", "nfsd", "/proc/fs/nfsd")  # until the namespace ends: rpc.nfsd needs it to stop the server
+    if not listens(111):
+        pathlib.Path("/run/rpcbind").mkdir(exist_ok=True)
+        serve("rpcbind", "-f", "-w")
+        until(lambda: listens(111), "rpcbind")
+    serve("rpc.statd", "--foreground", "--no-notify")
+    serve("rpc.mountd", "--foreground")
+    made("exportfs", "-i", "-o", "rw,sync,no_root_squash,no_subtree_check,fsid=1", f"127.0.0.1:{world}/served")
+    ENDINGS.append(["exportfs", "-u", f"127.0.0.1:{world}/served"])
+    made("rpc.nfsd", "--grace-time", "10", "--lease-time", "10", "4")
+    ENDINGS.append(["rpc.nfsd", "0"])
+    until(lambda: all(f" {number} " in call("rpcinfo", "-p").stdout for number in (100003, 100005, 100021, 100024)), "NFS")
+
+
+def nfs(*options):
+    """A function that mounts one export twice. `nosharecache` gives each mount its own caches, and a lock of one mount
+    reaches the other one only through the server, as between two nodes. Both are one client with one lease."""
+    def mounted(world):
+        nfs_server(world)
+        return tuple(mount(world / name, "-t", "nfs", "-o", ",".join(("nosharecache", *options)), f"127.0.0.1:{world}/served")
+                     for name in "ab")
+    return mounted
+
+
 def free_port():
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
@@ -196,33 +265,26 @@ def weed():
     return found
 
 
-def seaweed(world):
+def seaweed(world, megabytes=1280):
     """Starts a server with a file tree and S3; returns the ports of both."""
     program = weed()
     ports = {name: free_port() for name in ("master", "volume", "filer", "s3")}
     grpc = {name: free_port() for name in ("master", "volume", "filer", "s3")}
     (world / "weed").mkdir()
     words = [program, "server", f"-dir={world}/weed", "-ip=127.0.0.1", "-filer", "-s3", "-master.volumeSizeLimitMB=64",
-             "-volume.max=20", f"-s3.port={ports['s3']}", f"-s3.port.grpc={grpc['s3']}"]
+             f"-volume.max={-(-megabytes // 64)}", f"-s3.port={ports['s3']}", f"-s3.port.grpc={grpc['s3']}"]
     for name in ("master", "volume", "filer"):
         words += [f"-{name}.port={ports[name]}", f"-{name}.port.grpc={grpc[name]}"]
     serve(*words, cwd=world)
 
-    def answers(port):
-        try:
-            with socket.create_connection(("127.0.0.1", port), timeout=1):
-                return True
-        except OSError:
-            return False
-
     for name in ("master", "volume", "filer", "s3"):
-        until(lambda port=ports[name]: answers(port), "SeaweedFS")
+        until(lambda port=ports[name]: listens(port), "SeaweedFS")
     return program, ports, grpc
 
 
-def seaweedfs(world):
+def seaweedfs(world, **size):
     fuse("fusermount3", "fuse3")
-    program, ports, grpc = seaweed(world)
+    program, ports, grpc = seaweed(world, **size)
     paths = tuple(mount_by(world / name, [program, "mount", f"-filer=127.0.0.1:{ports['filer']}.{grpc['filer']}",
                                           f"-dir={world / name}", f"-cacheDir={world}/cache{name}"], True) for name in "ab")
     for path in paths:  # the first answers about free space come before the volumes
@@ -230,9 +292,9 @@ def seaweedfs(world):
     return paths
 
 
-def s3fs(world):
+def s3fs(world, **size):
     fuse("s3fs", "s3fs")
-    _, ports, _ = seaweed(world)
+    _, ports, _ = seaweed(world, **size)
     password = world / "password"
     password.write_text("any:any", encoding="ascii")
     password.chmod(0o600)
@@ -243,9 +305,9 @@ def s3fs(world):
                  for name in "ab")
 
 
-def rclone(world):
+def rclone(world, **size):
     fuse("rclone", "rclone")
-    _, ports, _ = seaweed(world)
+    _, ports, _ = seaweed(world, **size)
     config = world / "rclone.conf"
     config.write_text(f"[weed]\ntype = s3\nprovider = Other\naccess_key_id = any\nsecret_access_key = any\n"
                       f"endpoint = http://127.0.0.1:{ports['s3']}\n", encoding="ascii")
@@ -269,12 +331,15 @@ def faulty(world, *settings):
 
 SYSTEMS = {
     "ext4": loop("ext4", 256, "mkfs.ext4", "-q"),
-    "ext4-casefold": loop("ext4", 256, "mkfs.ext4", "-q", "-O", "casefold", "-E", "encoding=utf8"),
-    "ext4-quota": lambda world: loop("ext4", 256, "mkfs.ext4", "-q", "-O", "quota")(world, "loop,usrquota"),
+    "ext4-casefold": casefold,
+    "ext4-quota": quota,
     "xfs": loop("xfs", 320, "mkfs.xfs", "-q"),
     "btrfs": loop("btrfs", 256, "mkfs.btrfs", "-q"),
     "vfat": loop("vfat", 256, "mkfs.vfat"),
     "exfat": loop("exfat", 256, "mkfs.exfat"),
+    "nfs4": nfs("vers=4.2"),
+    "nfs3": nfs("vers=3"),
+    "nfs3-nolock": nfs("vers=3", "nolock"),
     "overlay": overlay,
     "bindfs": bindfs,
     "sshfs": sshfs,
@@ -284,6 +349,12 @@ SYSTEMS = {
     "delays": lambda world: faulty(world, "delay 0.0005"),
     "no-sync": lambda world: faulty(world, "ignore-sync"),
 }
+SIZED = ("ext4", "ext4-casefold", "ext4-quota", "xfs", "btrfs", "vfat", "exfat", "seaweedfs", "s3fs", "rclone")
+
+
+def large(name, world, megabytes):
+    """Mounts an entry of SYSTEMS with at least so much space, where the entry decides that."""
+    return SYSTEMS[name](world, **({"megabytes": megabytes} if name in SIZED else {}))
 
 
 def main(test, arguments):
@@ -292,4 +363,4 @@ def main(test, arguments):
         sys.exit(test(*arguments))
     except Missing as why:
         print(f"skipped: {why}")
-        sys.exit(SKIPPED)
+        sys.exit(1 if OWN_MACHINE else SKIPPED)
