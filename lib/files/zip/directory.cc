@@ -211,19 +211,6 @@ Result<Entry> TakeEntry(Bytes& rest) {
 
 }  // namespace
 
-std::uint16_t U16(Bytes bytes, std::size_t at) {
-  return static_cast<std::uint16_t>(std::to_integer<unsigned>(bytes[at]) |
-                                    std::to_integer<unsigned>(bytes[at + 1]) << 8);
-}
-
-std::uint32_t U32(Bytes bytes, std::size_t at) {
-  return U16(bytes, at) | static_cast<std::uint32_t>(U16(bytes, at + 2)) << 16;
-}
-
-std::uint64_t U64(Bytes bytes, std::size_t at) {
-  return U32(bytes, at) | static_cast<std::uint64_t>(U32(bytes, at + 4)) << 32;
-}
-
 Result<Directory> ReadDirectory(const files::Part& file, std::uint64_t file_bytes) {
   if (file_bytes < kEndBytes) return BadInput("central directory not found: file is truncated");
   SW_TRY_ASSIGN(Tail tail, ReadTail(file, file_bytes, kShortTailBytes));

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <span>
 #include <string>
@@ -32,8 +33,17 @@ struct Directory {
 Result<Directory> ReadDirectory(const files::Part& file, std::uint64_t file_bytes);
 
 /// Read little-endian numbers of a header. \pre at + size is inside
-std::uint16_t U16(std::span<const std::byte> bytes, std::size_t at);
-std::uint32_t U32(std::span<const std::byte> bytes, std::size_t at);
-std::uint64_t U64(std::span<const std::byte> bytes, std::size_t at);
+inline std::uint16_t U16(std::span<const std::byte> bytes, std::size_t at) {
+  return static_cast<std::uint16_t>(std::to_integer<unsigned>(bytes[at]) |
+                                    std::to_integer<unsigned>(bytes[at + 1]) << 8);
+}
+
+inline std::uint32_t U32(std::span<const std::byte> bytes, std::size_t at) {
+  return U16(bytes, at) | static_cast<std::uint32_t>(U16(bytes, at + 2)) << 16;
+}
+
+inline std::uint64_t U64(std::span<const std::byte> bytes, std::size_t at) {
+  return U32(bytes, at) | static_cast<std::uint64_t>(U32(bytes, at + 4)) << 32;
+}
 
 }  // namespace shardwright::zip

@@ -35,16 +35,18 @@ class NameSet {
   explicit NameSet(const std::vector<Entry>& entries) : slots_(std::bit_ceil(2 * entries.size())) {
     std::size_t bytes = 0;
     for (const Entry& entry : entries) bytes += entry.name.size();
-    text_.reserve(bytes);  // keeps views of it valid
+    text_.resize(bytes);
   }
 
   /// Adds a name; returns false if it exists. \pre it is the name of an entry, each added once
   bool Insert(std::string_view name) {
-    const std::size_t first = text_.size();
-    for (const char c : name) {
-      text_ += c >= 'A' && c <= 'Z' ? static_cast<char>(c - 'A' + 'a') : c;
+    char* const first = text_.data() + used_;
+    for (std::size_t i = 0; i < name.size(); ++i) {
+      const char c = name[i];
+      first[i] = static_cast<char>(c >= 'A' && c <= 'Z' ? c + ('a' - 'A') : c);
     }
-    const std::string_view lower = std::string_view(text_).substr(first);
+    used_ += name.size();
+    const std::string_view lower(first, name.size());
     std::size_t at = std::hash<std::string_view>()(lower) & (slots_.size() - 1);
     for (; slots_[at].data() != nullptr; at = (at + 1) & (slots_.size() - 1)) {
       if (slots_[at] == lower) return false;
@@ -55,6 +57,7 @@ class NameSet {
 
  private:
   std::string text_;
+  std::size_t used_ = 0;  // bytes of text_
   std::vector<std::string_view> slots_;
 };
 
@@ -177,8 +180,12 @@ Result<Container> Read(const files::Part& file) {
   SW_TRY_ASSIGN(const std::uint64_t file_bytes, file.Bytes());
   SW_TRY_ASSIGN(Directory directory, ReadDirectory(file, file_bytes));
   std::vector<Entry>& entries = directory.entries;
-  std::sort(entries.begin(), entries.end(),
-            [](const Entry& a, const Entry& b) { return a.header_offset < b.header_offset; });
+  const auto earlier = [](const Entry& a, const Entry& b) {
+    return a.header_offset < b.header_offset;
+  };
+  if (!std::is_sorted(entries.begin(), entries.end(), earlier)) {
+    std::sort(entries.begin(), entries.end(), earlier);
+  }
   SW_TRY(CheckOrder(entries, directory.offset));
   Container container;
   container.file_bytes = file_bytes;
