@@ -113,11 +113,12 @@ Result<Part> Recheck(comm::Comm& comm, const std::vector<std::string>& source_pa
 /// Unites every rank's part of a node-local source. A file that several ranks see
 /// belongs to the lowest of them. A warning lists ranks that see none of the files.
 /// Collective.
-Result<checkpoints::SourceSet> ScanParts(comm::Comm& comm, const InputOptions& options,
+Result<checkpoints::SourceSet> ScanParts(comm::Comm& comm, const InputOptions& options, Sink& sink,
                                          std::vector<int>* file_owner) {
   const std::vector<std::string> source_paths = Expand(options.source_paths, comm.rank());
   checkpoints::ScanOptions scan;
   scan.io_threads = options.io_threads;
+  scan.sink = &sink;
   SW_TRY_ASSIGN(const Part mine,
                 comm.Agree(Recheck(comm, source_paths, options.siblings, scan,
                                    ScanPart(source_paths, options.siblings, scan))));
@@ -233,7 +234,8 @@ tl::unexpected<Error> WithOrder(comm::Comm& comm, const InputOptions& options, E
     InputOptions turned = options;
     turned.source_paths = {options.output};
     std::vector<int> owner;
-    if (ScanInput(comm, turned, &owner)) {
+    NullSink none;
+    if (ScanInput(comm, turned, none, &owner)) {
       error.message +=
           StrCat("; OUTPUT ", options.output,
                  " contains a checkpoint; the arguments may be swapped: pass INPUT first");
@@ -278,12 +280,13 @@ Status ProvePlaces(comm::Comm& comm, const InputOptions& options, const Input& i
 
 }  // namespace
 
-Result<checkpoints::SourceSet> ScanInput(comm::Comm& comm, const InputOptions& options,
+Result<checkpoints::SourceSet> ScanInput(comm::Comm& comm, const InputOptions& options, Sink& sink,
                                          std::vector<int>* file_owner) {
   file_owner->clear();
-  if (options.node_local) return ScanParts(comm, options, file_owner);
+  if (options.node_local) return ScanParts(comm, options, sink, file_owner);
   checkpoints::ScanOptions scan;
   scan.io_threads = options.io_threads;
+  scan.sink = &sink;
   return ScanByRanks(comm, scan, [&](const checkpoints::ScanOptions& how) {
     return ScanAny(options.source_paths, options.siblings, how);
   });
@@ -315,7 +318,7 @@ Result<std::unique_ptr<Input>> OpenInput(comm::Comm& comm, const InputOptions& o
   SW_TRY_ASSIGN(std::vector<MapChoice> maps, CataloguedMaps(comm, options));
   SW_TRY_ASSIGN(const std::vector<MapChoice> asked, ReadMaps(comm, options.maps));
   maps.insert(maps.end(), asked.begin(), asked.end());
-  Result<checkpoints::SourceSet> scanned = ScanInput(comm, options, &input->file_owner);
+  Result<checkpoints::SourceSet> scanned = ScanInput(comm, options, sink, &input->file_owner);
   if (!scanned) return WithOrder(comm, options, std::move(scanned).error());
   input->set = *std::move(scanned);
   sink.Pass("map");

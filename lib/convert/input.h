@@ -101,7 +101,7 @@ Result<std::string> ReadModelConfig(comm::Comm& comm, const Input& input);
 
 /// Finds only the metadata of a source, the first step of OpenInput.
 /// Collective.
-Result<checkpoints::SourceSet> ScanInput(comm::Comm& comm, const InputOptions& options,
+Result<checkpoints::SourceSet> ScanInput(comm::Comm& comm, const InputOptions& options, Sink& sink,
                                          std::vector<int>* file_owner);
 
 /// Compares files of a source with the digests that the checkpoint itself records

@@ -2,6 +2,8 @@
 #include "checkpoints/model/source.h"
 
 #include <algorithm>
+#include <atomic>
+#include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <iterator>
@@ -110,6 +112,12 @@ bool SameContainer(const Container& one, const Container& other) {
   return true;
 }
 
+std::string WaitText(const std::string& path, double seconds, std::size_t others) {
+  std::string text = path + ": not read after " + std::to_string(std::lround(seconds)) + " s";
+  if (others > 0) text += ", and " + Plural(others, "other file") + " neither";
+  return text + "; still waiting";
+}
+
 bool IsDigit(char c) { return c >= '0' && c <= '9'; }
 
 }  // namespace
@@ -158,7 +166,7 @@ Error WithBlank(const os::File& file, const os::Identity& identity, Error error)
 }
 
 Result<std::vector<SourceFile>> ReadInOrder(std::vector<Found> found, ReadContainers read,
-                                            unsigned io_threads, std::uint64_t* failed) {
+                                            const ScanOptions& options, std::uint64_t* failed) {
   std::vector<std::span<Found>> names;
   for (std::size_t first = 0; first < found.size();) {
     std::size_t last = first + 1;
@@ -168,13 +176,25 @@ Result<std::vector<SourceFile>> ReadInOrder(std::vector<Found> found, ReadContai
   }
   std::vector<SourceFile> files(names.size());
   HeaderReader reader(read);
+  std::vector<std::string> paths;  // the threads move those of `found`
+  os::SlowCalls slow;
+  if (options.sink != nullptr) {
+    for (const std::span<Found>& copies : names) paths.push_back(copies.front().path);
+    slow.seconds = options.slow_seconds;
+    slow.tell = [&](std::uint64_t i, double seconds, std::size_t others) {
+      options.sink->Waits(WaitText(paths[i], seconds, others));
+    };
+  }
+  std::atomic<std::uint64_t> done = 0;
   SW_TRY(os::ForEachFile(
-      names.size(), io_threads,
+      names.size(), options.io_threads,
       [&](std::uint64_t i) -> Status {
         SW_TRY_ASSIGN(files[i], reader.Read(names[i]));
+        const std::uint64_t count = done.fetch_add(1, std::memory_order_relaxed) + 1;
+        if (options.sink != nullptr) options.sink->Files(count, names.size());
         return {};
       },
-      failed));
+      failed, options.sink != nullptr ? &slow : nullptr));
   return files;
 }
 
@@ -184,9 +204,8 @@ Status ReadFiles(std::vector<Found> found, ReadContainers read, const ScanOption
                    [](const Found& a, const Found& b) { return NaturalLess(a.name, b.name); });
   std::uint64_t failed = 0;
   SW_TRY_ASSIGN(std::vector<SourceFile> files,
-                options.ranks != nullptr
-                    ? options.ranks->Read(std::move(found), read)
-                    : ReadInOrder(std::move(found), read, options.io_threads, &failed));
+                options.ranks != nullptr ? options.ranks->Read(std::move(found), read)
+                                         : ReadInOrder(std::move(found), read, options, &failed));
   std::move(files.begin(), files.end(), std::back_inserter(set->files));
   return {};
 }

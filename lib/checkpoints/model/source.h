@@ -15,6 +15,7 @@
 #include "files/container_metadata.h"
 #include "files/part.h"
 #include "support/base/result.h"
+#include "support/base/sink.h"
 #include "support/os/file.h"
 #include "support/os/io_threads.h"
 #include "support/zstd/compressed_item.h"
@@ -131,6 +132,8 @@ class ScanRanks {
 struct ScanOptions {
   unsigned io_threads = os::kIoThreads;  ///< files that are read concurrently
   ScanRanks* ranks = nullptr;            ///< distributes the files over ranks; null: reads all
+  Sink* sink = nullptr;                  ///< receives progress and the names of slow files, or null
+  double slow_seconds = 10;              ///< a file that takes longer is slow
 };
 
 /// Checks that a file has content. \error kBadInput  it is empty
@@ -150,11 +153,12 @@ Status ReadFiles(std::vector<Found> found, ReadContainers read, const ScanOption
                  SourceSet* set);
 
 /// Reads files in the given order, many at the same time, and returns one SourceFile for each name.
+/// \param options  ScanOptions::ranks is not used
 /// \param failed  on error, receives the index of the failed name
 /// \error as ReadFiles
 /// Local.
 Result<std::vector<SourceFile>> ReadInOrder(std::vector<Found> found, ReadContainers read,
-                                            unsigned io_threads, std::uint64_t* failed);
+                                            const ScanOptions& options, std::uint64_t* failed);
 
 /// Reads the only container of a torch.save file; inlines and checks small storages.
 /// \error as torch_pt::ReadMetadata

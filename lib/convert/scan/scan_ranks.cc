@@ -101,11 +101,12 @@ std::vector<Share> Cut(std::vector<Found> found, std::size_t ranks, std::uint64_
 }
 
 /// Reads a share. Converts exceptions to errors, so that the other ranks do not wait forever.
-Outcome ReadShare(Share& share, checkpoints::ReadContainers read, unsigned io_threads) {
+Outcome ReadShare(Share& share, checkpoints::ReadContainers read,
+                  const checkpoints::ScanOptions& options) {
   Outcome outcome{std::vector<SourceFile>()};
   std::uint64_t failed = 0;
   try {
-    outcome.files = checkpoints::ReadInOrder(std::move(share.found), read, io_threads, &failed);
+    outcome.files = checkpoints::ReadInOrder(std::move(share.found), read, options, &failed);
   } catch (...) {
     outcome.files = tl::unexpected<Error>(CaughtError());
   }
@@ -192,7 +193,8 @@ class Merged {
 /// The ranks that take part in one scan.
 class Ranks final : public checkpoints::ScanRanks {
  public:
-  Ranks(comm::Comm& comm, unsigned io_threads) : comm_(comm), io_threads_(io_threads) {}
+  Ranks(comm::Comm& comm, const checkpoints::ScanOptions& options)
+      : comm_(comm), options_(options) {}
 
   /// Reads files together with the other ranks. Only rank 0 calls it.
   Result<std::vector<SourceFile>> Read(std::vector<Found> found,
@@ -267,7 +269,7 @@ class Ranks final : public checkpoints::ScanRanks {
 
   Result<std::vector<SourceFile>> Exchange(const checkpoints::Format& row, std::uint64_t names,
                                            Share share) {
-    Outcome mine = ReadShare(share, row.read_file, io_threads_);
+    Outcome mine = ReadShare(share, row.read_file, options_);
     const Result<std::vector<comm::Bytes>> outcomes = comm_.AllGather(Pack(mine, share, row.name));
     if (!outcomes) return tl::unexpected<Error>(Broken(outcomes.error()));
     Merged all(names);
@@ -283,7 +285,7 @@ class Ranks final : public checkpoints::ScanRanks {
   }
 
   comm::Comm& comm_;
-  const unsigned io_threads_;
+  const checkpoints::ScanOptions options_;
   bool broken_ = false;
   std::size_t count_ = 0;
   std::vector<SourceFile> files_;
@@ -297,7 +299,7 @@ Result<checkpoints::SourceSet> ScanByRanks(
     const std::function<Result<checkpoints::SourceSet>(const checkpoints::ScanOptions& options)>&
         find) {
   if (comm.size() == 1) return find(options);
-  scan::Ranks ranks(comm, options.io_threads);
+  scan::Ranks ranks(comm, options);
   checkpoints::SourceSet set;
   Status scanned;
   if (comm.rank() == 0) {

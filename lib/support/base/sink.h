@@ -25,6 +25,10 @@ class Sink {
   /// is unknown. Both are of this rank and replace the numbers reported before.
   virtual void Progress(std::uint64_t bytes_done, std::uint64_t bytes_total) = 0;
 
+  /// Reports the files of the current pass that are done, and their total, which is 0 while it
+  /// is unknown. Both are of this rank and replace the numbers reported before.
+  virtual void Files(std::uint64_t /*done*/, std::uint64_t /*total*/) {}
+
   /// Adds to the read counters of this rank: payload and metadata bytes, and files opened.
   virtual void AddRead(std::uint64_t bytes, std::uint64_t files) = 0;
 
@@ -37,6 +41,9 @@ class Sink {
 
   /// Reports optional information. Level 0 is shown unless -q is given, 1 with -v, 2 with -vv.
   virtual void Note(std::string message, int level) = 0;
+
+  /// Reports at once, from any rank, what the run is waiting for. Shown unless -q is given.
+  virtual void Waits(std::string /*message*/) {}
 
   /// True once the user has asked this rank to stop. The caller then finishes its unit, keeps the
   /// journal, agrees with the other ranks and returns kStopped. Cheap enough for every unit.

@@ -22,43 +22,57 @@ void ProgressMeter::Start(std::string_view name, double now_seconds) {
   *this = ProgressMeter();
   name_ = name;
   start_seconds_ = now_seconds;
-  sample_seconds_ = now_seconds;
+  bytes_.sample_seconds = now_seconds;
+  files_.sample_seconds = now_seconds;
 }
 
-void ProgressMeter::Update(std::uint64_t bytes_done, std::uint64_t bytes_total,
-                           double now_seconds) {
-  bytes_total_ = bytes_total;
-  const double seconds = now_seconds - sample_seconds_;
-  if (seconds >= kShortestSampleSeconds && bytes_done >= sample_bytes_) {
-    const double sample = static_cast<double>(bytes_done - sample_bytes_) / seconds;
-    const double weight = has_rate_ ? 1 - std::exp(-seconds / kMemorySeconds) : 1;
-    rate_ += weight * (sample - rate_);
-    has_rate_ = has_rate_ || bytes_done > 0;
-    sample_seconds_ = now_seconds;
-    sample_bytes_ = bytes_done;
+void ProgressMeter::Amount::Update(std::uint64_t now_done, std::uint64_t now_total,
+                                   double now_seconds) {
+  total = now_total;
+  const double seconds = now_seconds - sample_seconds;
+  if (seconds >= kShortestSampleSeconds && now_done >= sample) {
+    const double latest = static_cast<double>(now_done - sample) / seconds;
+    const double weight = has_rate ? 1 - std::exp(-seconds / kMemorySeconds) : 1;
+    rate += weight * (latest - rate);
+    has_rate = has_rate || now_done > 0;
+    sample_seconds = now_seconds;
+    sample = now_done;
   }
-  last_bytes_ = bytes_done;
+  done = now_done;
+}
+
+double ProgressMeter::Amount::seconds_left() const {
+  if (total == 0 || rate <= 0) return -1;
+  return static_cast<double>(total - std::min(done, total)) / rate;
 }
 
 double ProgressMeter::seconds_left() const {
-  if (bytes_total_ == 0 || rate_ <= 0) return -1;
-  return static_cast<double>(bytes_total_ - std::min(last_bytes_, bytes_total_)) / rate_;
+  return bytes_.known() ? bytes_.seconds_left() : files_.seconds_left();
 }
 
 std::string ProgressMeter::Text() const {
-  std::string text = name_;
-  if (last_bytes_ == 0 && bytes_total_ == 0) return text;
-  text += ": ";
-  if (bytes_total_ != 0) {
-    const double part = static_cast<double>(std::min(last_bytes_, bytes_total_)) /
-                        static_cast<double>(bytes_total_);
+  const bool bytes = bytes_.known();
+  const Amount& amount = bytes ? bytes_ : files_;
+  if (!amount.known()) return name_;
+  const auto format = [&](std::uint64_t count) {
+    return bytes ? FormatBytes(count) : std::to_string(count);
+  };
+  const std::string_view unit = bytes ? "" : " files";
+  std::string text = name_ + ": ";
+  if (amount.total != 0) {
+    const double part = static_cast<double>(std::min(amount.done, amount.total)) /
+                        static_cast<double>(amount.total);
     // Rounded down, so that 100% means done.
-    text += std::to_string(static_cast<int>(part * 100)) + "% (" + FormatBytes(last_bytes_) +
-            " of " + FormatBytes(bytes_total_) + ")";
+    text += std::to_string(static_cast<int>(part * 100)) + "% (" + format(amount.done) + " of " +
+            format(amount.total);
+    text.append(unit) += ")";
   } else {
-    text += FormatBytes(last_bytes_);
+    text.append(format(amount.done)).append(unit);
   }
-  if (rate_ >= 1) text += ", " + FormatBytes(static_cast<std::uint64_t>(rate_)) + "/s";
+  if (amount.rate >= 1) {
+    text += ", " + format(static_cast<std::uint64_t>(amount.rate));
+    text.append(unit) += "/s";
+  }
   if (const double left = seconds_left(); left >= 0)
     text += ", " + text::FormatSeconds(left) + " left";
   return text;
@@ -69,11 +83,15 @@ std::string ProgressMeter::Json(double now_seconds) const {
   line["event"] = "progress";
   line["pass"] = name_;
   line["seconds"] = std::max(now_seconds - start_seconds_, 0.0);
-  line["bytes_done"] = last_bytes_;
-  line["bytes_total"] = nullptr;
-  if (bytes_total_ != 0) line["bytes_total"] = bytes_total_;
-  line["bytes_per_second"] = nullptr;
-  if (has_rate_) line["bytes_per_second"] = rate_;
+  const auto add = [&](const std::string& unit, const Amount& amount) {
+    line[unit + "_done"] = amount.done;
+    line[unit + "_total"] = nullptr;
+    if (amount.total != 0) line[unit + "_total"] = amount.total;
+    line[unit + "_per_second"] = nullptr;
+    if (amount.has_rate) line[unit + "_per_second"] = amount.rate;
+  };
+  add("bytes", bytes_);
+  add("files", files_);
   line["seconds_left"] = nullptr;
   if (const double left = seconds_left(); left >= 0) line["seconds_left"] = left;
   return line.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);

@@ -58,6 +58,8 @@ void RunSink::Pass(std::string_view name) {
   pass_start_seconds_ = Now();
   bytes_done_ = 0;
   bytes_total_ = 0;
+  files_done_ = 0;
+  files_total_ = 0;
   meter_.Start(pass_, pass_start_seconds_);
   console_.Log("pass", pass_);
 }
@@ -65,6 +67,15 @@ void RunSink::Pass(std::string_view name) {
 void RunSink::Progress(std::uint64_t bytes_done, std::uint64_t bytes_total) {
   bytes_total_.store(bytes_total, std::memory_order_relaxed);
   bytes_done_.store(bytes_done, std::memory_order_relaxed);
+}
+
+void RunSink::Files(std::uint64_t done, std::uint64_t total) {
+  if (files_total_.exchange(total, std::memory_order_relaxed) != total) files_done_ = 0;
+  // Threads report out of order.
+  std::uint64_t before = files_done_.load(std::memory_order_relaxed);
+  while (done > before &&
+         !files_done_.compare_exchange_weak(before, done, std::memory_order_relaxed)) {
+  }
 }
 
 void RunSink::AddRead(std::uint64_t bytes, std::uint64_t files) {
@@ -103,6 +114,11 @@ void RunSink::Note(std::string message, int level) {
   } else {
     console_.Log("note", message);
   }
+}
+
+void RunSink::Waits(std::string message) {
+  const bool several = options_.ranks > 1;
+  console_.Note(several ? text::RankList({&options_.rank, 1}) + ": " + message : message, 0);
 }
 
 RankStats RunSink::StatsLocked() const {
@@ -191,7 +207,7 @@ void RunSink::ShowProgress(bool asked_for) {
     return;
   }
   const double now = Now();
-  meter_.Update(bytes_done_, bytes_total_, now);
+  UpdateMeterLocked(now);
   if (options_.progress == ProgressMode::kJson) {
     console_.Raw(meter_.Json(now));
     return;
@@ -209,6 +225,11 @@ void RunSink::ShowProgress(bool asked_for) {
   console_.Paint(columns > 40 ? text::Truncate(text, columns - 21) : text);
 }
 
+void RunSink::UpdateMeterLocked(double now) {
+  meter_.Update(bytes_done_, bytes_total_, now);
+  meter_.UpdateFiles(files_done_, files_total_, now);
+}
+
 void RunSink::EndPassLocked() {
   if (pass_.empty()) return;
   const double now = Now();
@@ -224,7 +245,7 @@ void RunSink::EndPassLocked() {
   if (const std::uint64_t bytes = bytes_done_; bytes != 0) text += ", " + FormatBytes(bytes);
   if (options_.rank == 0) console_.Note(text, 1);
   if (options_.rank == 0 && options_.progress == ProgressMode::kJson) {
-    meter_.Update(bytes_done_, bytes_total_, now);
+    UpdateMeterLocked(now);
     console_.Raw(meter_.Json(now));
   }
   pass_.clear();

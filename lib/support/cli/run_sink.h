@@ -69,10 +69,12 @@ class RunSink final : public Sink {
 
   void Pass(std::string_view name) override;
   void Progress(std::uint64_t bytes_done, std::uint64_t bytes_total) override;
+  void Files(std::uint64_t done, std::uint64_t total) override;
   void AddRead(std::uint64_t bytes, std::uint64_t files) override;
   void AddWritten(std::uint64_t bytes, std::uint64_t files) override;
   void Warn(std::string message) override;
   void Note(std::string message, int level) override;
+  void Waits(std::string message) override;
   bool stop_requested() const override { return SignalGuard::StopSignal() != 0; }
   void SetLastWords(std::string_view line) override { SignalGuard::SetLastWords(line); }
   void BeginInterruptible() override;
@@ -95,6 +97,7 @@ class RunSink final : public Sink {
   void LeaveIfStuck();
   RankStats StatsLocked() const;
   void ShowProgress(bool asked_for);
+  void UpdateMeterLocked(double now);
   void EndPassLocked();
   double Now() const;
 
@@ -105,6 +108,8 @@ class RunSink final : public Sink {
 
   std::atomic<std::uint64_t> bytes_done_{0};
   std::atomic<std::uint64_t> bytes_total_{0};
+  std::atomic<std::uint64_t> files_done_{0};
+  std::atomic<std::uint64_t> files_total_{0};
   std::atomic<std::uint64_t> bytes_read_{0};
   std::atomic<std::uint64_t> bytes_written_{0};
   std::atomic<std::uint64_t> files_read_{0};

@@ -186,6 +186,7 @@ class Terminal(unittest.TestCase):
         self.assertEqual({line["event"] for line in lines}, {"progress"})
         self.assertEqual(lines[-1]["pass"], "write")
         self.assertEqual(lines[-1]["bytes_done"], lines[-1]["bytes_total"])
+        self.assertEqual((lines[-1]["files_done"], lines[-1]["files_total"]), (0, None))
 
 
 class Reports(unittest.TestCase):

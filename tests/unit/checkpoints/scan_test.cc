@@ -7,14 +7,21 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <filesystem>
 #include <fstream>
+#include <mutex>
 #include <string>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "checkpoints/registry.h"
 #include "fixtures.h"
+#include "support/base/sink.h"
 #include "support/os/fault.h"
 #include "unit/support/os/scratch.h"
 
@@ -153,6 +160,75 @@ TEST_F(ScanErrors, TooManyOpenFilesAreAClearError) {
   ASSERT_FALSE(set);
   EXPECT_TRUE(set.error().message.find("too many open files") != std::string::npos)
       << set.error().message;
+}
+
+/// Records the reports of a scan.
+class Reports final : public NullSink {
+ public:
+  void Files(std::uint64_t done, std::uint64_t total) override {
+    const std::lock_guard lock(mutex_);
+    most_ = std::max(most_, done);
+    total_ = total;
+  }
+  void Waits(std::string message) override {
+    const std::lock_guard lock(mutex_);
+    waits_.push_back(std::move(message));
+  }
+  bool Names(const std::string& path) {
+    const std::lock_guard lock(mutex_);
+    return std::ranges::any_of(waits_, [&](const std::string& text) {
+      return text.starts_with(path + ": not read after ");
+    });
+  }
+
+  std::mutex mutex_;
+  std::uint64_t most_ = 0;
+  std::uint64_t total_ = 0;
+  std::vector<std::string> waits_;
+};
+
+/// The slow file of a scan, and the progress of the scan while it is read.
+struct Slow {
+  std::atomic<unsigned> others_read = 0;
+  Reports reports;
+  std::string path;
+};
+Slow* slow_file = nullptr;
+
+Result<std::vector<Container>> ReadSlowly(const Found& file, const os::File&, const os::Identity&) {
+  if (file.path != slow_file->path) {
+    ++slow_file->others_read;
+    return std::vector<Container>{};
+  }
+  // Until the other files are read and this one is named; the test's patience is generous.
+  for (int i = 0; i < 6000; ++i) {
+    if (slow_file->others_read == 39 && slow_file->reports.Names(file.path)) {
+      return std::vector<Container>{};
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  return Fail(Errc::kInternal, slow_file->others_read.load(), " files were read beside this one");
+}
+
+TEST_F(ScanErrors, OneSlowFileIsNamedWhileTheOthersAreRead) {
+  std::vector<Found> found;
+  for (int i = 0; i < 40; ++i) {
+    const std::string name = "f" + std::to_string(i);
+    std::ofstream(At(name)) << name;
+    found.push_back({At(name), name});
+  }
+  Slow slow;
+  slow.path = At("f7");
+  slow_file = &slow;
+  ScanOptions options;
+  options.io_threads = 4;
+  options.sink = &slow.reports;
+  options.slow_seconds = 0.05;
+  const auto files = ReadInOrder(std::move(found), ReadSlowly, options, nullptr);
+  slow_file = nullptr;
+  ASSERT_TRUE(files) << files.error().message;
+  EXPECT_EQ(slow.reports.most_, 40U);
+  EXPECT_EQ(slow.reports.total_, 40U);
 }
 
 TEST_F(ScanErrors, LinksAreFollowedAsBefore) {

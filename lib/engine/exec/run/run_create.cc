@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The pass of a run that creates all output files.
 
+#include <atomic>
 #include <set>
 #include <string>
 #include <utility>
@@ -168,6 +169,7 @@ Status Runner::CreateMyFiles() {
   constexpr std::size_t kFilesOfOpen = 8;  // threads share the files of a large folder
   std::vector<std::vector<std::uint32_t>> parts;
   std::string last;
+  std::uint64_t count = 0;
   for (std::uint32_t file = 0; file < plan_.target().files.size(); ++file) {
     if (!Mine(file) || IsClone(file)) continue;
     std::string folder = FolderOf(PathOf(file));
@@ -176,10 +178,15 @@ Status Runner::CreateMyFiles() {
       last = std::move(folder);
     }
     parts.back().push_back(file);
+    ++count;
   }
+  std::atomic<std::uint64_t> done = 0;
   return os::ForEachFile(parts.size(), options_.io_threads, [&](std::uint64_t i) -> Status {
     SW_TRY_ASSIGN(const os::Directory folder, OpenFolder(parts[i].front()));
-    for (const std::uint32_t file : parts[i]) SW_TRY(CreateFile(folder, file));
+    for (const std::uint32_t file : parts[i]) {
+      SW_TRY(CreateFile(folder, file));
+      sink_.Files(done.fetch_add(1, std::memory_order_relaxed) + 1, count);
+    }
     return {};
   });
 }

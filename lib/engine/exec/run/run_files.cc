@@ -2,6 +2,7 @@
 // Passes of a run that process whole output files: frame, sync, read back, commit.
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <sstream>
 #include <string>
@@ -228,11 +229,16 @@ Status Runner::WriteFrames() {
   for (const plan::OutputFile& file : plan_.target().files) {
     largest = std::max(largest, FrameBytes(file));
   }
+  const auto mine = static_cast<std::uint64_t>(
+      std::count(rank_of_file_.begin(), rank_of_file_.end(), comm_.rank()));
+  std::atomic<std::uint64_t> done = 0;
   const auto write = [&](bool small) {
     const std::uint64_t most = small ? kSmallFrameBytes : largest;
     return comm_.Agree(ForMyFiles(FrameThreads(most), [&](std::uint32_t file) -> Status {
       if ((FrameBytes(plan_.target().files[file]) <= kSmallFrameBytes) != small) return {};
-      return WriteFrame(file);
+      SW_TRY(WriteFrame(file));
+      sink_.Files(done.fetch_add(1, std::memory_order_relaxed) + 1, mine);
+      return {};
     }));
   };
   SW_TRY(write(true));

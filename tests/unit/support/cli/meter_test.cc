@@ -32,6 +32,24 @@ TEST(ProgressMeter, TellsRateAndTimeLeft) {
   EXPECT_NEAR(meter.seconds_left(), 2, 1e-6);
 }
 
+TEST(ProgressMeter, CountsFilesWhereThereAreNoBytes) {
+  ProgressMeter meter;
+  meter.Start("scan", 10);
+  meter.UpdateFiles(0, 32768, 10);
+  EXPECT_EQ(meter.Text(), "scan: 0% (0 of 32768 files)");
+  meter.UpdateFiles(8192, 32768, 12);
+  EXPECT_EQ(meter.Text(), "scan: 25% (8192 of 32768 files), 4096 files/s, 6.0 s left");
+  EXPECT_NEAR(meter.seconds_left(), 6, 1e-6);
+  const nlohmann::json line = nlohmann::json::parse(meter.Json(12));
+  EXPECT_EQ(line["files_done"], 8192);
+  EXPECT_EQ(line["files_total"], 32768);
+  EXPECT_EQ(line["files_per_second"], 4096.0);
+  EXPECT_EQ(line["seconds_left"], 6.0);
+  EXPECT_EQ(line["bytes_done"], 0);
+  meter.Update(50 * kMiB, 100 * kMiB, 13);
+  EXPECT_EQ(meter.Text().substr(0, 32), "scan: 50% (50.0 MiB of 100 MiB),");
+}
+
 TEST(ProgressMeter, FollowsAChangeOfRate) {
   ProgressMeter meter;
   meter.Start("write", 0);
@@ -71,6 +89,8 @@ TEST(ProgressMeter, JsonHasNullForTheUnknown) {
   EXPECT_EQ(line["seconds"], 2.0);
   EXPECT_TRUE(line["bytes_total"].is_null());
   EXPECT_TRUE(line["bytes_per_second"].is_null());
+  EXPECT_TRUE(line["files_total"].is_null());
+  EXPECT_TRUE(line["files_per_second"].is_null());
   EXPECT_TRUE(line["seconds_left"].is_null());
   meter.Update(4, 8, 7);
   line = nlohmann::json::parse(meter.Json(7));

@@ -8,9 +8,12 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <cstdint>
+#include <ctime>
 #include <mutex>
 #include <new>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace shardwright::os {
@@ -81,6 +84,47 @@ TEST(IoThreads, TheLimitOfOpenFilesBoundsThem) {
   EXPECT_EQ(OpenFilesAllowed(1000), 100U);
   EXPECT_EQ(OpenFilesAllowed(20), 20U);
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
+}
+
+/// CPU time of this process in nanoseconds.
+std::int64_t ProcessorTime() {
+  timespec now{};
+  ::clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &now);
+  return std::int64_t{1'000'000'000} * now.tv_sec + now.tv_nsec;
+}
+
+TEST(IoThreads, ReportsASlowCallEachTimeThatItHasTakenTwiceAsLong) {
+  std::mutex mutex;
+  std::vector<double> told;  // seconds
+  SlowCalls slow;
+  slow.seconds = 0.01;
+  slow.tell = [&](std::uint64_t index, double seconds, std::size_t others) {
+    const std::lock_guard lock(mutex);
+    EXPECT_EQ(index, 3U);
+    EXPECT_EQ(others, 0U);
+    told.push_back(seconds);
+  };
+  const auto count = [&] {
+    const std::lock_guard lock(mutex);
+    return told.size();
+  };
+  std::int64_t used = 0;
+  ASSERT_TRUE(ForEachFile(
+      4, 1,
+      [&](std::uint64_t i) -> Status {
+        if (i < 3) return {};
+        while (count() < 3) std::this_thread::sleep_for(std::chrono::milliseconds(5));
+        // A process that only waits must not look busy: few reports take little time.
+        const std::int64_t before = ProcessorTime();
+        while (count() < 6) std::this_thread::sleep_for(std::chrono::milliseconds(50));
+        used = ProcessorTime() - before;
+        return {};
+      },
+      nullptr, &slow));
+  ASSERT_GE(told.size(), 6U);
+  EXPECT_GE(told[0], 0.01);
+  for (std::size_t i = 1; i < told.size(); ++i) EXPECT_GE(told[i], 2 * told[i - 1]) << i;
+  EXPECT_LT(used, 50'000'000);
 }
 
 }  // namespace
