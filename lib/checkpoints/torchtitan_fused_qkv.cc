@@ -135,8 +135,8 @@ Result<Unfused> SplitFused(Checkpoint source, const ModelSizes& sizes, const Pat
   const std::optional<std::uint64_t> query = QueryHeads(source);
   Checkpoint part = TakePart(&source, std::exchange(source.fused, {}),
                              [](const layout::LogicalTensor& /*tensor*/) { return true; });
-  MapUse use{std::string(kFusedSide), std::string(kFusedSplit), sizes};
-  if (query) use.sizes.try_emplace("query", *query);
+  MapUse use{std::string(kFusedSide), std::string(kFusedSplit), {}, sizes};
+  if (query) use.config.try_emplace("query", *query);
   SW_TRY_ASSIGN(Mapped mapped, ApplyMap(map, use, std::move(part), patterns));
   std::unordered_map<std::string, std::uint32_t> by_name;
   for (std::uint32_t i = 0; i < source.params.size(); ++i) by_name[source.params[i].name] = i;
@@ -195,7 +195,7 @@ Result<Unfused> FuseOptimizer(Checkpoint source, const ModelSizes& sizes,
   Checkpoint part = TakePart(&source, std::move(parts), [&](const layout::LogicalTensor& tensor) {
     return states.contains(tensor.state);
   });
-  const MapUse use{std::string(kFusedSplit), std::string(kFusedSide), sizes};
+  const MapUse use{std::string(kFusedSplit), std::string(kFusedSide), {}, sizes};
   SW_TRY_ASSIGN(Mapped mapped, ApplyMap(map, use, std::move(part), patterns));
   for (const std::uint32_t i : numbers) {
     source.params[i].scalars.clear();

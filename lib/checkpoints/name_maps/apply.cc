@@ -230,7 +230,8 @@ Result<Mapped> Mapper::Run() {
   SW_TRY(ChooseSides());
   SW_TRY(MakeInstances());
   out_.sizes = use_.sizes;
-  SW_TRY(SolveSizes(map_, from_, source_, &instances_, &out_.sizes));
+  out_.sizes.insert(use_.config.begin(), use_.config.end());
+  SW_TRY(SolveSizes(map_, from_, source_, use_.sizes, &instances_, &out_.sizes));
   std::map<std::string, layout::CutPtr> cuts;
   std::vector<NewParam> params;
   for (const Instance& instance : instances_) {

@@ -176,11 +176,13 @@ struct Instance {
   bool same = false;  ///< both schemes have one tensor with the same shape and order
 };
 
-/// Computes the sizes of all instances from given sizes, from constants and relations,
+/// Computes the sizes of all instances from known sizes, from constants and relations,
 /// and from the shapes of members. Adds the sizes that have names in the map to `known`.
-/// \error kUsage  a size that cannot be derived; kBadInput  shapes that contradict the rule
+/// \param given  those of the known sizes that the user gave
+/// \error kUsage  a size that cannot be derived, or shapes that contradict the rule with a given
+///        size; kBadInput  shapes that contradict the rule
 Status SolveSizes(const ModelMap::Impl& map, std::uint32_t side, const Checkpoint& source,
-                  std::vector<Instance>* instances, ModelSizes* known);
+                  const ModelSizes& given, std::vector<Instance>* instances, ModelSizes* known);
 
 /// Returns the extent of an axis. \pre sizes are known
 std::uint64_t ExtentOf(const Axis& axis, const Instance& instance);

@@ -62,9 +62,10 @@ class ModelMap {
 
 /// Options of ApplyMap.
 struct MapUse {
-  std::string from;  ///< naming scheme of the source; empty: detected from its names
-  std::string to;    ///< naming scheme of the result; empty: the other one of two
-  ModelSizes sizes;  ///< known sizes; sizes that the map does not use are ignored
+  std::string from;        ///< naming scheme of the source; empty: detected from its names
+  std::string to;          ///< naming scheme of the result; empty: the other one of two
+  ModelSizes sizes;        ///< sizes given by the user; those that the map does not use are ignored
+  ModelSizes config = {};  ///< sizes from the model's config, for names that `sizes` lacks
 };
 
 struct Mapped {

@@ -51,8 +51,13 @@ Term TermOf(const MapRule& rule, const Factor& factor, const Sizes& sizes) {
 class Solver {
  public:
   Solver(const ModelMap::Impl& map, std::uint32_t side, const Checkpoint& source,
-         std::vector<Instance>* instances, ModelSizes* known)
-      : map_(map), side_(side), source_(source), instances_(*instances), known_(*known) {}
+         const ModelSizes& given, std::vector<Instance>* instances, ModelSizes* known)
+      : map_(map),
+        side_(side),
+        source_(source),
+        given_(given),
+        instances_(*instances),
+        known_(*known) {}
 
   Status Run();
 
@@ -72,6 +77,7 @@ class Solver {
   const ModelMap::Impl& map_;
   const std::uint32_t side_;
   const Checkpoint& source_;
+  const ModelSizes& given_;
   std::vector<Instance>& instances_;
   ModelSizes& known_;
 };
@@ -80,14 +86,16 @@ tl::unexpected<Error> Solver::Contradiction(const Instance& instance, const Memb
   const Param& param = source_.params[member.param];
   const MapRule& rule = map_.rules[instance.rule];
   std::string sizes;
+  bool given = false;
   for (std::size_t s = 0; s < rule.symbols.size(); ++s) {
     if (!instance.sizes[s]) continue;
+    given = given || given_.contains(rule.symbols[s]);
     sizes +=
         (sizes.empty() ? "" : ", ") + rule.symbols[s] + "=" + std::to_string(*instance.sizes[s]);
   }
-  return Fail(Errc::kBadInput, Quoted(param.name), " ", ToString(param.shape), ": ", rule.origin,
-              " expects ", Quoted(FormOf(instance, member).text),
-              (sizes.empty() ? "" : " with " + sizes));
+  return Fail(given ? Errc::kUsage : Errc::kBadInput, Quoted(param.name), " ",
+              ToString(param.shape), ": ", rule.origin, " expects ",
+              Quoted(FormOf(instance, member).text), (sizes.empty() ? "" : " with " + sizes));
 }
 
 Status Solver::SetSymbol(Instance* instance, std::uint32_t symbol, std::uint64_t value) {
@@ -120,8 +128,12 @@ Status Solver::Relate(bool* progress) {
       continue;
     }
     if (opens == 0 ? whole->second != product : whole->second % product != 0) {
-      return Fail(Errc::kBadInput, "sizes of the model: ", relation.product, "=", whole->second,
-                  " is not ", Joined(relation.factors, " x "), ", ", product,
+      const bool given = given_.contains(relation.product) ||
+                         std::ranges::any_of(relation.factors, [&](const std::string& factor) {
+                           return given_.contains(factor);
+                         });
+      return Fail(given ? Errc::kUsage : Errc::kBadInput, "sizes of the model: ", relation.product,
+                  "=", whole->second, " is not ", Joined(relation.factors, " x "), ", ", product,
                   (opens == 0 ? "" : " times a whole number"));
     }
     if (opens == 1) {
@@ -265,8 +277,8 @@ Status Solver::Run() {
 }  // namespace
 
 Status SolveSizes(const ModelMap::Impl& map, std::uint32_t side, const Checkpoint& source,
-                  std::vector<Instance>* instances, ModelSizes* known) {
-  return Solver(map, side, source, instances, known).Run();
+                  const ModelSizes& given, std::vector<Instance>* instances, ModelSizes* known) {
+  return Solver(map, side, source, given, instances, known).Run();
 }
 
 std::uint64_t ExtentOf(const Axis& axis, const Instance& instance) {

@@ -68,7 +68,7 @@ class Maps(ModelTest):
     def test_what_is_refused(self):
         cases = (
             (["--map", "map.json"], 2, "pass --map-sizes heads=N"),
-            (["--map", "map.json", "--map-sizes", "heads=4"], 4, "with heads=4"),
+            (["--map", "map.json", "--map-sizes", "heads=4"], 2, "with heads=4"),
             (["--map", "map.json", "--map-sizes", "heads=x"], 2, "NAME=NUMBER,... expected"),
             (["--map", "map.json", "--map-sizes", "heads"], 2, "NAME=NUMBER,... expected"),
             (["--map", "map.json", "--map-sizes", "bits=4"], 2, 'unknown size "bits"; known sizes: heads'),
