@@ -17,6 +17,8 @@ namespace {
 
 // Large enough for the scripts and settings that trainers write with every checkpoint.
 constexpr std::uint64_t kContentBytes = std::uint64_t{64} << 10;
+// An export changes the element type in it, so it has to be read whole.
+constexpr std::uint64_t kConfigBytes = std::uint64_t{1} << 20;
 constexpr std::uint64_t kAllContentBytes = std::uint64_t{4} << 20;
 constexpr int kAttempts = 3;
 
@@ -172,7 +174,8 @@ class Folder {
   /// Reads the content of a small file, unless the file changes during the read.
   Status ReadContent(const os::File& file, SiblingFile* found) const {
     const std::uint64_t bytes = found->identity.bytes;
-    if (bytes > kContentBytes || content_bytes_ + bytes > kAllContentBytes) return {};
+    const std::uint64_t most = found->name.ends_with("config.json") ? kConfigBytes : kContentBytes;
+    if (bytes > most || content_bytes_ + bytes > kAllContentBytes) return {};
     std::string content(static_cast<std::size_t>(bytes), '\0');
     const Status read = file.ReadAt(0, std::as_writable_bytes(std::span(content)));
     const os::Identity before = found->identity;
