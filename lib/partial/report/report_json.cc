@@ -187,11 +187,9 @@ Json CollectedJson(const Collected& collected, const CollectedLog& log, bool dry
 }
 
 Json UndoneJson(const Undone& undone, bool confirmed) {
-  return {{"confirmed", confirmed},
-          {"was_pending", undone.was_pending},
-          {"resume", undone.resume},
-          {"newest", undone.newest},
-          {"reinstated", undone.reinstated}};
+  return {{"confirmed", confirmed},          {"was_pending", undone.was_pending},
+          {"resume", undone.resume},         {"newest", undone.newest},
+          {"reinstated", undone.reinstated}, {"abandoned", undone.abandoned}};
 }
 
 Json AgentJson(const AgentStatus& status) {

@@ -10,6 +10,7 @@
 #include "checkpoints/registry.h"
 #include "partial/save/save_internal.h"
 #include "partial/store/dynamic_run.h"
+#include "partial/store/undo.h"
 
 namespace shardwright::partial::save {
 namespace {
@@ -84,6 +85,15 @@ Result<bool> ContinuesPending(const Job& job, const Subject& subject, const Stor
               options.store, "; pec-restore --restart or --read-only decides this in advance");
 }
 
+/// Warns about checkpoints that a restart has abandoned since `before`.
+Status WarnOfAbandoned(const Job& job, const Store& store,
+                       const std::vector<StoredCheckpoint>& before, std::uint64_t resume) {
+  SW_TRY_ASSIGN(const std::vector<StoredCheckpoint> after, store.List());
+  const std::vector<std::uint64_t> abandoned = NewlyAbandoned(before, after);
+  if (!abandoned.empty()) job.sink.Warn(AbandonedText(store.path(), resume, abandoned));
+  return {};
+}
+
 /// Confirms or discards an unconfirmed restore.
 /// \returns the iteration that training resumed from, if this is the first save after that
 /// \error as ContinuesPending
@@ -92,11 +102,20 @@ Result<std::optional<std::uint64_t>> DecidePending(const Job& job, const Subject
   SW_TRY_ASSIGN(const std::optional<RecoveryRecord> pending, store.Pending());
   if (!pending) return std::optional<std::uint64_t>();
   SW_TRY_ASSIGN(const bool continues, ContinuesPending(job, subject, store, *pending));
-  if (!job.options.dry_run) SW_TRY(continues ? store.ConfirmPending() : store.DropPending());
-  return continues ? std::optional(pending->resume) : std::nullopt;
+  SW_TRY_ASSIGN(const std::vector<StoredCheckpoint> before, store.List());
+  // ReadBase rejects such a save, so it decides nothing.
+  const bool too_old =
+      !continues && !job.options.resumed_from && NewestIteration(before) > subject.iteration;
+  if (!job.options.dry_run && !too_old) {
+    SW_TRY(continues ? store.ConfirmPending() : store.DropPending());
+  }
+  if (!continues) return std::optional<std::uint64_t>();
+  SW_TRY(WarnOfAbandoned(job, store, before, pending->resume));
+  return std::optional(pending->resume);
 }
 
-Status AbandonNewer(const SaveRequest& options, const Store& store) {
+Status AbandonNewer(const Job& job, const Store& store) {
+  const SaveRequest& options = job.options;
   if (options.dry_run) return {};
   SW_TRY_ASSIGN(const std::vector<StoredCheckpoint> checkpoints, store.List());
   RecoveryRecord recovery;
@@ -126,7 +145,8 @@ Status AbandonNewer(const SaveRequest& options, const Store& store) {
     }
     SW_TRY_ASSIGN(recovery.state.dynamic_k, NewestDynamicK(store, checkpoints, last));
   }
-  return store.AddRecovery(recovery);
+  SW_TRY(store.AddRecovery(recovery));
+  return WarnOfAbandoned(job, store, checkpoints, recovery.resume);
 }
 
 /// Finds the modules of the newest checkpoint with a missing blob. Root.
@@ -173,7 +193,7 @@ Result<Numbers> Look(const Job& job, const Subject& subject, os::Lock* lock) {
     if (confirmed) {
       resume = confirmed;
     } else if (options.resumed_from) {
-      SW_TRY(AbandonNewer(options, store));
+      SW_TRY(AbandonNewer(job, store));
     }
   }
   SW_TRY_ASSIGN(const std::vector<StoredCheckpoint> checkpoints, store.List());

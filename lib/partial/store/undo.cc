@@ -7,6 +7,7 @@
 
 #include "partial/store/dynamic_run.h"
 #include "partial/store/store.h"
+#include "support/base/text.h"
 
 namespace shardwright::partial {
 namespace {
@@ -48,6 +49,10 @@ Result<Undone> UndoRecorded(const Store& store) {
                 "; to go back to an abandoned checkpoint, restore it from a copy of the store");
   }
   SW_TRY_ASSIGN(const RecoveryRecord replaced, WithoutEffect(store, *last, checkpoints));
+  if (ToText(replaced) == ToText(*last)) {
+    return Fail(Errc::kNotFound, store.path(),
+                ": nothing to undo: the last restart is undone already, or it abandoned nothing");
+  }
   SW_TRY(store.AddRecovery(replaced));
   Undone out;
   out.resume = last->resume;
@@ -62,6 +67,29 @@ Result<Undone> UndoRecorded(const Store& store) {
 
 }  // namespace
 
+std::string AbandonedText(const std::string& store, std::uint64_t resume,
+                          const std::vector<std::uint64_t>& abandoned) {
+  std::vector<std::string> iterations;
+  iterations.reserve(abandoned.size());
+  for (const std::uint64_t one : abandoned) iterations.push_back(std::to_string(one));
+  return StrCat(store, ": training restarts from iteration ", resume, "; the newer checkpoints ",
+                FirstFew(iterations), " are abandoned; pec-save undo reverts this");
+}
+
+std::vector<std::uint64_t> NewlyAbandoned(const std::vector<StoredCheckpoint>& before,
+                                          const std::vector<StoredCheckpoint>& after) {
+  std::set<std::uint64_t> usable;
+  for (const StoredCheckpoint& one : before) {
+    if (!one.abandoned) usable.insert(one.sequence);
+  }
+  std::vector<std::uint64_t> iterations;
+  for (const StoredCheckpoint& one : after) {
+    if (one.abandoned && usable.contains(one.sequence)) iterations.push_back(one.iteration);
+  }
+  std::sort(iterations.begin(), iterations.end());
+  return iterations;
+}
+
 Result<Undone> UndoRestart(const std::string& path, bool take_over) {
   SW_TRY_ASSIGN(const Store store, Store::Open(path));
   SW_TRY_ASSIGN(os::Lock lock, store.LockForWriting("pec-save undo", take_over));
@@ -70,7 +98,7 @@ Result<Undone> UndoRestart(const std::string& path, bool take_over) {
   if (pending) {
     SW_TRY(store.DropPending());
     SW_TRY_ASSIGN(const std::vector<StoredCheckpoint> checkpoints, store.List());
-    out = {true, pending->resume, NewestIteration(checkpoints), {}};
+    out = {true, pending->resume, NewestIteration(checkpoints), {}, {}};
   } else {
     SW_TRY_ASSIGN(out, UndoRecorded(store));
   }
@@ -83,9 +111,11 @@ Result<Undone> ConfirmRestart(const std::string& path, bool take_over) {
   SW_TRY_ASSIGN(os::Lock lock, store.LockForWriting("pec-save undo", take_over));
   SW_TRY_ASSIGN(const std::optional<RecoveryRecord> pending, store.Pending());
   if (!pending) return Fail(Errc::kNotFound, path, ": no restore waits to be confirmed");
+  SW_TRY_ASSIGN(const std::vector<StoredCheckpoint> before, store.List());
   SW_TRY(store.ConfirmPending());
+  SW_TRY_ASSIGN(const std::vector<StoredCheckpoint> after, store.List());
   SW_TRY(lock.Release());
-  return Undone{true, pending->resume, pending->resume, {}};
+  return Undone{true, pending->resume, pending->resume, {}, NewlyAbandoned(before, after)};
 }
 
 }  // namespace shardwright::partial

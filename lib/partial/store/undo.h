@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "partial/store/store.h"
 #include "support/base/result.h"
 
 namespace shardwright::partial {
@@ -15,7 +16,17 @@ struct Undone {
   std::uint64_t resume = 0;               ///< iteration of that restore
   std::uint64_t newest = 0;               ///< iteration that the next save continues
   std::vector<std::uint64_t> reinstated;  ///< iterations that are no longer abandoned, ascending
+  std::vector<std::uint64_t> abandoned;   ///< iterations that are abandoned now, ascending
 };
+
+/// Returns the warning that a recorded restart abandons newer checkpoints.
+/// \pre `abandoned` is not empty
+std::string AbandonedText(const std::string& store, std::uint64_t resume,
+                          const std::vector<std::uint64_t>& abandoned);
+
+/// Returns the iterations of checkpoints that are abandoned in `after` but not in `before`.
+std::vector<std::uint64_t> NewlyAbandoned(const std::vector<StoredCheckpoint>& before,
+                                          const std::vector<StoredCheckpoint>& after);
 
 /// Reverts the last restore of the store at a path. Discards an
 /// unconfirmed restore. After a recorded restart, the newer

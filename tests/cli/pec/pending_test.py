@@ -49,8 +49,16 @@ class Looks(stores.Stores):
         self.save(5, "--k", 2, "--dry-run")
         self.assertEqual(self.usable(), [3, 4, 6])
         self.save(5, "--k", 2)
+        self.assertIn("restarts from iteration 4; the newer checkpoints 6 are abandoned", self.stderr)
         self.assertEqual(self.usable(), [3, 4, 5])
         self.assertEqual(self.recorded(), ["0000000001.json"])
+
+    def test_a_save_that_is_refused_decides_nothing(self):
+        self.look()
+        self.save(4, "--k", 2, code=5)
+        self.assertIn("the store is at iteration 6, this checkpoint has iteration 4", self.stderr)
+        self.assertEqual(self.recorded(), ["pending.json"])
+        self.assertEqual(self.usable(), [3, 4, 6])
 
     def test_a_save_that_may_continue_either_decides_nothing(self):
         self.look()
@@ -64,7 +72,9 @@ class Looks(stores.Stores):
 
     def test_a_restart_can_be_confirmed_by_hand(self):
         self.look()
-        self.run_tool("pec-save", "undo", self.store, "--confirm")
+        undone = self.run_tool("pec-save", "undo", self.store, "--confirm")
+        self.assertEqual(undone["abandoned"], [6])
+        self.assertIn("abandoned iterations 6", self.stdout)
         self.assertEqual(self.usable(), [3, 4])
         self.save(7, "--k", 2)
         self.assertEqual(self.usable(), [3, 4, 7])
@@ -73,6 +83,7 @@ class Looks(stores.Stores):
     def test_resumed_from_decides(self):
         self.look()
         self.save(7, "--k", 2, "--resumed-from", 4)
+        self.assertIn("restarts from iteration 4; the newer checkpoints 6 are abandoned", self.stderr)
         self.assertEqual(self.usable(), [3, 4, 7])
 
     def test_a_restore_of_the_newest_is_confirmed_by_any_save(self):
@@ -87,6 +98,8 @@ class Looks(stores.Stores):
         self.assertEqual(self.usable(), [3, 4])
         undone = self.run_tool("pec-save", "undo", self.store)
         self.assertEqual(undone["reinstated"], [6])
+        self.run_tool("pec-save", "undo", self.store, code=3)
+        self.assertIn("nothing to undo", self.stderr)
         self.assertEqual(self.usable(), [3, 4, 6])
         self.restore("newest", "--read-only")
         self.assertEqual(self.report["result"]["iteration"], 6)
