@@ -67,7 +67,8 @@ std::string SizeText(const PlanAnswer& answer) {
   const PlannedCheckpoint& first = answer.checkpoints.front();
   if (first.persist) add_size("snapshot", first.snapshot.size);
   add_size(first.persist ? "persist" : "partial checkpoint", first.stored().size);
-  return table.Render(0);
+  return table.Render(0) +
+         text::Legend("%: of a full checkpoint. OPTIMIZER: master weights and moments.");
 }
 
 std::string BudgetText(const BudgetAnswer& budget) {
@@ -95,7 +96,10 @@ std::string SelectionText(const PlanAnswer& answer) {
                     first && one.risk ? InPercent(one.risk->fraction()) : ""});
     }
   }
-  return "\n" + table.Render(0);
+  return "\n" + table.Render(0) +
+         text::Legend(
+             "EXPERTS: copied to memory. PERSISTED: of these, written to storage. AT RISK: "
+             "unsaved tokens of all other experts.");
 }
 
 std::string RanksText(const PlannedLevel& level, const std::string& name) {
@@ -132,10 +136,15 @@ std::string BottlenecksText(const PlanAnswer& answer) {
   }
   std::string text = "\nlargest shares\n" + table.Render(0);
   if (answer.uneven) {
-    text += "eq 9: the experts are " + std::string(*answer.uneven ? "not " : "") +
+    text += "the experts are " + std::string(*answer.uneven ? "not " : "") +
             "spread evenly; shares repeat after " + Plural(*answer.phases, "checkpoint") + "\n";
   }
-  return text;
+  return text +
+         text::Legend(
+             "Bytes of one rank. EXPERTS: its selected experts. ADAPTIVE: other modules go to "
+             "ranks with few expert bytes. EQUAL: without regard to expert bytes. UNSHARED: "
+             "nothing is divided. IDEAL: all bytes / ranks. BOUND: least possible. LESS: "
+             "ADAPTIVE below UNSHARED.");
 }
 
 std::string CopiesText(const CopiesAnswer& copies, std::uint64_t asked) {
@@ -165,7 +174,10 @@ std::string CopiesText(const CopiesAnswer& copies, std::uint64_t asked) {
                   std::to_string(plan.load[i]), FormatBytes(copies.sends[i]),
                   FormatBytes(copies.receives[i])});
   }
-  return text + "\n" + table.Render(0) + RowsText(copies.sends.size(), "workers");
+  return text + "\n" + table.Render(0) + RowsText(copies.sends.size(), "workers") +
+         text::Legend(
+             "COPIES ON: workers with a copy of this worker's part of a snapshot. HOLDS: copies "
+             "of other workers on this one.");
 }
 
 std::string GradientsText(const std::vector<GradientAnswer>& list) {
@@ -182,7 +194,10 @@ std::string GradientsText(const std::vector<GradientAnswer>& list) {
          std::to_string(one.window)});
   }
   std::string text = "\ngradients instead of state\n" + table.Render(0) +
-                     "WINDOW  iterations in which every expert was sent in full\n";
+                     text::Legend(
+                         "GRADIENTS, STATES: experts sent as a gradient, and in full. SENT: "
+                         "their bytes. STATE ONLY: bytes without gradients. FACTOR: STATE ONLY / "
+                         "SENT. WINDOW: iterations in which all experts were sent in full.");
   if (const std::uint64_t over = list.back().plan.over_bytes; over > 0) {
     text += "the last iteration exceeds the budget by " + FormatBytes(over) + "\n";
   }
@@ -228,13 +243,17 @@ std::string BubblesText(const BubblesAnswer& bubbles) {
                     FormatBytes(bubbles.snapshot.module[i].in_bubble),
                     FormatBytes(bubbles.snapshot.module[i].outside)});
   }
-  return text + "\n" + stages.Render(0) + "\n" + modules.Render(0) +
-         RowsText(bubbles.names.size(), "modules");
+  return text + "\n" + stages.Render(0) +
+         text::Legend(
+             "Idle time of a stage before its first forward pass, between its passes, and after "
+             "its last backward pass. Together they are the pipeline bubble.") +
+         "\n" + modules.Render(0) + RowsText(bubbles.names.size(), "modules");
 }
 
 std::string DynamicKText(const DynamicKAnswer& dynamic) {
-  const std::string text = "\ndynamic K, PLT up to " + Fixed(100 * dynamic.state.limit, 2) +
-                           " %, " + Fixed(100 * dynamic.state.share(), 4) + " % for each K\n";
+  const std::string text = "\ndynamic K, lost tokens (PLT) up to " +
+                           Fixed(100 * dynamic.state.limit, 2) + " %, " +
+                           Fixed(100 * dynamic.state.share(), 4) + " % for each K\n";
   if (!dynamic.levels) return text + "K stays the same: faults cost nothing\n";
   text::Table table(
       {Column{"K", kRight}, Column{"A FAULT COSTS %", kRight}, Column{"FAULTS", kRight}});
@@ -245,7 +264,10 @@ std::string DynamicKText(const DynamicKAnswer& dynamic) {
     faults += level.faults;
   }
   return text + table.Render(0) + "then all experts are saved; the limit covers " +
-         std::to_string(faults) + " faults\n";
+         std::to_string(faults) + " faults\n" +
+         text::Legend(
+             "K: experts of each layer that a checkpoint saves. A FAULT COSTS: expected lost "
+             "tokens. FAULTS: faults until K doubles.");
 }
 
 }  // namespace

@@ -87,6 +87,20 @@ Status AddReplay(const SimulateRequest& request, std::uint32_t experts,
   return {};
 }
 
+/// Warns about rows that lose more tokens than the limit.
+void WarnAboveLimit(const Simulation& simulation, Sink& sink) {
+  std::vector<std::string> above;
+  for (const SimulationRow& row : simulation.rows) {
+    if (row.loss.plt <= simulation.plt_limit) continue;
+    above.push_back(PolicyText(row) + (row.dynamic ? " " : " with K ") + LevelsText(row));
+  }
+  if (above.empty()) return;
+  sink.Warn(StrCat("more than ", Fixed(100 * simulation.plt_limit, 2),
+                   " % of the tokens are lost (--plt-limit), which harms accuracy, in ",
+                   above.size(), " of ", Plural(simulation.rows.size(), "row"), ": ",
+                   FirstFew(above)));
+}
+
 }  // namespace
 
 Result<std::vector<SimulatedPolicy>> PoliciesOf(const SimulateRequest& request,
@@ -178,13 +192,13 @@ Result<Simulation> SimulateTrace(const SimulateRequest& request, Sink& sink) {
   SW_TRY_ASSIGN(const auto policies, PoliciesOf(request, trace.experts, job.no_replay));
   SW_TRY_ASSIGN(simulation.rows, SimulateAll(input, policies, stop));
   SW_TRY_ASSIGN(simulation.full_bytes, FullBytes(job.model));
+  WarnAboveLimit(simulation, sink);
   simulation.no_best = TooShort(request, input.faults.size(), simulation.rows.front().checkpoints);
   if (!simulation.no_best.empty()) return simulation;
   simulation.best = BestRow(simulation.rows, request.plt_limit);
   if (!simulation.best) {
     simulation.no_best = StrCat("every row has lost more than ", Fixed(100 * request.plt_limit, 2),
                                 " % of the tokens (--plt-limit)");
-    sink.Warn(simulation.no_best + ", above which accuracy suffers");
   }
   return simulation;
 }

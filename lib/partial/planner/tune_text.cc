@@ -73,7 +73,11 @@ std::string NumbersTable(const Tuning& tuning) {
   add("lost tokens (PLT)", "7",
       [&](const TunedNumbers& n) { return percent(n.config.expected_plt); });
   add("effective time", "", [&](const TunedNumbers& n) { return percent(n.config.ettr); });
-  return table.Render(0);
+  std::string meaning = "EQ: equations of MoC-System (arXiv 2408.04307).";
+  if (tuning.chosen.config.plt_in_limit) meaning += " CHOSEN: the best partial checkpoints.";
+  meaning += " FULL: full checkpoints.";
+  if (tuning.replay) meaning += " REPLAY: a lossless run, which logs gradients.";
+  return table.Render(0) + text::Legend(meaning);
 }
 
 std::string Every(std::uint64_t interval) {

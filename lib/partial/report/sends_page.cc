@@ -163,9 +163,11 @@ std::string SendsTiles(const Sends& sends, const Window& window) {
       html::Tile("Sent", FormatBytes(all), "in " + Fixed(window.seconds(), 1) + " s");
   for (std::size_t kind = 0; kind < kSentKinds; ++kind) {
     if (bytes[kind] == 0) continue;
-    text += html::Tile(kSentNames[kind],
-                       Percent(static_cast<double>(bytes[kind]) / static_cast<double>(all), 1),
-                       FormatBytes(bytes[kind]));
+    std::string name = kSentNames[kind];
+    name[0] = static_cast<char>(name[0] - 'a' + 'A');
+    text +=
+        html::Tile(name, Percent(static_cast<double>(bytes[kind]) / static_cast<double>(all), 1),
+                   FormatBytes(bytes[kind]));
   }
   return text + "</div>\n";
 }

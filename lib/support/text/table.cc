@@ -76,4 +76,10 @@ std::string Table::Render(std::size_t width) const {
   return text;
 }
 
+std::string Legend(const std::string& meaning) {
+  std::string text = "\n";
+  for (const std::string& line : Wrap(meaning, 98)) text += line + "\n";
+  return text;
+}
+
 }  // namespace shardwright::text

@@ -40,4 +40,9 @@ class Table {
 /// Alignment for columns of numbers.
 inline constexpr Table::Align kRight = Table::Align::kRight;
 
+/// Returns the legend of a table: an empty line, then `meaning` in lines of at most 98 columns.
+/// Explains headings that are not plain words, as in "BALANCE: busiest gpu / mean."
+/// Pure.
+std::string Legend(const std::string& meaning);
+
 }  // namespace shardwright::text

@@ -253,6 +253,22 @@ class Restoring(Stores):
         self.assertEqual(second["lost"], again)
         self.assertEqual(second["faults"], 2)
 
+    def test_a_restore_warns_above_the_limit(self):
+        self.save_series((3, 4, 5, 6), "--k", 1, "--tokens", self.tokens_path)
+        # The first checkpoint has all experts.
+        self.assertEqual(self.restore("first", "--at", 3, "--read-only")["loss"]["plt"], 0)
+        self.assertNotIn("accuracy suffers", self.stderr)
+        loss = self.restore("out")["loss"]
+        self.assertGreater(loss["plt"], loss["plt_limit"])
+        lost = f"{100 * loss['plt']:.3f} % of"
+        self.assertIn(f"the run has lost {lost} its tokens, more than 3.750 %, above which accuracy suffers: "
+                      "save more experts (--k) or more often", self.stderr)
+        self.assertIn(f"\nlost      {lost} the tokens over 1 fault, as the mean over the layers (PLT); limit 3.750 %\n"
+                      f"          {100 * loss['mlt_sum']:.3f} % as the sum over the layers (MLT)\n", self.stdout)
+        self.assertIn("\n\nVERSION: iteration of the restored module. ", self.stdout)
+        self.run_tool("pec-save", "list", self.store)
+        self.assertIn("\n\nK: experts of each layer that a checkpoint saves. STALE: ", self.stdout)
+
     def test_tokens_of_a_restarted_training(self):
         """The log repeats iterations and ends in a torn line: the counts are those of a whole log."""
         lines = self.tokens_path.read_text().splitlines(keepends=True)

@@ -46,6 +46,35 @@ class Planning(Stores):
         self.assertEqual(result["rows"][0]["checkpoints"], 40)
         self.assertEqual(result["best"], 0)
 
+    def test_too_few_faults_decide_nothing(self):
+        trace = self.trace(2, 8, 200)
+        result = self.simulate(trace, "--faults", 0)
+        self.assertIsNone(result["best"])
+        self.assertIn("0 faults and 20 checkpoints are too few, at least 3 and 5 are needed", result["no_best"])
+        self.assertIn(f"\nno recommendation: {result['no_best']}\n", self.stdout)
+        self.assertNotIn("harms accuracy", self.stderr)
+        # Faults of a file are meant, however few they are.
+        result = self.simulate(trace, "--faults", self.faults("99\n"))
+        self.assertIsNone(result["no_best"])
+        self.assertIn("\nleast cost with PLT up to 3.75 %: ", self.stdout)
+
+    def test_rows_above_the_limit_are_named(self):
+        words = [self.trace(2, 8, 40), "--keep", "master", "--faults", self.faults("23\n"), "--plt-limit", 0.01]
+        result = self.simulate(*words, "--interval", 5, "--policy", "sequential")
+        # At K = 4 half of the experts are 5 iterations old at the fault.
+        self.assertAlmostEqual(result["rows"][-1]["plt"], 0.5 * 5 / 40, 12)
+        self.assertIsNone(result["best"])
+        self.assertEqual(result["no_best"], "every row has lost more than 1.00 % of the tokens (--plt-limit)")
+        self.assertIn("more than 1.00 % of the tokens are lost (--plt-limit), which harms accuracy, in 3 of 3 rows: "
+                      "sequential with K 1, sequential with K 2, sequential with K 4\n", self.stderr)
+        # Also if another row is within the limit, and if the simulation is too short for a recommendation.
+        result = self.simulate(*words, "--interval", 5)
+        self.assertEqual(result["rows"][result["best"]]["policy"], "full")
+        self.assertIn("in 12 of 13 rows: sequential with K 1, ", self.stderr)
+        result = self.simulate(*words, "--interval", 10)
+        self.assertIn("1 fault and 4 checkpoints are too few", result["no_best"])
+        self.assertIn("in 12 of 13 rows: sequential with K 1, ", self.stderr)
+
     def test_every_policy_and_k(self):
         trace = self.trace(2, 8, 40, lambda i, m, e: 1 + (e * e + 3 * i + m) % 17)
         result = self.simulate(trace, *SMALL, "--interval", 5, "--faults", self.faults("23 1\n37"),

@@ -43,9 +43,15 @@ TEST(PlanText, ACheckpointOfOneExpertPerLayer) {
             "full checkpoint       800 B  100.0        0 B  0.0  800 B  100.0\n"
             "partial checkpoint    200 B   25.0        0 B  0.0  200 B   25.0\n"
             "\n"
+            "%: of a full checkpoint. OPTIMIZER: master weights and moments.\n"
+            "\n"
             "CHECKPOINT  LAYER  EXPERTS  PERSISTED  AT RISK %\n"
             "         0      0  0        0\n"
             "                1  1        1\n"
+            "\n"
+            "EXPERTS: copied to memory. PERSISTED: of these, written to storage. AT RISK: unsaved "
+            "tokens of all\n"
+            "other experts.\n"
             "\n"
             "shares of checkpoint 0, both levels\n"
             "RANK  EXPERTS  ADAPTIVE  EQUAL  UNSHARED\n"
@@ -57,7 +63,13 @@ TEST(PlanText, ACheckpointOfOneExpertPerLayer) {
             "largest shares\n"
             "CHECKPOINT  LEVEL    ADAPTIVE  EQUAL  UNSHARED  IDEAL  BOUND  LESS %\n"
             "         0  persist     100 B  100 B     100 B   50 B  100 B     0.0\n"
-            "eq 9: the experts are not spread evenly; shares repeat after 4 checkpoints\n");
+            "the experts are not spread evenly; shares repeat after 4 checkpoints\n"
+            "\n"
+            "Bytes of one rank. EXPERTS: its selected experts. ADAPTIVE: other modules go to ranks "
+            "with few\n"
+            "expert bytes. EQUAL: without regard to expert bytes. UNSHARED: nothing is divided. "
+            "IDEAL: all\n"
+            "bytes / ranks. BOUND: least possible. LESS: ADAPTIVE below UNSHARED.\n");
 }
 
 TEST(PlanText, TwoLevelsAreTold) {
@@ -104,7 +116,7 @@ TEST(PlanText, ASectionForEachQuestion) {
         "\n\ngradients instead of state\n"
         "ITERATION  GRADIENTS  STATES   SENT  STATE ONLY  FACTOR  WINDOW\n"
         "        1          0       2  200 B       200 B    1.00       1\n",
-        "\nWINDOW  iterations in which every expert was sent in full\n",
+        "\n\nGRADIENTS, STATES: experts sent as a gradient, and in full. SENT: their bytes. ",
         "\n\npipeline  an iteration takes 6.000 s, each stage idles 0.000 s\n"
         "snapshot  rank 0 needs 0.000 s: 0 B in the bubble, 100 B during computation\n",
         "\nMODULE               IN THE BUBBLE  OUTSIDE\n"
@@ -157,11 +169,14 @@ TEST(PlanText, DynamicK) {
   ASSERT_TRUE(answer) << answer.error().message;
   const std::string text = PlanText(*answer);
   EXPECT_TRUE(Has(text,
-                  "\n\ndynamic K, PLT up to 4.00 %, 2.0000 % for each K\n"
+                  "\n\ndynamic K, lost tokens (PLT) up to 4.00 %, 2.0000 % for each K\n"
                   "K  A FAULT COSTS %  FAULTS\n"
                   "1          0.00150    1334\n"
                   "2          0.00050    4000\n"
-                  "then all experts are saved; the limit covers 5334 faults\n"))
+                  "then all experts are saved; the limit covers 5334 faults\n"
+                  "\n"
+                  "K: experts of each layer that a checkpoint saves. A FAULT COSTS: expected lost "
+                  "tokens. FAULTS:\n"))
       << text;
   answer->dynamic_k->levels.reset();
   EXPECT_TRUE(Has(PlanText(*answer), " for each K\nK stays the same: faults cost nothing\n"));
@@ -290,6 +305,10 @@ TEST(TuningText, NumbersBesideThoseOfFullCheckpoints) {
             "per iteration       14-16  12.500 ms   0.000 ms\n"
             "lost tokens (PLT)   7        0.000 %   50.000 %\n"
             "effective time               0.000 %    0.000 %\n"
+            "\n"
+            "EQ: equations of MoC-System (arXiv 2408.04307). CHOSEN: the best partial checkpoints. "
+            "FULL: full\n"
+            "checkpoints.\n"
             "\n"
             "use --k 2 --k-persist 1 every 6 iterations\n");
   tuning.chosen.config.interval = 1;

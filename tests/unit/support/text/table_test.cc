@@ -53,5 +53,13 @@ TEST(Table, EscapesControlCharacters) {
   EXPECT_EQ(table.Render(0), "NAME\na\\x0ab\n");
 }
 
+TEST(Table, LegendsFitAHundredColumns) {
+  EXPECT_EQ(Legend("A: first."), "\nA: first.\n");
+  std::string meaning;
+  for (int i = 0; i < 60; ++i) meaning += "A: first. ";
+  std::istringstream lines(Legend(meaning));
+  for (std::string line; std::getline(lines, line);) EXPECT_LE(line.size(), 98U);
+}
+
 }  // namespace
 }  // namespace shardwright::text
