@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <chrono>
 #include <numeric>
+#include <set>
+#include <string_view>
 #include <utility>
 
 #include "engine/exec/for_each.h"
@@ -417,6 +419,22 @@ const PlannedRow* FirstPlan(const std::vector<PlannedRow>& rows) {
   return at == rows.end() ? nullptr : &*at;
 }
 
+namespace {
+
+/// Warns if the events name fewer machines than the cluster has places for.
+void WarnOfFewMachines(const std::string& file, const std::vector<NodeEvent>& events,
+                       const Cluster& cluster, Sink& sink) {
+  std::set<std::string_view> names;
+  for (const NodeEvent& event : events) names.insert(event.node);
+  if (names.size() >= cluster.node_count()) return;
+  sink.Warn(StrCat(file, " names ", Plural(names.size(), "node"), ", so at most ", names.size(),
+                   " of the ", cluster.node_count(),
+                   " nodes of --nodes exist; add a line "
+                   "\"0,add,NAME\" for each other node, or describe all nodes with --cluster"));
+}
+
+}  // namespace
+
 Result<FailureSimulations> SimulateEvents(comm::Comm& comm, const PlanRequest& request,
                                           const EventsRequest& events, Sink& sink) {
   const Interruptible simulating(sink);
@@ -432,6 +450,9 @@ Result<FailureSimulations> SimulateEvents(comm::Comm& comm, const PlanRequest& r
     SW_TRY_ASSIGN(simulations.cluster,
                   ClusterOf(request.cluster, static_cast<std::uint32_t>(layers)));
     SW_TRY(Validate(simulations.cluster));
+    if (request.cluster.file.empty()) {
+      WarnOfFewMachines(events.events, moments, simulations.cluster, sink);
+    }
     return CheckSimulation(request, *trace, simulations.cluster);
   };
   SW_TRY(comm.Agree(read()));

@@ -63,7 +63,7 @@ std::string WindowText(const PlanRequest& request, const PlanInput& input) {
   }
   if (window.windows.empty() && input.recordings.front().trace.serving) {
     text.append(
-        "\n          the whole recording, as is the default for serving engines; "
+        "\n          the whole recording, as is the default for this format; "
         "--window chooses a part");
   }
   return text;
@@ -125,8 +125,7 @@ std::string Survival(const RecoveryProbability& recovery, const std::string& uni
 }
 
 std::string MethodText(const RecoveryProbability& recovery) {
-  if (!recovery.exact()) return "estimated by Monte Carlo";
-  return "exact, " + std::string(Name(recovery.method));
+  return recovery.exact() ? "computed exactly" : "estimated by sampling";
 }
 
 /// Wraps a text to the right of its label and indents the following lines.
@@ -199,13 +198,6 @@ std::string Chance(const RecoveryProbability& recovery, std::size_t failures) {
   return failures < recovery.survived.size() ? Share(recovery.survived[failures]) : "-";
 }
 
-/// Returns the legend of a table.
-std::string Legend(const std::string& meaning) {
-  std::string text = "\n";
-  for (const std::string& line : text::Wrap(meaning, 98)) text += line + "\n";
-  return text;
-}
-
 /// Returns a table of the first times at which a strategy lost state or had no plan.
 std::string IncidentTable(const std::vector<SimulationResult>& results) {
   constexpr std::size_t kShown = 20;
@@ -228,7 +220,9 @@ std::string IncidentTable(const std::vector<SimulationResult>& results) {
   if (moments.size() > kShown) {
     text += "and " + std::to_string(moments.size() - kShown) + " more, all of them with --json\n";
   }
-  return text;
+  return text + text::Legend(
+                    "AFTER: time in the events file. NODES: live nodes. GONE: nodes that left at "
+                    "that moment.");
 }
 
 /// Returns the legend of a comparison table.
@@ -246,7 +240,7 @@ std::string ComparisonLegend(const PlanRequest& request, const std::string& chan
                 : Plural(failures, "failure");
   if (request.faults > 0) legend += "; !: FAULTS is below --faults";
   legend += ". MOVES: replicas copied from the old plan. TIME: of planning.";
-  return Legend(legend);
+  return text::Legend(legend);
 }
 
 /// Returns the reasons for the end of the searches; nothing for strategies without search.
@@ -341,7 +335,12 @@ std::string LayersText(const PlanInput& input, const PlannedRow& row) {
                   std::to_string(recovery.certain),
                   Chance(recovery, static_cast<std::size_t>(recovery.certain + 1))});
   }
-  return table.Render(0);
+  return table.Render(0) +
+         text::Legend(
+             "BALANCE: busiest gpu / mean. BOUND: least possible in as many slots. ANY SPLIT: "
+             "least possible with these replicas. NODES: busiest node / mean. LEAVE NODE: tokens "
+             "that leave their node if near replicas come first. SURVIVES: failures always "
+             "survived. THEN: chance to survive one more.");
 }
 
 std::string ComparisonText(const PlanRequest& request, const PlanInput& input,
@@ -388,11 +387,11 @@ std::string FailureSimulationsText(const std::string& events,
                   Fixed(result.imbalance_mean, 3), Millis(result.plan_seconds_mean)});
   }
   return text + "\n\n" + table.Render(0) +
-         Legend(
-             "FAILURES: moments at which nodes with experts were lost. SURVIVED: those after which "
-             "every expert still had a replica; after the others, state is RESTORED from a "
-             "checkpoint. STALLED: time without a plan. MOVES: replicas copied. BALANCE: "
-             "busiest gpu / mean. TIME: of a plan, mean.") +
+         text::Legend(
+             "FAILURES: moments at which nodes with experts were lost. SURVIVED: those after "
+             "which every expert still had a replica; after the others, state is RESTORED from a "
+             "checkpoint. STALLED: time without a plan. MOVES: replicas copied. BALANCE: busiest "
+             "gpu / mean. TIME: of a plan, mean.") +
          IncidentTable(results);
 }
 

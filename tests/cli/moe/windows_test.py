@@ -99,8 +99,8 @@ class Windows(Case):
             self.assertLess(together, max(max(imbalances(self.read("q.json"), one)) for one in both))
 
     def test_the_default_for_serving_engines_is_said(self):
-        self.assertIn("sum of 60 iterations up to 59\n          the whole recording, as is the default for serving "
-                      "engines", self.run_in("vllm.jsonl", *CLUSTER).stdout)
+        self.assertIn("sum of 60 iterations up to 59\n          the whole recording, as is the default for this "
+                      "format", self.run_in("vllm.jsonl", *CLUSTER).stdout)
         self.assertNotIn("the whole recording", self.run_in("vllm.jsonl", *CLUSTER, "--window", "1").stdout)
         self.assertIn("iteration 5900\n", self.run_in("steps.jsonl", *CLUSTER).stdout)
 

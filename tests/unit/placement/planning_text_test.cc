@@ -52,7 +52,7 @@ TEST(PlanningText, SummaryOfAPlan) {
             "balance   1.167 mean, 1.167 worst layer (busiest gpu / mean); bound 1.000, with any "
             "split 1.000\n"
             "links     50.0 % of the tokens leave their node, 25.0 % if near replicas come first\n"
-            "survives  no failure for certain (exact, product)\n");
+            "survives  no failure for certain (computed exactly)\n");
 }
 
 TEST(PlanningText, WhatIsAskedBesides) {
@@ -107,7 +107,14 @@ TEST(PlanningText, ALinePerLayer) {
   EXPECT_EQ(
       LayersText(input, Row(input)),
       "LAYER  TOKENS  BALANCE  BOUND  ANY SPLIT  NODES  LEAVE NODE  REPLICAS  SURVIVES  THEN\n"
-      "    3      60    1.167  1.000      1.000  1.167      25.0 %         4         0   0 %\n");
+      "    3      60    1.167  1.000      1.000  1.167      25.0 %         4         0   0 %\n"
+      "\n"
+      "BALANCE: busiest gpu / mean. BOUND: least possible in as many slots. ANY SPLIT: least "
+      "possible\n"
+      "with these replicas. NODES: busiest node / mean. LEAVE NODE: tokens that leave their node "
+      "if near\n"
+      "replicas come first. SURVIVES: failures always survived. THEN: chance to survive one "
+      "more.\n");
 }
 
 TEST(PlanningText, AComparisonNamesWhoHasNoPlan) {
@@ -143,6 +150,7 @@ TEST(PlanningText, SimulationsSayWhatWasLost) {
   EXPECT_EQ(text.substr(0, text.find('\n')), "events    e.csv, 1 moment over 60 s");
   EXPECT_TRUE(Has(text, "\n1 moment with something lost or no plan\n")) << text;
   EXPECT_TRUE(Has(text, "1 expert lost, restored from a checkpoint\n")) << text;
+  EXPECT_TRUE(Has(text, "\n\nAFTER: time in the events file. NODES: live nodes. ")) << text;
   result.steps.assign(21, step);
   for (std::size_t i = 0; i < 21; ++i) result.steps[i].time_ms = i;
   EXPECT_TRUE(
