@@ -203,7 +203,9 @@ class Page {
       case SimulationStep::State::kMigrated:
         return "continued";
       case SimulationStep::State::kRestored:
-        return Plural(step.experts_lost, "expert") + " lost, restored from a checkpoint";
+        return step.experts_lost == 0
+                   ? "restored from a checkpoint"
+                   : Plural(step.experts_lost, "expert") + " lost, restored from a checkpoint";
       case SimulationStep::State::kStalled:
         return "no plan: " + step.reason;
     }

@@ -66,6 +66,13 @@ std::vector<Tick> TicksAt(std::vector<double> values) {
   return ticks;
 }
 
+double LabelSpace(const Axis& axis, double least) {
+  for (const Tick& tick : axis.ticks) {
+    least = std::max(least, kLetter * static_cast<double>(tick.text.size() + 1));
+  }
+  return least;
+}
+
 std::string LevelsOf(const Axis& axis, double left, double right, double top, double bottom) {
   std::string text;
   for (const Tick& tick : axis.ticks) {

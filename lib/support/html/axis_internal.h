@@ -21,6 +21,12 @@ struct Axis {
   std::string unit;  ///< unit of the labels: "GiB", "%"; empty: none
 };
 
+/// Width of a letter, in the coordinates of a chart, in narrow windows, where text is largest.
+inline constexpr double kLetter = 10;
+
+/// Returns the space that the labels of an axis need on its left, at least `least`.
+double LabelSpace(const Axis& axis, double least);
+
 /// Makes an axis with ticks at round numbers (binary ones for bytes), in about `steps` steps.
 Axis MakeAxis(double top, Unit unit, int steps);
 

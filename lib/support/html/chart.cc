@@ -10,6 +10,7 @@
 #include "support/html/axis_internal.h"
 #include "support/html/page.h"
 #include "support/html/svg_internal.h"
+#include "support/text/text.h"
 
 namespace shardwright::html {
 namespace {
@@ -17,7 +18,7 @@ namespace {
 // Coordinates of the drawing, about one pixel each on a screen with two charts in a row.
 constexpr double kWidth = 540;
 constexpr double kHeight = 290;
-constexpr double kLeft = 52;
+constexpr double kLeftMin = 52;
 constexpr double kRight = kWidth - 16;
 constexpr double kTop = 26;
 constexpr double kBottom = kHeight - 44;
@@ -100,6 +101,7 @@ class Drawing {
       }
     }
     y_axis_ = MakeAxis(top, chart.y_unit, 5);
+    left_ = LabelSpace(y_axis_, kLeftMin);
   }
 
   std::string Run() {
@@ -111,8 +113,11 @@ class Drawing {
       if (event < first_ || event > last_) continue;
       text += Line(X(event), kTop, X(event), kBottom, "event") + "\n";
     }
-    if (chart_.limit) text += Limit();
+    if (chart_.limit) {
+      text += Line(left_, Y(*chart_.limit), kRight, Y(*chart_.limit), "limit") + "\n";
+    }
     for (const Group& group : groups_) text += CurveMarkup(*group.first);
+    if (chart_.limit) text += LimitName();
     if (chart_.ring) {
       text += Element("circle", {{"cx", At(X(chart_.ring->x))},
                                  {"cy", At(Y(chart_.ring->y))},
@@ -126,11 +131,11 @@ class Drawing {
  private:
   double X(double x) const {
     const auto along = [&](double value) { return chart_.by_doubling ? std::log2(value) : value; };
-    if (!(last_ > first_)) return (kLeft + kRight) / 2;
+    if (!(last_ > first_)) return (left_ + kRight) / 2;
     // Keeps markers at the ends away from the axis.
     const double margin = chart_.by_doubling ? 14 : 0;
     const double share = (along(x) - along(first_)) / (along(last_) - along(first_));
-    return kLeft + margin + (kRight - kLeft - 2 * margin) * share;
+    return left_ + margin + (kRight - left_ - 2 * margin) * share;
   }
   double Y(double y) const { return kBottom - (kBottom - kTop) * y / y_axis_.top; }
 
@@ -146,11 +151,11 @@ class Drawing {
   }
 
   std::string Axes() const {
-    std::string text = LevelsOf(y_axis_, kLeft, kRight, kTop, kBottom);
+    std::string text = LevelsOf(y_axis_, left_, kRight, kTop, kBottom);
     for (const Tick& tick : XTicks()) {
-      text += Text(X(tick.value), kBottom + 18, "middle", tick.text);
+      text += Text(X(tick.value), kBottom + 20, "middle", tick.text);
     }
-    return text + Text((kLeft + kRight) / 2, kHeight - 6, "middle", chart_.x_name) + "\n";
+    return text + Text((left_ + kRight) / 2, kHeight - 6, "middle", chart_.x_name) + "\n";
   }
 
   std::vector<Tick> XTicks() const {
@@ -163,17 +168,56 @@ class Drawing {
     return inside;
   }
 
-  std::string Limit() const {
+  /// Returns true if a curve or one of its markers is inside a rectangle.
+  bool Meets(double x0, double x1, double y0, double y1) const {
+    constexpr int kSteps = 50;  // per line between two points
+    const auto inside = [&](double x, double y) {
+      return x > x0 - kMark && x < x1 + kMark && y > y0 - kMark && y < y1 + kMark;
+    };
+    for (const Group& group : groups_) {
+      const std::vector<Point>& points = group.first->points;
+      if (group.first->level && inside((x0 + x1) / 2, Y(points.front().y))) return true;
+      if (group.first->level) continue;
+      for (std::size_t i = 0; i < points.size(); ++i) {
+        const Point& next = points[std::min(i + 1, points.size() - 1)];
+        for (int step = 0; step < kSteps; ++step) {
+          const double share = static_cast<double>(step) / kSteps;
+          const double x = X(points[i].x) + share * (X(next.x) - X(points[i].x));
+          if (inside(x, Y(points[i].y) + share * (Y(next.y) - Y(points[i].y)))) return true;
+        }
+      }
+    }
+    return false;
+  }
+
+  /// Names the limit at a place without curves, if there is one: above its line or below it, at the
+  /// right end, at the left end or in the middle.
+  std::string LimitName() const {
+    constexpr double kLine = 18;
+    const double width = kLetter * static_cast<double>(text::DisplayWidth(chart_.limit_name));
     const double y = Y(*chart_.limit);
-    return Line(kLeft, y, kRight, y, "limit") +
-           Text(kRight, y - 5, "end", chart_.limit_name, "name over") + "\n";
+    double x = kRight - width;
+    double base = y - 5;
+    const auto free = [&](double from, double top) {
+      return top > 0 && top + kLine < kBottom && !Meets(from, from + width, top, top + kLine);
+    };
+    for (const double from : {kRight - width, left_ + 4, (left_ + kRight - width) / 2}) {
+      const bool above = free(from, y - 2 - kLine);
+      if (!above && !free(from, y + 2)) continue;
+      x = from;
+      base = above ? y - 5 : y + 16;
+      break;
+    }
+    const bool right = x + width >= kRight;
+    return Text(right ? kRight : x, base, right ? "end" : "start", chart_.limit_name, "name over") +
+           "\n";
   }
 
   std::string CurveMarkup(const Curve& curve) const {
     const std::string style = StyleOf(curve.style);
     if (curve.level) {
       const double y = Y(curve.points.front().y);
-      return "<g>" + Line(kLeft, y, kRight, y, style) + "<title>" +
+      return "<g>" + Line(left_, y, kRight, y, style) + "<title>" +
              Escape(curve.points.front().note) + "</title></g>\n";
     }
     std::string points;
@@ -191,6 +235,7 @@ class Drawing {
   std::vector<Group> groups_;
   std::vector<double> xs_;
   Axis y_axis_;
+  double left_ = kLeftMin;
   double first_ = 0;
   double last_ = 0;
 };

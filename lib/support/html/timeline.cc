@@ -8,6 +8,7 @@
 #include "support/html/axis_internal.h"
 #include "support/html/page.h"
 #include "support/html/svg_internal.h"
+#include "support/text/text.h"
 
 namespace shardwright::html {
 namespace {
@@ -43,35 +44,31 @@ class TimelineDrawing {
     }
     axis_ = MakeAxis(top, timeline.unit, 4);
     bottom_ = kBarsBottom + 10 + kRow * static_cast<double>(timeline.rows.size());
+    left_ = LabelSpace(axis_, kLeftMin);
+    for (const Timeline::Row& row : timeline.rows) {
+      left_ = std::max(left_, 10 + kLetter * static_cast<double>(text::DisplayWidth(row.name)));
+    }
   }
 
   std::string Run() const {
-    std::string text = Key() + "<div class=\"scroll\"><svg class=\"curves\" viewBox=\"0 0 " +
+    std::string text = Key() + "<div class=\"scroll wide\"><svg class=\"curves\" viewBox=\"0 0 " +
                        Fixed(kWidth, 0) + " " + Fixed(bottom_ + kFoot, 0) +
                        "\" role=\"img\" aria-label=\"" + Escape(timeline_.label) + "\">\n";
     text += Axes() + Bars() + Rows();
-    for (const Timeline::Event& event : timeline_.events) {
-      const double x = X(event.at);
-      const bool late = x > kRight - kLabel;  // no room for its name on the right
-      text += Line(x, kTop - 6, x, bottom_, "event") +
-              Text(late ? x - 3 : x + 3, kTop - 8, late ? "end" : "start", event.name, "name") +
-              "\n";
-    }
-    return text + "</svg></div>\n";
+    return text + Events() + "</svg></div>\n";
   }
 
  private:
   static constexpr double kWidth = 1080;
-  static constexpr double kLeft = 64;
+  static constexpr double kLeftMin = 64;
   static constexpr double kRight = kWidth - 12;
   static constexpr double kTop = 34;
   static constexpr double kBarsBottom = 214;
   static constexpr double kRow = 24;
   static constexpr double kRowBar = 14;
   static constexpr double kFoot = 40;
-  static constexpr double kLabel = 90;
 
-  double X(double seconds) const { return kLeft + (kRight - kLeft) * seconds / timeline_.seconds; }
+  double X(double seconds) const { return left_ + (kRight - left_) * seconds / timeline_.seconds; }
   double Y(double value) const { return kBarsBottom - (kBarsBottom - kTop) * value / axis_.top; }
 
   std::string Key() const {
@@ -87,23 +84,23 @@ class TimelineDrawing {
   }
 
   std::string Axes() const {
-    std::string text = LevelsOf(axis_, kLeft, kRight, kTop, kBarsBottom);
+    std::string text = LevelsOf(axis_, left_, kRight, kTop, kBarsBottom);
     for (const Tick& tick : MakeAxis(timeline_.seconds, Unit::kCount, 10).ticks) {
       if (tick.value > timeline_.seconds) continue;
       text += Text(X(tick.value), bottom_ + 18, "middle", tick.text);
     }
-    return text + Text((kLeft + kRight) / 2, bottom_ + 34, "middle", "seconds") + "\n";
+    return text + Text((left_ + kRight) / 2, bottom_ + 34, "middle", "seconds") + "\n";
   }
 
   std::string Bars() const {
-    const double width = (kRight - kLeft) / static_cast<double>(slices_);
+    const double width = (kRight - left_) / static_cast<double>(slices_);
     std::string text;
     for (std::size_t i = 0; i < slices_; ++i) {
       double below = 0;
       for (const Timeline::Bars& bars : timeline_.bars) {
         const double value = bars.values[i];
         if (value <= 0) continue;
-        text += Rect(kLeft + width * static_cast<double>(i), Y(below + value), width,
+        text += Rect(left_ + width * static_cast<double>(i), Y(below + value), width,
                      Y(below) - Y(below + value), BarStyle(bars.style), bars.name) +
                 "\n";
         below += value;
@@ -116,8 +113,8 @@ class TimelineDrawing {
     std::string text;
     double y = kBarsBottom + 14;
     for (const Timeline::Row& row : timeline_.rows) {
-      text += Text(kLeft - 7, y + kRowBar - 3, "end", row.name) +
-              Rect(kLeft, y, kRight - kLeft, kRowBar, "row") + "\n";
+      text += Text(left_ - 7, y + kRowBar - 3, "end", row.name) +
+              Rect(left_, y, kRight - left_, kRowBar, "row") + "\n";
       for (const Timeline::Interval& one : row.stretches) {
         const double from = std::clamp(one.begin, 0.0, timeline_.seconds);
         const double to = std::clamp(one.end, from, timeline_.seconds);
@@ -128,9 +125,28 @@ class TimelineDrawing {
     return text;
   }
 
+  std::string Events() const {
+    std::string text;
+    double free = left_;  // least left end of the next name of the lower line
+    for (const Timeline::Event& event : timeline_.events) {
+      const double x = X(event.at);
+      const double width = kLetter * static_cast<double>(text::DisplayWidth(event.name));
+      const bool late = x + 3 + width > kRight;  // no room for its name on the right
+      const double begin = late ? x - 3 - width : x + 3;
+      const bool high = begin < free;  // would cover the name before it
+      if (!high) free = begin + width + kLetter;
+      text += Line(x, kTop - 6, x, bottom_, "event") +
+              Text(late ? x - 3 : x + 3, high ? kTop - 21 : kTop - 8, late ? "end" : "start",
+                   event.name, "name") +
+              "\n";
+    }
+    return text;
+  }
+
   const Timeline& timeline_;
   std::size_t slices_ = 0;
   Axis axis_;
+  double left_ = 0;
   double bottom_ = 0;
 };
 

@@ -6,45 +6,33 @@ Usage: page_test.py BIN
 Skipped without Chromium or Chrome.
 """
 
-import html
-import json
 import pathlib
 import re
-import shutil
-import subprocess
 import sys
 
+sys.dont_write_bytecode = True
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "cli" / "moe"))
-from command import CLUSTER, EXPERTS, LAYERS, Case, main  # noqa: E402
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+import browser  # noqa: E402
+from command import CLUSTER, EXPERTS, LAYERS, NODES, Case, main  # noqa: E402
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "google-chrome", "chrome"))), None)
-QUIET = ["--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking",
-         "--disable-component-update", "--disable-sync", "--enable-logging=stderr", "--virtual-time-budget=3000"]
 CHARTS = ("layers", "bars", "survival", "rounds", "ageing")
 
 # Actions of a reader, and the resulting page.
-PROBE = """<script>
+ACT = """
 const slider = document.getElementById("layer");
 const told = [document.getElementById("which").textContent];
-slider.value = (Number(slider.value) + 1) % %d;
-slider.dispatchEvent(new Event("input"));
+slider.value = Number(slider.value) > 0 ? 0 : 1;
+slider.dispatchEvent(new win.Event("input"));
 told.push(document.getElementById("which").textContent);
 const heat = document.getElementById("heat-after").getContext("2d");
 const canvas = document.getElementById("heat-after");
 const colors = new Set();
 for (const value of new Uint32Array(heat.getImageData(0, 0, canvas.width, canvas.height).data.buffer)) colors.add(value);
-const clipped = [];
-for (const svg of document.querySelectorAll("svg")) {
-  if (!svg.clientWidth) continue;
-  const frame = svg.getBoundingClientRect();
-  for (const text of svg.querySelectorAll("text")) {
-    const box = text.getBoundingClientRect();
-    if (box.left < frame.left - 1 || box.right > frame.right + 1 || box.bottom > frame.bottom + 1) clipped.push(text.textContent);
-  }
-}
-document.body.dataset.probe = JSON.stringify({ told, colors: colors.size, clipped,
-  wide: document.documentElement.scrollWidth > innerWidth, page: getComputedStyle(document.body).backgroundColor });
-</script></body>""".replace("%d", str(LAYERS))
+const ticks = (id, anchor) => [...document.querySelectorAll(`#${id} text[text-anchor=${anchor}]`)]
+  .map((text) => Number(text.textContent)).filter((value) => !Number.isNaN(value));
+return { told, colors: colors.size, rounds: ticks("rounds", "end"), failures: ticks("survival", "middle") };
+"""
 
 
 class Page(Case):
@@ -57,20 +45,8 @@ class Page(Case):
                   "--force")
         return self.work / "page.html"
 
-    def browse(self, path, *words, size=(1200, 2300)):
-        """The page after its scripts ran, and the messages on the console."""
-        done = subprocess.run([BROWSER, *QUIET, f"--user-data-dir={self.work}/profile",
-                               f"--window-size={size[0]},{size[1]}", *words, "--dump-dom", path.as_uri()],
-                              capture_output=True, text=True, check=False, timeout=1200)
-        self.assertEqual(done.returncode, 0, done.stderr)
-        return done.stdout, [line for line in done.stderr.splitlines() if "CONSOLE" in line]
-
-    def probed(self, path, *words, **more):
-        probe = self.work / "probe.html"
-        probe.write_text(path.read_text().replace("</body>", PROBE))
-        dom, console = self.browse(probe, *words, **more)
-        self.assertEqual(console, [])
-        return json.loads(html.unescape(re.search(r'data-probe="(.*?)"', dom).group(1)))
+    def browse(self, path, *words):
+        return browser.browse(self.work, path, *words)
 
     def test_every_part_is_drawn(self):
         dom, console = self.browse(self.page())
@@ -83,20 +59,32 @@ class Page(Case):
         self.assertIn(f"{LAYERS} layers of {EXPERTS} experts on 4 nodes", dom)
 
     def test_it_is_whole_on_wide_and_narrow_screens(self):
-        path = self.page()
-        for size in ((1600, 2000), (1200, 2300), (520, 3500)):
-            found = self.probed(path, size=size)
-            self.assertEqual((found["clipped"], found["wide"]), ([], False), size)
-            self.assertGreater(found["colors"], 5)
-            self.assertNotEqual(found["told"][0], found["told"][1])
+        found = browser.probed(self.work, self.page(), act=ACT)
+        self.assertEqual(browser.misfits(found), {})
+        for width, one in found.items():
+            self.assertGreater(one["colors"], 5, width)
+            self.assertNotEqual(one["told"][0], one["told"][1], width)
 
     def test_it_is_light_or_dark_as_the_reader_likes(self):
         path = self.page()
-        light = self.probed(path)["page"]
-        dark = self.probed(path, "--blink-settings=preferredColorScheme=0")["page"]
+        light, dark = (browser.probed(self.work, path, *words)[1200]["page"]
+                       for words in ((), ("--blink-settings=preferredColorScheme=0",)))
         brightness = [sum(map(int, re.findall(r"\d+", color)[:3])) / 3 for color in (light, dark)]
         self.assertGreater(brightness[0], 200)
         self.assertLess(brightness[1], 60)
+
+    def test_axes_have_round_numbers(self):
+        # The busiest round moves 13 replicas; up to 31 of 40 nodes fail.
+        self.write("many.json", [[100 - e for e in range(65)]])
+        self.write("others.json", [[e + 36 for e in range(65)]])
+        many = ["--nodes", "13", "--gpus", "1", "--slots", "17", "--strategy", "spread"]
+        self.run_in("many.json", *many, "-o", "many_old.json")
+        self.run_in("others.json", *many, "--old", "many_old.json", "--html", "rounds.html")
+        self.write("few.json", [[5, 4, 3, 2]])
+        self.run_in("few.json", "--nodes", "40", "--gpus", "1", "--slots", "4", "--failures", "31", "--html", "failures.html")
+        for axis, expected in (("rounds", [0, 5, 10, 15]), ("failures", [0, 5, 10, 15, 20, 25, 30])):
+            for width, found in browser.probed(self.work, self.work / f"{axis}.html", act=ACT).items():
+                self.assertEqual(found[axis], expected, width)
 
     def test_it_asks_no_network(self):
         path = self.page()
@@ -119,6 +107,18 @@ class Page(Case):
         self.assertNotIn('data-ready="1"', dom)
         self.assertTrue(any("missing is not defined" in line for line in console), console)
 
+    def test_a_misfit_would_be_seen(self):
+        path = self.page()
+        text = path.read_text()
+        for rule, worse, kind in (("main { max-width: 1440px", "main { max-width: 700px", "cut"),
+                                  ("svg text { fill: var(--soft); font-size: 12px", "svg text { font-size: 40px", "clipped"),
+                                  ("svg text { fill: var(--soft); font-size: 12px", "svg text { font-size: 40px", "overlapping"),
+                                  (".tile b { display: block;", ".tile b { display: block; width: 900px;", "spilled"),
+                                  ("main { max-width: 1440px", "main { width: 2000px", "wide")):
+            self.assertIn(rule, text)
+            path.write_text(text.replace(rule, worse))
+            self.assertIn(kind, browser.misfits(browser.probed(self.work, path))[browser.ROOMY])
+
     def test_other_pages_draw_themselves_too(self):
         self.plan("--html", "fresh.html")
         self.compare("--html", "compare.html")
@@ -132,10 +132,19 @@ class Page(Case):
             dom, console = self.browse(self.work / f"{name}.html")
             self.assertEqual(console, [], name)
             self.assertIn('data-ready="1"', dom, name)
+            self.assertEqual(browser.misfits(browser.probed(self.work, self.work / f"{name}.html")), {}, name)
+
+    def test_pages_of_node_failures_are_whole(self):
+        self.write("nodes.csv", NODES + "2000,remove,n3\n3000,remove,n2\n4000,remove,n1\n5000,add,m1\n6000,add,m2\n"
+                                        "7000,remove,n0\n")
+        for name, words in (("one", ["--strategy", "lazarus"]), ("all", ["--compare"])):
+            self.simulate(*words, "--faults", "1", "--html", f"{name}.html")
+            found = browser.probed(self.work, self.work / f"{name}.html")
+            self.assertEqual(browser.misfits(found), {}, name)
 
 
 if __name__ == "__main__":
-    if BROWSER is None:
+    if browser.BROWSER is None:
         print("skipped: no Chromium or Chrome here")
         sys.exit(77)
     sys.argv.insert(2, "none")  # no launcher is needed

@@ -5,7 +5,8 @@ const css = (name) => getComputedStyle(document.documentElement).getPropertyValu
 const fixed = (x, digits) => x.toFixed(digits);
 const percent = (p) => (p < 1 && p > 0.9995 ? "<100 %" : fixed(100 * p, p > 0 && p < 1 ? 1 : 0) + " %");
 const count = (n) => n.toLocaleString("en-US");
-const plural = (n) => `${n} ${D.unit}${n === 1 ? "" : "s"}`;
+const counted = (n, name) => `${count(n)} ${name}${n === 1 ? "" : "s"}`;
+const plural = (n) => counted(n, D.unit);
 
 function bytes(n) {
   const units = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
@@ -146,12 +147,17 @@ function axisLine(svg, y, width, left, text) {
   shape(svg, "text", { x: left - 6, y: y + 4, "text-anchor": "end" }, text);
 }
 
-// Ticks at round numbers from 1, at least up to `top`, in about four steps.
+// Smallest of 1, 2, 5 times a power of ten that is at least `least`.
+function roundStep(least) {
+  const power = 10 ** Math.floor(Math.log10(least));
+  return power * [1, 2, 5, 10].find((factor) => factor * power >= least * (1 - 1e-9));
+}
+
+// Ticks at round numbers from 1, at least up to `top`, in at most four steps.
 function ticksTo(top) {
-  const raw = (top - 1) / 4, power = 10 ** Math.floor(Math.log10(raw));
-  const factor = [1, 2, 2.5, 5, 10].find((f) => f * power > raw * 0.999), step = factor * power;
+  const step = roundStep((top - 1) / 4);
   const steps = Math.ceil((top - 1) / step - 1e-9);
-  const digits = Math.max(1, -Math.floor(Math.log10(step)) + (factor === 2.5 ? 1 : 0));
+  const digits = Math.max(1, -Math.floor(Math.log10(step) + 1e-9));
   return { values: Array.from({ length: steps + 1 }, (_, i) => 1 + i * step), top: 1 + steps * step, digits };
 }
 
@@ -172,8 +178,8 @@ function drawBars() {
   let top = Math.max(1.1, metrics.bound * 1.05);
   for (const side of sides) for (const load of view[side].load) top = Math.max(top, load / mean * 1.05);
   const y = (value) => bottom - (bottom - 8) * value / top;
-  const step = top > 8 ? 4 : top > 4 ? 2 : top > 2 ? 1 : 0.5;
-  for (let value = 0; value <= top; value += step) axisLine(svg, y(value), width, left, fixed(value, 1));
+  const step = roundStep(top / 4);
+  for (let value = 0; value <= top; value += step) axisLine(svg, y(value), width, left, fixed(value, step < 1 ? 1 : 0));
   // More GPUs than columns: each column shows the busiest of its share.
   const columns = Math.min(device.length, Math.floor((width - left) / (3 * sides.length)));
   const slot = (width - left) / columns;
@@ -325,7 +331,7 @@ function drawSurvival() {
   const right = width - 96, most = Math.max(...D.survival.map((s) => s.p.length)) - 1;
   const y = (p) => bottom - (bottom - 10) * p, x = (k) => left + (right - left) * k / Math.max(most, 1);
   for (let i = 0; i <= 4; ++i) axisLine(svg, y(i / 4), right, left, 25 * i + " %");
-  const every = Math.ceil(most / 10);
+  const every = Math.max(1, roundStep(most / 10));
   for (let k = 0; k <= most; k += every) shape(svg, "text", { x: x(k), y: bottom + 18, "text-anchor": "middle" }, k);
   shape(svg, "text", { x: (left + right) / 2, y: height - 4, "text-anchor": "middle" }, `${D.unit}s failed`);
   // Strategies with the same curve share a line and a label; the chosen one is drawn last, on top.
@@ -364,15 +370,15 @@ function drawSurvival() {
       class: "name", style: chosen ? `fill:${css("--after")};font-weight:600` : "" }, text);
     const wide = label.getBBox().width, start = [Number(label.getAttribute("x")), Number(label.getAttribute("y"))];
     const places = [];
-    for (let dx = 0; dx < width; dx += 12) {
-      for (let dy = -bottom; dy < bottom; dy += 12) places.push([start[0] + dx, start[1] + dy, dx + Math.abs(dy)]);
+    for (let dx = -width; dx < width; dx += 12) {
+      for (let dy = -bottom; dy < bottom; dy += 12) places.push([start[0] + dx, start[1] + dy, Math.abs(dx) + Math.abs(dy)]);
     }
     places.sort((a, b) => a[2] - b[2]);
     const free = places.find(([px, py]) => {
       const box = { x: px, y: py - 12, width: wide, height: 16 };
-      return px + wide <= width && py > 14 && py < bottom - 4 && !meets(box) && !covers(box);
+      return px >= left && px + wide <= width && py > 14 && py < bottom - 4 && !meets(box) && !covers(box);
     });
-    const [px, py] = free || [Math.min(start[0], width - wide), start[1]];
+    const [px, py] = free || [Math.min(start[0], width - wide), Math.max(start[1], 14)];
     label.setAttribute("x", px);
     label.setAttribute("y", py);
     taken.push({ x: px, y: py - 12, width: wide, height: 16 });
@@ -390,9 +396,9 @@ const survivalTip = { text: () => "" };
 function drawRounds() {
   if (!D.rounds) return;
   const svg = $("rounds"), height = 240, left = 46, bottom = height - 40, width = clear(svg, height);
-  const top = Math.max(1, ...D.rounds.map((r) => r[0] + r[1] + r[2]));
+  const most = Math.max(1, ...D.rounds.map((r) => r[0] + r[1] + r[2]));
+  const step = Math.max(1, roundStep(most / 4)), top = Math.ceil(most / step) * step;
   const y = (value) => bottom - (bottom - 10) * value / top;
-  const step = Math.max(1, Math.ceil(top / 4));
   for (let value = 0; value <= top; value += step) axisLine(svg, y(value), width, left, value);
   const slot = (width - left) / Math.max(D.rounds.length, 1);
   const colors = [css("--near"), css("--after"), css("--far")];
@@ -448,8 +454,9 @@ function fillTexts() {
   if (compared) $("chosen").before($("compare"));
   $("chosen").hidden = !compared;
   $("chosen").textContent = `The plan of ${D.strategy}`;
-  $("facts").textContent = `${D.metrics.length} layers of ${D.experts} experts on ${D.nodes.length} nodes with ` +
-    `${device.length} GPUs, ${count(D.after_begin[device.length])} slots per layer. Token counts: ${D.loads_name}` +
+  $("facts").textContent = `${counted(D.metrics.length, "layer")} of ${counted(D.experts, "expert")} on ` +
+    `${counted(D.nodes.length, "node")} with ${counted(device.length, "GPU")}, ` +
+    `${counted(D.after_begin[device.length], "slot")} per layer. Token counts: ${D.loads_name}` +
     (D.iteration === null ? "" : `, iteration ${D.iteration}`) + ".";
   const tile = (name, value, note) => {
     const node = make("div", { class: "tile" });
@@ -465,14 +472,14 @@ function fillTexts() {
     `if near replicas come first; ${percent(D.total.leave)} if replicas share evenly`);
   if (D.migration) {
     tile("Moves from the old plan", count(D.migration.transfers),
-      (D.expert_bytes ? bytes(D.migration.bytes) + ", " : "") + `${D.migration.rounds} rounds`);
+      (D.expert_bytes ? bytes(D.migration.bytes) + ", " : "") + counted(D.migration.rounds, "round"));
   }
-  $("moves").hidden = !D.migration;
-  $("moves").parentNode.className = D.migration ? "two" : "";
-  $("rounds-key").hidden = !D.rounds;
+  const moves = D.rounds || D.moves_curve.length > 1;
+  $("moves").hidden = !moves;
+  $("moves").parentNode.className = moves ? "two" : "";
+  $("rounds-part").hidden = !D.rounds;
   $("curve-part").hidden = D.moves_curve.length < 2;
   $("ageing-part").hidden = D.ageing.length < 2;
-  $("rounds").style.display = D.rounds ? "" : "none";
   if (D.shown.length < D.metrics.length) {
     $("shown").textContent = `Maps of ${D.shown.length} of ${D.metrics.length} layers, the least balanced ones, to keep the page small.`;
   }
@@ -491,7 +498,7 @@ function drawLayer() {
   }
   // Both maps share a scale that the hottest cells of the worse one do not wash out.
   const scale = Math.min(top, 1.5 * view.after.mean || top);
-  $("scale").textContent = `0 to ${count(Math.round(scale))} tokens and more`;
+  $("scale").textContent = `0 to ${count(scale < 10 ? Number(scale.toPrecision(2)) : Math.round(scale))} tokens and more`;
   if (view.before) drawHeat($("heat-before"), view, "before", scale);
   drawHeat($("heat-after"), view, "after", scale);
   drawBars();

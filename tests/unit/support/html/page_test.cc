@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include "support/html/chart.h"
+#include "support/html/timeline.h"
 #include "unit/support/html/count.h"
 
 namespace shardwright::html {
@@ -85,6 +86,60 @@ TEST(Chart, CurvesThatWouldHideEachOtherShareALine) {
   EXPECT_TRUE(Has(text, "first, second"));
   EXPECT_EQ(Count(text, "<polyline"), 2U);
   EXPECT_FALSE(Has(text, "empty"));
+}
+
+/// Returns the opening tag of the text element with this content.
+std::string TagOf(const std::string& page, const std::string& content) {
+  const std::size_t end = page.find(">" + content + "</text>");
+  if (end == std::string::npos) return "";
+  const std::size_t begin = page.rfind('<', end);
+  return page.substr(begin, end - begin);
+}
+
+double LeftOf(const std::string& page, const std::string& content) {
+  const std::string tag = TagOf(page, content);
+  return std::stod(tag.substr(tag.find("x=\"") + 3));
+}
+
+TEST(Chart, LongLabelsHaveSpace) {
+  EXPECT_GE(LeftOf(ChartMarkup(OneCurve({{1, 250'000, ""}, {2, 1, ""}})), "250000"), 60);
+  EXPECT_LT(LeftOf(ChartMarkup(OneCurve({{1, 5, ""}, {2, 1, ""}})), "5"), 60);
+}
+
+TEST(Chart, TheLimitIsNamedWhereNoCurveIs) {
+  Chart chart = OneCurve({{1, 20, ""}, {2, 3, ""}});
+  chart.limit = 4;
+  chart.limit_name = "limit 4";
+  EXPECT_TRUE(Has(TagOf(ChartMarkup(chart), "limit 4"), "text-anchor=\"start\""));
+  chart.curves[0].points = {{1, 3, ""}, {2, 20, ""}};
+  EXPECT_TRUE(Has(TagOf(ChartMarkup(chart), "limit 4"), "text-anchor=\"end\""));
+}
+
+Timeline OneBar() {
+  Timeline timeline;
+  timeline.label = "a timeline";
+  timeline.seconds = 10;
+  timeline.bars = {{"bytes", 0, {1, 0}}};
+  return timeline;
+}
+
+TEST(Timeline, NamesOfRowsHaveSpace) {
+  Timeline timeline = OneBar();
+  timeline.rows = {{"a long name", {{1, 2}}}};
+  EXPECT_GE(LeftOf(TimelineMarkup(timeline), "a long name"), 110);
+}
+
+TEST(Timeline, NamesOfEventsDoNotCoverEachOther) {
+  Timeline timeline = OneBar();
+  timeline.events = {{1, "first"}, {1.1, "second"}, {5, "third"}, {9.9, "fourth"}};
+  const std::string text = TimelineMarkup(timeline);
+  const auto y_of = [&](const std::string& name) {
+    const std::string tag = TagOf(text, name);
+    return tag.substr(tag.find("y=\""), 9);
+  };
+  EXPECT_NE(y_of("first"), y_of("second"));
+  EXPECT_EQ(y_of("first"), y_of("third"));
+  EXPECT_TRUE(Has(TagOf(text, "fourth"), "text-anchor=\"end\""));
 }
 
 TEST(Chart, NothingAndZeroAreDrawn) {
