@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run by scripts/package in a chroot that has the wheel and PyTorch: loads the demo's checkpoint into a model, and
-compares it with the output of ucp-load."""
+"""Run by scripts/package in a chroot that has the wheel and PyTorch: loads the demo's checkpoint into a model, compares it
+with the output of ucp-load, and looks for the installed documentation."""
 
 import json
 import pathlib
@@ -40,4 +40,6 @@ filled = dict(model.named_parameters())
 different = [name for name, tensor in expected.items() if not torch.equal(filled[name], tensor)]
 if not expected or different or step.missing:
     raise SystemExit(f"{len(expected)} tensors, different: {different}, missing: {step.missing}")
+if shardwright.DOCS is None:
+    raise SystemExit("the Python package does not find the documentation of the wheel")
 print(f"python package: torch {torch.__version__}, step {step}, {len(expected)} tensors equal")

@@ -378,6 +378,7 @@ class Together(agent_test.Agents):
         self.hook("pec-agent.sh", "stop", self.socket, code=7)
         self.assertIsNone(self.newest())
         self.wait(lambda: not self.socket.exists())
+        self.wait(lambda: "; iteration 4 is lost, none was saved" in (self.work / "a.log").read_text())
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Arguments of the Python package: sizes as the commands take them, token logs that a killed or restarted trainer has
-left, and paths that an agent reports.
+"""Arguments of the Python package: sizes as the commands take them, paths with ~, flags of a trainer's own agent, files and
+token logs that a killed or restarted trainer has left, and paths that an agent reports.
 
 Usage: arguments_test.py BIN PACKAGE
 """
@@ -9,8 +9,10 @@ Usage: arguments_test.py BIN PACKAGE
 import json
 import os
 import socket
+import sys
 import threading
 import unittest
+from unittest import mock
 
 import live  # first: it makes the modules of the other tests importable
 import torch
@@ -38,6 +40,64 @@ class Sizes(live.InFolder):
                 self.assertEqual(caught.exception.code, 2)
                 with self.assertRaisesRegex(shardwright.Error, why):
                     shardwright.load((torch.nn.Linear(2, 2), None), self.folder, memory=text)
+
+
+class Home(live.InFolder):
+    """Paths of files that do not exist: the error has the expanded path. partial_test.py has those of PartialCheckpoints."""
+
+    def setUp(self):
+        super().setUp()
+        environment = mock.patch.dict(os.environ, HOME=str(self.folder))
+        environment.start()
+        self.addCleanup(environment.stop)
+
+    def test_is_expanded(self):
+        import shardwright
+        model = torch.nn.Linear(2, 2)
+        for name, call in {
+                "source": lambda: shardwright.load((model, None), "~/none"),
+                "sources": lambda: shardwright.load((model, None), [self.folder, "~/none"]),
+                "cache": lambda: shardwright.load((model, None), "unix:~/none", wait=0.1),
+                "patterns": lambda: shardwright.load((model, None), self.folder, patterns=["~/none"]),
+                "maps": lambda: shardwright.load((model, None), self.folder, maps=["~/none:hf"]),
+                "plan": lambda: shardwright.ExpertPlan.read("~/none"),
+                "idle times": lambda: shardwright.IdleTimes("unix:~/none", 0)}.items():
+            with self.subTest(name):
+                with self.assertRaises(shardwright.NotFoundError) as caught:
+                    call()
+                self.assertIn(f"{self.folder}/none", str(caught.exception))
+
+
+class OwnAgents(live.InFolder):
+    """Flags that an agent gets from the trainer that starts it."""
+
+    def words(self, *flags):
+        from shardwright._agent_process import OwnAgent
+        return OwnAgent(str(self.folder / "store"), sys.executable, flags)._words
+
+    def test_it_stays_for_half_an_hour_after_its_trainer(self):
+        words = self.words()
+        self.assertEqual(words[words.index("--linger") + 1], "1800")
+        address, lock = words[words.index("--listen") + 1], words[words.index("--trainer-lock") + 1]
+        self.assertEqual(os.path.dirname(lock), os.path.dirname(address.removeprefix("unix:")))
+
+    def test_flags_change_this_time(self):
+        for flags in (["--linger", "5"], ["--linger=5"]):
+            words = self.words(*flags)
+            self.assertEqual(words[-len(flags):], flags)
+            self.assertEqual(len([word for word in words if word.startswith("--linger")]), 1)
+            self.assertIn("--trainer-lock", words)
+
+
+class Leftovers(live.InFolder):
+    def test_a_trainer_removes_the_files_that_a_killed_one_was_about_to_write(self):
+        from shardwright._snapshot_folder import remove_leftovers, write_mark
+        write_mark(str(self.folder), ["global_step7"])
+        for name in ("global_step6/a.pt", "global_step7/a.pt", "global_step7.filled-0", "global_step70/a.pt"):
+            (self.folder / name).parent.mkdir(exist_ok=True)
+            (self.folder / name).touch()
+        remove_leftovers(str(self.folder))
+        self.assertEqual(sorted(path.name for path in self.folder.iterdir()), ["global_step6", "global_step70", "hand-over.json"])
 
 
 class Tokens(live.InFolder):

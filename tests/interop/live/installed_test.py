@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The package is installed by CMake and works with no other package than PyTorch.
+"""The package is installed by CMake, works with no other package than PyTorch, and finds the installed documentation.
 
     installed_test.py BIN PACKAGE BUILD
 """
@@ -22,25 +22,38 @@ try:
 except shardwright.Error as error:
     print(error.code, error)
 print(sorted({"deepspeed", "numpy", "transformers"} & set(sys.modules) - {"numpy"}))
+print(shardwright.DOCS)
 """
 
 
 class Installed(unittest.TestCase):
-    build = None
+    build = prefix = None
+
+    def install(self, component):
+        subprocess.run(["cmake", "--install", self.build, "--prefix", self.prefix, "--component", component],
+                       check=True, stdout=subprocess.DEVNULL)
+
+    def use(self, package):
+        """The output of a program that uses the installed package."""
+        done = subprocess.run([sys.executable, "-B", "-I", "-c", SCRIPT, package.parent], text=True, capture_output=True, check=False)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return done.stdout
 
     def test_only_torch_is_needed(self):
         scratch = commands.Scratch()
         self.addCleanup(scratch.close)
-        subprocess.run(["cmake", "--install", self.build, "--prefix", scratch.path, "--component", "python"],
-                       check=True, stdout=subprocess.DEVNULL)
-        libraries = list(scratch.path.rglob("libshardwright_torch.so"))
+        self.prefix = scratch.path.resolve()
+        self.install("python")
+        libraries = list(self.prefix.rglob("libshardwright_torch.so"))
         self.assertEqual(len(libraries), 1)
         package = libraries[0].parent
         self.assertTrue((package / "py.typed").exists())
         self.assertEqual({path.suffix for path in package.iterdir()}, {".py", ".so", ".typed"})
-        said = subprocess.run([sys.executable, "-I", "-c", SCRIPT, package.parent], check=True, text=True,
-                              capture_output=True)
-        self.assertEqual(said.stdout, "3 /nowhere: no such folder\n[]\n", said.stderr)
+        self.assertEqual(self.use(package), "3 /nowhere: no such folder\n[]\nNone\n")
+        self.install("commands")  # with the documentation
+        docs = self.prefix / "share/doc/shardwright/docs"
+        self.assertTrue((docs / "live.md").is_file())
+        self.assertEqual(self.use(package), f"3 /nowhere: no such folder\n[]\n{docs}\n")
 
     def test_the_library_shares_no_symbols(self):
         library = pathlib.Path(live.PACKAGE) / "shardwright/libshardwright_torch.so"

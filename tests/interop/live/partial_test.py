@@ -5,13 +5,18 @@ had in memory, each expert in the version that the store records; faults of agen
     partial_test.py BIN PACKAGE
 """
 
+import contextlib
+import json
 import os
 import pathlib
+import shutil
+import signal
 import subprocess
 import threading
 import time
 import unittest
 import warnings
+from unittest import mock
 
 import live  # first: it makes the modules of the other tests importable
 import ranks
@@ -19,7 +24,7 @@ import torch
 import torch.distributed as dist
 from model import complete, make_engine, train_step
 from tensors import logical_tensors
-from train import counters, differences
+from train import differences
 
 # Experts with tensors that are larger than the data that comes with the header of a file.
 CASE = {"zero": 2, "dtype": "bf16", "experts": 4, "ep": 2, "width": 64, "layers": 2}
@@ -187,6 +192,44 @@ def one_rank_steps(folder):
     return said
 
 
+def below_home(options):
+    """Collective. Continues a run by a snapshot, with a store below the home folder: the iteration of the snapshot, and the
+    newest one of the store."""
+    import shardwright
+    case = complete(CASE | {"width": 16})
+    engine = make_engine(case)
+    pec = shardwright.PartialCheckpoints(engine, "~/store", k=1, **options)
+    pec.load(threads=1)
+    train_step(engine, case, engine.global_steps + 1)
+    taken = pec.step()
+    return bool(taken), taken.iteration, pec.close()
+
+
+def killed(folder):
+    """Collective. A trainer that runs longer than its agent lingers and is killed with a snapshot that is only in the agent's
+    memory. The address of the agent, and its last status, are in the file status.json."""
+    case = complete(CASE | {"width": 16})
+    engine = make_engine(case)
+    pec = partial(engine, folder, flags=["--linger", "2", "--bandwidth", "100"])  # saving takes longer than the trainer runs
+    for iteration in range(1, 3):
+        train_step(engine, case, iteration)
+        pec.step()
+    if dist.get_rank() == 0:
+        pec._wait()
+        time.sleep(6)
+        with pec._connect(pec.agent) as agent:
+            (folder / "status.json").write_text(json.dumps([pec.agent, agent.status()]))
+    dist.barrier()
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def next_one(folder):
+    """Collective. Continues the run: the iteration that was loaded, and the newest one of the store."""
+    engine = make_engine(complete(CASE | {"width": 16}))
+    pec = partial(engine, folder)
+    return int(pec.load(threads=1)), pec.close()
+
+
 def misuse(folder, agent, other):
     """Collective. The errors: (name, codes and messages by rank)."""
     case, rank = complete(CASE | {"width": 16}), dist.get_rank()
@@ -320,6 +363,40 @@ class Partial(live.InFolder):
         code, message = ranks.run(2, one_rank_steps, self.folder)
         self.assertEqual(code, 2, message)
         self.assertIn("PartialCheckpoints.step: rank 0 has waited 1 s, and rank 1 has not called it: all ranks", message)
+
+    def test_paths_below_the_home_folder(self):
+        (self.folder / "bin").symlink_to(BIN)
+        with mock.patch.dict(os.environ, HOME=str(self.folder)):
+            found = ranks.run(2, below_home, {"command": "~/bin/pec-save", "tokens": "~/tokens.jsonl"})
+            self.assertEqual(found, [True, 1, 1])
+            agent = self.agent("a", "--tokens", self.folder / "more.jsonl")
+            self.assertEqual(agent, f"unix:{self.folder}/a.sock")
+            found = ranks.run(2, below_home, {"agent": "unix:~/a.sock", "checkpoints": "~/a", "tokens": "~/more.jsonl"})
+            self.assertEqual(found, [True, 2, 2])
+        for name, iteration in (("tokens.jsonl", 1), ("more.jsonl", 2)):
+            lines = (self.folder / name).read_text(encoding="utf-8").splitlines()
+            self.assertEqual([json.loads(line)["iteration"] for line in lines], [iteration])
+        self.ucp.run("pec-save", "check", self.folder / "store")
+
+    def test_an_agent_ends_after_a_trainer_that_was_killed(self):
+        with self.assertRaisesRegex(RuntimeError, "ended with -9"):
+            ranks.run(2, killed, self.folder)
+        address, status = json.loads((self.folder / "status.json").read_text(encoding="utf-8"))
+        self.addCleanup(shutil.rmtree, status["checkpoints"], ignore_errors=True)
+        self.assertEqual((status["newest"], status["persisted"] == 2), (2, False), "the snapshot was to be in memory alone")
+        runtime, end = pathlib.Path(address.removeprefix("unix:")).parent, time.monotonic() + 600
+        while (runtime / "agent.sock").exists():
+            if time.monotonic() > end:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(status["pid"], signal.SIGKILL)
+                self.fail("the agent has not ended")
+            time.sleep(0.1)
+        self.assertIn("no trainer has run for 2 s", (runtime / "agent.log").read_text(encoding="utf-8"))
+        self.assertIn("iteration 2", self.ucp.run("pec-restore", self.folder / "store", self.folder / "out", "--dry-run"))
+        # The next trainer finds the folders of this one, and removes them at its end.
+        self.assertTrue(os.path.isdir(status["checkpoints"]))
+        self.assertEqual(ranks.run(2, next_one, self.folder), [2, 2])
+        self.assertEqual([path for path in (runtime, pathlib.Path(status["checkpoints"])) if path.exists()], [])
 
     def test_an_agent_that_is_killed(self):
         *said, stored = ranks.run(2, agent_dies, self.folder, CASE)

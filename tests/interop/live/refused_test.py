@@ -9,6 +9,7 @@ import pathlib
 import signal
 import time
 import unittest
+from unittest import mock
 
 import live  # first: it makes the modules of the other tests importable
 import commands
@@ -94,6 +95,34 @@ def one_rank_calls(folder):
     found = [None, None]
     dist.all_gather_object(found, said)
     return found
+
+
+def one_rank_calls_without_gloo(folder, caller):
+    """Collective. One rank calls load with a process group that has no gloo backend: what it raises."""
+    said, path = None, folder / f"without-gloo{caller}"
+    if dist.get_rank() == caller:
+        with mock.patch("torch.distributed.get_backend", return_value="nccl"):
+            said = failure((model_of(), None), deadline=1)
+        path.touch()
+    while not path.exists():
+        time.sleep(0.01)
+    found = [None, None]
+    dist.all_gather_object(found, said)
+    return found[caller]
+
+
+def timeout_without_gloo():
+    """Collective. The ranks that meet in the group that is made for a process group without a gloo backend, and the seconds
+    that its collectives wait afterwards."""
+    from shardwright._group import Group
+    with mock.patch("torch.distributed.get_backend", return_value="nccl"):
+        group = Group(None, "a call", 600)
+    try:
+        group.meet("a call", 600)
+        timeout = group._own._get_backend(torch.device("cpu")).options._timeout
+        return group.gather(group.rank), timeout.total_seconds()
+    finally:
+        group.close()
 
 
 def one_rank_is_interrupted(source):
@@ -192,6 +221,17 @@ class Refused(unittest.TestCase):
             self.assertIn("all ranks of the process group must call it", message)
             if rank == 0:
                 self.assertIn("rank 1 has not called it", message)
+
+    def test_a_rank_that_does_not_call_without_gloo(self):
+        scratch = commands.Scratch()
+        self.addCleanup(scratch.close)
+        for caller in range(2):
+            code, message = ranks.run(2, one_rank_calls_without_gloo, scratch.path, caller)
+            self.assertEqual(code, 2, message)
+            self.assertIn(f"shardwright.load: rank {caller} has waited 1 s, and another rank has not called it: all ranks", message)
+
+    def test_the_deadline_is_not_a_limit_of_later_collectives(self):
+        self.assertEqual(ranks.run(2, timeout_without_gloo), [[0, 1], 1800])
 
     def test_a_rank_that_dies(self):
         scratch = commands.Scratch()

@@ -5,6 +5,7 @@ has of its module, counters and hyper-parameters, and the store records the iter
     store_test.py BIN PACKAGE
 """
 
+import hashlib
 import json
 import shutil
 import unittest
@@ -14,7 +15,7 @@ import commands
 import ranks
 import torch
 import torch.distributed as dist
-from model import complete, make_engine, train_step
+from model import complete, make_engine, make_model, train_step
 from tensors import logical_tensors
 from train import counters, differences
 
@@ -47,6 +48,17 @@ def load(store, case, folder, options):
     return {"wrong": wrong, "restored": loaded.restored, "steps": engine.global_steps - 1}
 
 
+def load_weights(store, folder, options):
+    """Collective. Loads weights alone into a model without an engine: names of weights that differ from the expected ones, and
+    the reports of the load."""
+    import shardwright
+    model = make_model(complete(CASE | {"dtype": "fp32", "ep": 1, "seed": 99}))
+    loaded = shardwright.load(model, store, threads=1, **options)
+    want = live.kept(folder, loaded.restored)
+    wrong = [name for name, weight in model.named_parameters() if not torch.equal(weight, want[f"{name}/fp32"])]
+    return {"wrong": wrong, "steps": int(loaded), "restored": loaded.restored}
+
+
 def refuse(loads):
     """Collective. Of each load, which must fail, (code, message) by rank; nothing may be touched."""
     import shardwright
@@ -64,6 +76,13 @@ def refuse(loads):
         answers.append([None] * dist.get_world_size())
         dist.all_gather_object(answers[-1], said)
     return answers
+
+
+def tree(folder):
+    """The type, mode, time of change, and content of each file and folder, by name."""
+    return {str(path.relative_to(folder)): (path.stat().st_mode, path.stat().st_mtime_ns,
+                                            hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else None)
+            for path in folder.rglob("*")}
 
 
 class Stores(unittest.TestCase):
@@ -111,6 +130,17 @@ class Stores(unittest.TestCase):
         self.check(2, store, {}, at=1, read_only=True)
         self.assertEqual(sorted(str(path) for path in store.rglob("*")), before)
         self.assertEqual(self.check(2, store, {})["restored"]["iteration"], LAST)
+
+    def test_weights_alone_record_nothing(self):
+        store = self.store("weights")
+        before = tree(store)
+        for options, iteration in (({"at": LAST - 1}, LAST - 1), ({}, LAST)):
+            found = ranks.run(1, load_weights, store, self.folder, options)
+            self.assertEqual((found["wrong"], found["steps"], found["restored"]["iteration"]), ([], iteration, iteration))
+            self.assertGreater(len(set(found["restored"]["versions"].values())), 1, "all experts are of one version")
+            self.assertEqual(tree(store), before)
+        found = self.check(2, store, {})
+        self.assertEqual((found["restored"]["iteration"], found["restored"]["abandoned"]), (LAST, []))
 
     def test_the_beginning_of_a_run(self):
         store = self.folder / "new"

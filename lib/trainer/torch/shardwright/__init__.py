@@ -19,11 +19,13 @@ All errors are subclasses of Error. The package prints nothing. Other contents:
     IdleTimes, GradientLog       reports of a trainer to an agent
     ExpertPlan, ReplicatedExperts, SparseCollectives, migrate, ExtraCapacity
                                  layers of experts that a plan of moe-replace places on ranks
+    DOCS                         folder of the installed documentation, None if there is none
 
-Documentation: docs/live.md, docs/experts.md, docs/lossless.md
+Documentation: live.md, experts.md and lossless.md in shardwright.DOCS
 """
 
 from ._capacity import ExtraCapacity
+from ._documents import DOCS
 from ._errors import (BusyError, CorruptInputError, Error, LimitError, MismatchError, NotFoundError, TransferError, UnsupportedError,
                       UsageError)
 from ._experts import Dispatched, ReplicatedExperts
@@ -42,4 +44,5 @@ __all__ = [
     "UnsupportedError",
     "IdleTimes", "GradientLog",
     "ExpertPlan", "ReplicatedExperts", "Dispatched", "SparseCollectives", "migrate", "ExtraCapacity",
+    "DOCS",
 ]

@@ -39,7 +39,7 @@ class ExtraCapacity:
     Raises:
         UsageError: an argument is out of range, or `devices` does not divide the number of experts.
 
-    Documentation: docs/experts.md#capacity-after-a-fault
+    Documentation: experts.md#capacity-after-a-fault in shardwright.DOCS
     """
 
     debts: list[torch.Tensor]
@@ -68,7 +68,7 @@ class ExtraCapacity:
             capacity: integers [expert], the capacities without the addition. Returned unchanged if the layer has no debts.
 
         Until step() the same arguments return the same result, so a forward pass can be repeated.
-        Documentation: docs/experts.md#capacity-after-a-fault
+        Documentation: experts.md#capacity-after-a-fault in shardwright.DOCS
         """
         if layer >= len(self.debts) or not self._owing[layer]:
             return capacity
@@ -79,7 +79,7 @@ class ExtraCapacity:
 
     def step(self) -> bool:
         """Subtracts the tokens that were made up for since the last step from the debts. Returns true if debts are left. Local.
-        Call it after each optimizer step. Documentation: docs/experts.md#capacity-after-a-fault"""
+        Call it after each optimizer step. Documentation: experts.md#capacity-after-a-fault in shardwright.DOCS"""
         for number, used in enumerate(self._used):
             if self._owing[number]:
                 self.debts[number] = (self.debts[number] - used).clamp_(min=0)

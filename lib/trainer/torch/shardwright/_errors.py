@@ -13,10 +13,11 @@ class Error(RuntimeError):
     that code. Codes without a subclass are 1 (internal error), 10 (no feasible plan) and 75 (stopped after Ctrl-C).
 
     Attributes:
-        code: int, the exit code that a command of Shardwright would end with (docs/report.md#exit-codes).
+        code: int, the exit code that a command of Shardwright would end with (report.md#exit-codes in
+            shardwright.DOCS).
         rank: int or None, the rank that failed. None if it is the calling rank, or if there is only one rank.
 
-    Documentation: docs/live.md#errors
+    Documentation: live.md#errors in shardwright.DOCS
     """
 
     code: int

@@ -30,7 +30,7 @@ class Dispatched:
         experts: the experts of this rank, ascending.
         sizes: number of rows of each of these experts, including zeros.
 
-    Documentation: docs/experts.md#tokens
+    Documentation: experts.md#tokens in shardwright.DOCS
     """
 
     rows: torch.Tensor
@@ -71,7 +71,7 @@ class ReplicatedExperts:
     Raises:
         UsageError: parameters or rule do not match the plan. MismatchError: ranks differ in plan, layer, rule or shapes.
 
-    Documentation: docs/experts.md
+    Documentation: experts.md in shardwright.DOCS
     """
 
     plan: ExpertPlan
@@ -130,7 +130,7 @@ class ReplicatedExperts:
         Raises:
             UsageError, MismatchError: on all ranks, if the arguments of any rank are invalid or differ.
 
-        Documentation: docs/experts.md#copies-for-an-iteration
+        Documentation: experts.md#copies-for-an-iteration in shardwright.DOCS
         """
         counts = torch.zeros(self.plan.experts, dtype=torch.int64, device="cpu")
         failed: Error | None = None
@@ -178,7 +178,7 @@ class ReplicatedExperts:
             UsageError, MismatchError: on all ranks, if the arguments of any rank are invalid, or an expert with tokens has no
             replica. TransferError: a rank is gone.
 
-        Documentation: docs/experts.md#tokens
+        Documentation: experts.md#tokens in shardwright.DOCS
         """
         if loads is None:
             loads = self.loads(chosen, tokens)
@@ -210,7 +210,7 @@ class ReplicatedExperts:
         Raises:
             UsageError: a wrong number of rows. TransferError: a rank is gone.
 
-        Documentation: docs/experts.md#tokens
+        Documentation: experts.md#tokens in shardwright.DOCS
         """
         if rows.dim() != 2 or rows.shape[0] != len(dispatched._arrange):
             raise Error(USAGE, f"rows: the {len(dispatched._arrange)} rows of dispatch expected, found shape {list(rows.shape)}")
@@ -224,7 +224,7 @@ class ReplicatedExperts:
         """Adds the gradients of each expert over its replicas, in the order of ranks. Collective. Call it after backward().
 
         All replicas get the same bits. An expert without gradients gets zeros. Only for plans in which all replicas have state.
-        Raises TransferError if a rank is gone. Documentation: docs/experts.md#gradients
+        Raises TransferError if a rank is gone. Documentation: experts.md#gradients in shardwright.DOCS
         """
         gradients = {expert: [_gradient(one) for one in tensors] for expert, tensors in self.parameters.items()}
         state = self.plan.state(self.layer)
@@ -252,7 +252,7 @@ class ReplicatedExperts:
         Raises:
             UsageError: an argument is out of range.
 
-        Documentation: docs/experts.md#copies-for-an-iteration
+        Documentation: experts.md#copies-for-an-iteration in shardwright.DOCS
         """
         found = call("calibrate", {
             "owner": self.owner, "planned": self.holders, "tokens": loads.sum(1).tolist(), "node": list(self.plan.node),
@@ -267,7 +267,7 @@ class ReplicatedExperts:
 
         holders: result of calibrate(). Default: the ranks of the plan.
         Raises UsageError for invalid ranks and TransferError if a rank is gone.
-        Documentation: docs/experts.md#copies-for-an-iteration
+        Documentation: experts.md#copies-for-an-iteration in shardwright.DOCS
         """
         holders = self.holders if holders is None else holders
         mine = [expert for expert, ranks in enumerate(holders) if self._ranks.rank in ranks]
@@ -292,7 +292,7 @@ class ReplicatedExperts:
         Raises:
             TransferError: a rank is gone.
 
-        Documentation: docs/experts.md#copies-for-an-iteration
+        Documentation: experts.md#copies-for-an-iteration in shardwright.DOCS
         """
         prefetched = prefetched or self.prefetch()
         prefetched.work.wait()

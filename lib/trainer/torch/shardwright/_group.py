@@ -20,6 +20,7 @@ FUNCTION = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int32, ctypes.c_int32, ctypes
 EACH_TO_EACH, TO_ALL, FROM_ROOT = 0, 1, 2
 MEETING = 1852014708  # tag of the messages of meet, unlikely to be used by a trainer
 SMALL = 56  # largest data in bytes that an all-gather sends together with its size
+LONGEST = 30 * 60  # seconds that a collective waits for other ranks: PyTorch's default for gloo
 
 
 def moving(work: Callable[[], Any]) -> Any:
@@ -35,11 +36,12 @@ def moving(work: Callable[[], Any]) -> Any:
 class Group:
     """A process group of the trainer, or a single process if torch.distributed is not initialized.
 
-    Creates a gloo group over the same ranks if the group has another backend; close() destroys it.
+    Creates a gloo group over the same ranks if the group has another backend; close() destroys it. This is collective. what,
+    seconds: the name of the call and its deadline, as for meet(), which is called next. Raises as meet() does.
     failure: the exception of a collective that the library called. The caller of the library raises it.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+    def __init__(self, group: dist.ProcessGroup | None = None, what: str = "", seconds: float = LONGEST) -> None:
         self.failure: BaseException | None = None
         self.rank, self.size, self._given = 0, 1, group
         self._own: dist.ProcessGroup | None = None
@@ -50,9 +52,27 @@ class Group:
             return
         self.rank, self.size, self._group = dist.get_rank(group), dist.get_world_size(group), group
         if self.size > 1 and "gloo" not in dist.get_backend(group):
-            ranks = dist.get_process_group_ranks(group or dist.group.WORLD)
+            self._group = self._own = self._gloo_group(what, seconds)
+
+    def _gloo_group(self, what: str, seconds: float) -> dist.ProcessGroup:
+        """Creates a gloo group over the same ranks. Raises UsageError if another rank does not do so within this many seconds."""
+        ranks, end = dist.get_process_group_ranks(self._given or dist.group.WORLD), time.monotonic() + seconds
+        try:
             # Local synchronization: only these ranks take part, and names do not clash with the trainer's other groups.
-            self._group = self._own = dist.new_group(ranks, backend="gloo", use_local_synchronization=True)
+            group = dist.new_group(ranks, datetime.timedelta(seconds=max(0.001, seconds)), "gloo", use_local_synchronization=True)
+        except RuntimeError as error:  # dist.DistStoreError is one, too
+            raise self._not_met(error, what, seconds, end, "another rank") from error
+        # The deadline is for the beginning of the call only: later collectives may wait longer.
+        set_timeout = getattr(dist, "set_timeout", None) or dist.distributed_c10d._set_pg_timeout  # older releases
+        set_timeout(datetime.timedelta(seconds=max(seconds, LONGEST)), group)
+        return group
+
+    def _not_met(self, error: RuntimeError, what: str, seconds: float, end: float, other: str) -> Error:
+        """Returns the error of a wait for another rank that should have lasted until `end`."""
+        if not what or time.monotonic() < end - 0.1:  # a rank has ended
+            return Error(IO, f"process group: {str(error).splitlines()[0]}")
+        return Error(USAGE, f"{what}: rank {self.rank} has waited {seconds:g} s, and {other} has not called it: all ranks of "
+                            "the process group must call it (deadline= sets how long they wait)")
 
     def close(self) -> None:
         """Destroys the gloo group, if this object has created one. Local."""
@@ -69,10 +89,7 @@ class Group:
             try:
                 work.wait(datetime.timedelta(seconds=max(0.001, end - time.monotonic())))
             except RuntimeError as error:
-                if time.monotonic() < end - 0.1:  # a rank has ended
-                    raise Error(IO, f"process group: {str(error).splitlines()[0]}") from error
-                raise Error(USAGE, f"{what}: rank {self.rank} has waited {seconds:g} s, and {other} has not called it: all ranks of "
-                                   "the process group must call it (deadline= sets how long they wait)") from error
+                raise self._not_met(error, what, seconds, end, other) from error
 
         if self.size == 1:
             return

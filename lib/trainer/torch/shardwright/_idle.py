@@ -39,7 +39,7 @@ class IdleTimes:
         Error, with strict=True: NotFoundError if no agent listens, MismatchError if the agent belongs to another user,
         UnsupportedError for an agent of an older version. UsageError: an invalid rank.
 
-    Documentation: docs/live.md#idle-intervals
+    Documentation: live.md#idle-intervals in shardwright.DOCS
     """
 
     def __init__(self, agent: str, rank: int | None = None, *, strict: bool = True, trust_user: User | None = None) -> None:

@@ -48,7 +48,7 @@ class Loaded(int):
         restored: for a store, the result of `pec-restore --json`: the iteration, the version of each expert, lost tokens.
             None for other sources.
 
-    Documentation: docs/live.md#restored-state
+    Documentation: live.md#restored-state in shardwright.DOCS
     """
 
     missing: list[str]
@@ -136,9 +136,9 @@ def load(target: Trainer, source: Source, *, strict: bool = True, verify: bool =
             loading had started, otherwise unchanged.
         KeyboardInterrupt: on the interrupted rank. The other ranks raise Error with code 75.
 
-    Documentation: docs/live.md
+    Documentation: live.md in shardwright.DOCS
     """
-    ranks = Group(group)
+    ranks = Group(group, "shardwright.load", deadline)
     trainer: DeepSpeedTrainer | TorchTrainer | None = None
     shards: list[Shard] = []
     staging: list[torch.Tensor] = []

@@ -71,7 +71,7 @@ class GradientLog:
         UnsupportedError: the steps of the optimizer, its options or this processor cannot be replayed exactly.
         UsageError: the target is not a trainer.
 
-    Documentation: docs/lossless.md
+    Documentation: lossless.md in shardwright.DOCS
     """
 
     active: bool
@@ -124,7 +124,7 @@ class GradientLog:
             UsageError: `iteration` is missing. MismatchError: the parameters of experts differ from those of the agent's model, or
             the ranks do not have each element exactly once. NotFoundError, TransferError: the agent is gone.
 
-        Documentation: docs/lossless.md#logging-gradients-in-a-trainer
+        Documentation: lossless.md#logging-gradients-in-a-trainer in shardwright.DOCS
         """
         self.end()
         engine = getattr(self._trainer, "engine", None)
@@ -154,7 +154,7 @@ class GradientLog:
             True if the gradients were submitted. False if the log has ended for this rank; then a warning states the reason. It
             does not raise, because the other ranks continue.
 
-        Documentation: docs/lossless.md#logging-gradients-in-a-trainer
+        Documentation: lossless.md#logging-gradients-in-a-trainer in shardwright.DOCS
         """
         if not self.active:
             return False
@@ -174,7 +174,7 @@ class GradientLog:
 
     def end(self) -> None:
         """Stops submitting gradients, until begin(). Local. Steps that the agent has not acknowledged may be missing in the log.
-        Documentation: docs/lossless.md#logging-gradients-in-a-trainer"""
+        Documentation: lossless.md#logging-gradients-in-a-trainer in shardwright.DOCS"""
         over, self._over, self.active = self._over, None, False
         self._tensors, self._used, self._place, self._wrong = {}, {}, None, None
         if over is not None:
@@ -183,7 +183,7 @@ class GradientLog:
 
     def close(self) -> None:
         """Waits until the agent has logged everything, then releases the log. Collective. If a rank fails, raises its error on all
-        ranks. Documentation: docs/lossless.md#logging-gradients-in-a-trainer"""
+        ranks. Documentation: lossless.md#logging-gradients-in-a-trainer in shardwright.DOCS"""
         try:
             def drain() -> None:
                 if self._over is not None:
@@ -195,7 +195,7 @@ class GradientLog:
 
     def release(self) -> None:
         """Ends the log without waiting for the agent, and removes the hooks. Local.
-        Documentation: docs/lossless.md#logging-gradients-in-a-trainer"""
+        Documentation: lossless.md#logging-gradients-in-a-trainer in shardwright.DOCS"""
         self.end()
         for hook in self._hooks:
             hook.remove()

@@ -41,7 +41,7 @@ def migrate(old: ExpertPlan, new: ExpertPlan, held: Tensors, group: dist.Process
         code 10: no live rank has an expert, which must then be loaded from a checkpoint. TransferError: a rank is gone. After an
         error the tensors in `held` are unchanged.
 
-    Documentation: docs/experts.md#another-plan
+    Documentation: experts.md#another-plan in shardwright.DOCS
     """
     ranks = Group(group)
     try:

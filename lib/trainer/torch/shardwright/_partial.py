@@ -68,7 +68,7 @@ class PartialCheckpoints:
         overlap: copy tensors while training continues. The next optimizer step waits for the copies. Until then nothing else may
             change parameters or optimizer states. Default: on if parameters are on a device.
         lossless: also submit the gradients of experts in each step, so that a restore can replay the steps and loses nothing
-            (docs/lossless.md). With flags=["--policy", "gradient-log"], gradients that a snapshot makes unnecessary are not written.
+            (lossless.md). With flags=["--policy", "gradient-log"], gradients that a snapshot makes unnecessary are not written.
         log_zstd, log_memory: `zstd` and `memory` of GradientLog.
         group: process group of the ranks. Default: all ranks.
         deadline: seconds that a rank waits for the others in the constructor, step() and close().
@@ -83,7 +83,7 @@ class PartialCheckpoints:
         pec-save program, or no parent directory of the store. MismatchError: the agent has another store or another user.
         UnsupportedError: the engine is not supported.
 
-    Documentation: docs/live.md#snapshots-of-experts-from-the-trainer
+    Documentation: live.md#snapshots-of-experts-from-the-trainer in shardwright.DOCS
     """
 
     agent: str
@@ -95,7 +95,7 @@ class PartialCheckpoints:
                  command: str = "pec-save", overlap: bool | None = None, lossless: bool = False, log_zstd: int = 0,
                  log_memory: int | str = 1 << 30, group: dist.ProcessGroup | None = None, deadline: float = 600) -> None:
         self._engine: Any = engine
-        self._group = Group(group)
+        self._group = Group(group, "PartialCheckpoints()", deadline)
         self._own: OwnAgent | None = None
         self._waiting: threading.Thread | None = None
         self._late: Error | None = None  # error of the last snapshot, found while training continued
@@ -145,7 +145,7 @@ class PartialCheckpoints:
         Raises:
             Error: as shardwright.load.
 
-        Documentation: docs/live.md#load-from-a-store
+        Documentation: live.md#load-from-a-store in shardwright.DOCS
         """
         self._filled()
         arguments: dict[str, Any] = {"agents": [self.agent], "trust_user": self._asks["trust_user"], "begin": True,
@@ -176,7 +176,7 @@ class PartialCheckpoints:
         Raises:
             UsageError, CorruptInputError, MismatchError, UnsupportedError: every later snapshot would fail too.
 
-        Documentation: docs/live.md#snapshots-of-experts-from-the-trainer
+        Documentation: live.md#snapshots-of-experts-from-the-trainer in shardwright.DOCS
         """
         iteration = self._engine.global_steps
         if iteration == self._last:
@@ -205,7 +205,7 @@ class PartialCheckpoints:
         """Returns a context manager for idle intervals of this rank: the agent copies and saves data while ranks are idle. Local.
 
         The agent does not wait for ranks that have never called it. It does not raise: if no agent accepts the reports, it prints a
-        warning. Documentation: docs/live.md#idle-intervals
+        warning. Documentation: live.md#idle-intervals in shardwright.DOCS
         """
         if self._idle is None:
             # Not strict: an error on one rank must not end that rank.
@@ -221,7 +221,7 @@ class PartialCheckpoints:
         Raises:
             TransferError: the last snapshot that was due is not in the store. UsageError: a rank did not call it within `deadline`.
 
-        Documentation: docs/live.md#snapshots-of-experts-from-the-trainer
+        Documentation: live.md#snapshots-of-experts-from-the-trainer in shardwright.DOCS
         """
         def end() -> int | None:
             self._filled()

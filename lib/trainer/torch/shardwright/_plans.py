@@ -27,7 +27,7 @@ class ExpertPlan:
         node: the node of each rank.
         digest: equal for equal plans.
 
-    Documentation: docs/experts.md
+    Documentation: experts.md in shardwright.DOCS
     """
 
     path: str
@@ -50,7 +50,7 @@ class ExpertPlan:
             NotFoundError: the file cannot be read. CorruptInputError: it is not a valid plan. MismatchError: the plan is for
             another number of ranks, or ranks have different plans.
 
-        Documentation: docs/experts.md
+        Documentation: experts.md in shardwright.DOCS
         """
         ranks, text = Group(group), expanded(path)
         try:

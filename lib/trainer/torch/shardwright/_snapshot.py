@@ -14,7 +14,7 @@ class Snapshot(int):
         stored: last iteration that the agent had saved into the store when step() was called. None if there is none, or the agent
             did not reply.
 
-    Documentation: docs/live.md#snapshots-of-experts-from-the-trainer
+    Documentation: live.md#snapshots-of-experts-from-the-trainer in shardwright.DOCS
     """
 
     iteration: int

@@ -17,7 +17,7 @@ Tensors = Mapping[int, Sequence[torch.Tensor]]
 
 
 class Work:
-    """A collective in progress, which SparseCollectives returns. Documentation: docs/experts.md#copies-for-an-iteration"""
+    """A collective in progress, which SparseCollectives returns. Documentation: experts.md#copies-for-an-iteration in shardwright.DOCS"""
 
     def __init__(self, requests: list[dist.Work], done: Callable[[], None] | None = None) -> None:
         self._requests, self._done = requests, done
@@ -42,7 +42,7 @@ class SparseCollectives:
     Raises:
         MismatchError: ranks pass different shapes or types. UnsupportedError: a tensor is not contiguous.
 
-    Documentation: docs/experts.md#copies-for-an-iteration
+    Documentation: experts.md#copies-for-an-iteration in shardwright.DOCS
     """
 
     def __init__(self, example: Sequence[torch.Tensor], group: dist.ProcessGroup | Group | None = None) -> None:
@@ -68,7 +68,7 @@ class SparseCollectives:
         Raises:
             UsageError: an argument is invalid. MismatchError: shapes or types differ. TransferError: a rank is gone.
 
-        Documentation: docs/experts.md#copies-for-an-iteration
+        Documentation: experts.md#copies-for-an-iteration in shardwright.DOCS
         """
         held = self._check(tensors, owner, holders)
         pairs: list[Any] = []
@@ -84,7 +84,7 @@ class SparseCollectives:
 
         The arguments `tensors`, `owner`, `holders` and `async_op`, the result and the errors are those of all_gather(). The
         tensors of other ranks do not change.
-        Documentation: docs/experts.md#copies-for-an-iteration
+        Documentation: experts.md#copies-for-an-iteration in shardwright.DOCS
         """
         held = self._check(tensors, owner, holders)
         pairs: list[Any] = []
