@@ -4,6 +4,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdlib>
 #include <memory>
@@ -21,6 +22,7 @@
 #include "support/cli/app.h"
 #include "support/json/json.h"
 #include "support/os/dir.h"
+#include "support/os/directory.h"
 #include "support/os/socket.h"
 
 namespace shardwright::apps {
@@ -38,13 +40,21 @@ struct Found {
   Json status;                    ///< only of a running agent
 };
 
-/// Returns the folder in which the Python package puts the sockets of agents.
-std::string RuntimeFolder() {
+/// Returns the folders in which the Python package may have put the sockets of agents. Its choice
+/// depends on the environment of the trainer, which may differ from that of this command.
+std::vector<std::string> RuntimeFolders() {
+  std::vector<std::string> folders;
+  const auto add = [&](const std::string& folder) {
+    const std::string real = os::RealPath(folder);  // empty: it does not exist
+    if (!real.empty() && std::ranges::find(folders, real) == folders.end()) folders.push_back(real);
+  };
   for (const char* name : {"XDG_RUNTIME_DIR", "TMPDIR"}) {
     const char* const value = std::getenv(name);
-    if (value != nullptr && *value != '\0') return value;
+    if (value != nullptr && *value != '\0') add(value);
   }
-  return "/tmp";
+  add("/run/user/" + std::to_string(::getuid()));
+  add("/tmp");
+  return folders;
 }
 
 std::string AddressIn(const std::string& folder) { return "unix:" + folder + "/agent.sock"; }
@@ -73,16 +83,32 @@ Result<Found> LookAt(const std::string& folder, cli::Context& context) {
   return found;
 }
 
+/// Adds the agents with a folder of this user below `folder`.
 /// \error kNotFound  the folder cannot be read; kStopped
-Result<std::vector<Found>> FindAgents(cli::Context& context) {
+Status AddAgentsIn(const std::string& folder, cli::Context& context, std::vector<Found>* all) {
   const std::string begin = "shardwright-" + std::to_string(::getuid()) + "-";
-  const std::string folder = RuntimeFolder();
+  SW_TRY_ASSIGN(const os::Directory opened, os::Directory::Open(folder));
   SW_TRY_ASSIGN(const std::vector<os::Entry> entries, os::ListDir(folder));
-  std::vector<Found> all;
   for (const os::Entry& entry : entries) {
     if (entry.type != os::EntryType::kDir || !entry.name.starts_with(begin)) continue;
-    SW_TRY_ASSIGN(Found found, LookAt(std::string(folder).append("/").append(entry.name), context));
-    all.push_back(std::move(found));
+    const auto status = opened.Look(entry.name);
+    if (!status || !*status || (*status)->owner != ::geteuid()) continue;
+    SW_TRY_ASSIGN(Found found, LookAt(StrCat(folder, "/", entry.name), context));
+    all->push_back(std::move(found));
+  }
+  return {};
+}
+
+/// \param asked  folders of --in; empty: RuntimeFolders
+/// \error as AddAgentsIn, but a folder of RuntimeFolders may be missing
+Result<std::vector<Found>> FindAgents(const std::vector<std::string>& asked,
+                                      cli::Context& context) {
+  std::vector<Found> all;
+  for (const std::string& folder : asked) SW_TRY(AddAgentsIn(folder, context, &all));
+  if (!asked.empty()) return all;
+  for (const std::string& folder : RuntimeFolders()) {
+    const Status added = AddAgentsIn(folder, context, &all);
+    if (!added && added.error().code == Errc::kStopped) return tl::unexpected<Error>(added.error());
   }
   return all;
 }
@@ -118,17 +144,20 @@ void Show(cli::Context& context, const std::vector<Found>& all) {
   context.SetResult({{"agents", std::move(list)}});
   if (all.empty()) {
     context.out() << "no agents of this user\n";
-  } else {
-    context.Print(table);
+    return;
   }
+  context.Print(table);
+  context.out() << text::Legend(
+      "SNAPSHOT, STORED: newest iteration in memory and in the store. STATE ended: only the "
+      "folder of the agent is left; silent: the agent does not answer.");
 }
 
 /// Ends all running agents. Each first saves its buffered snapshots.
 Status StopAll(cli::Context& context, const std::vector<Found>& all) {
   Status first;
   for (const Found& one : all) {
-    if (one.state == "ended") continue;
     const std::string address = AddressIn(one.folder);
+    if (one.state == "ended") continue;
     const auto stop = [&]() -> Status {
       SW_TRY_ASSIGN(const auto client, ClientOf(one.folder, context, kEndPatience));
       SW_TRY(client->Ask("stop"));
@@ -149,18 +178,21 @@ Status StopAll(cli::Context& context, const std::vector<Found>& all) {
 }  // namespace
 
 int AgentsMain(int argc, const char* const* argv) {
-  cli::App app("pec-save agents",
-               "List the agents that trainers of this user have started on this machine, including "
-               "agents that outlived their trainer. The command looks in $XDG_RUNTIME_DIR or, if "
-               "that is not set, in $TMPDIR or /tmp.",
-               {{"", "Shows the snapshots of each agent in memory and in its store."},
-                {"--stop", "Stops every agent, after all its snapshots are saved."}});
+  cli::App app(
+      "pec-save agents",
+      "List the agents that trainers of this user have started on this machine, including "
+      "agents that outlived their trainer. The command looks in $XDG_RUNTIME_DIR, $TMPDIR, "
+      "/run/user/UID and /tmp.",
+      {{"", "Shows the snapshots of each agent in memory and in its store."},
+       {"--stop", "Stops every agent, after all its snapshots are saved."}});
   bool stop = false;
+  std::vector<std::string> folders;
   app.Alone();
   app.ShowInShortHelp({"--stop"});
+  app.AddList("--in", &folders, "look only in this folder; repeatable", "DIR");
   app.AddFlag("--stop", &stop, "stop the agents, each after all its snapshots are saved");
   return app.Run(argc, argv, [&](cli::Context& context) -> Status {
-    SW_TRY_ASSIGN(const std::vector<Found> all, FindAgents(context));
+    SW_TRY_ASSIGN(const std::vector<Found> all, FindAgents(folders, context));
     Show(context, all);
     return stop ? StopAll(context, all) : Status();
   });

@@ -48,9 +48,11 @@ class Agents(stores.Stores):
         return agent, checkpoints
 
     def agents(self, *words):
-        """The listed agents, by the path of the socket."""
+        """The listed agents of this test, by the path of the socket. Other tests may have agents in /tmp."""
         found = self.run_tool("pec-save", "agents", *words)["agents"]
-        return {one["address"].removeprefix(f"unix:{self.work}/"): one for one in found}
+        self.assertEqual(len({one["address"] for one in found}), len(found), "an agent is listed twice")
+        mine = f"unix:{self.work}/"
+        return {one["address"].removeprefix(mine): one for one in found if one["address"].startswith(mine)}
 
     def name(self, number):
         return f"shardwright-{os.getuid()}-{number:016x}/agent.sock"
@@ -75,11 +77,23 @@ class Agents(stores.Stores):
         self.assertIn(f"unix:{self.work}/{self.name(2)}", self.stdout)
         self.assertIn(str(second.pid), self.stdout)
 
-        self.agents("--stop")
+        # With the variables of another shell they are found, too.
+        before = {name: os.environ.pop(name, None) for name in ("XDG_RUNTIME_DIR", "TMPDIR")}
+        try:
+            os.environ["TMPDIR"] = f"{self.work}/"  # as another spelling of the same folder
+            os.environ["XDG_RUNTIME_DIR"] = str(self.work)
+            self.assertEqual(set(self.agents()), set(found))
+        finally:
+            os.environ.pop("TMPDIR")
+            os.environ.pop("XDG_RUNTIME_DIR")
+            os.environ.update({name: value for name, value in before.items() if value is not None})
+
+        self.agents("--stop", "--in", self.work)  # other tests may have agents in /tmp
         self.assertIn("stopped; all its snapshots are saved", self.stderr)
         self.assertEqual([agent.wait(PATIENCE) for agent in (first, second)], [0, 0])
         self.assertEqual([one["iteration"] for one in self.run_tool("pec-save", "list", self.store)["checkpoints"]], [3])
         self.assertEqual({one["state"] for one in self.agents().values()}, {"ended"})
+        self.run_tool("pec-save", "agents", "--in", self.work / "none", code=3)
 
 
 if __name__ == "__main__":
