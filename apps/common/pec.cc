@@ -46,6 +46,9 @@ void ShowDynamicK(cli::Context& context, const partial::DynamicKReport& report) 
                 Percent(now.share(), 3), Percent(now.total, 3), Percent(now.limit, 3), covered});
   context.out() << "\n";
   context.Print(table);
+  context.out() << text::Legend(
+      "SPENT: lost tokens (PLT) since K last grew. SHARE: limit of SPENT, above which K doubles. "
+      "TOTAL: lost tokens in all. FAULTS COVERED: faults until every checkpoint is full.");
 }
 
 }  // namespace
@@ -171,6 +174,9 @@ void ShowListing(cli::Context& context, const partial::StoreListing& listing) {
   context.out() << "store of " << head.modules << " modules, " << head.experts.size()
                 << " MoE layers, keeps " << partial::KeepText(head.keep) << " of every expert\n\n";
   context.Print(table);
+  context.out() << text::Legend(
+      "K: experts of each layer that a checkpoint saves. STALE: modules older than the "
+      "checkpoint. OLDEST: iteration of the oldest module.");
   if (listing.dynamic_k) ShowDynamicK(context, *listing.dynamic_k);
 }
 
@@ -234,6 +240,10 @@ void ShowUndone(cli::Context& context, const partial::Undone& undone, bool confi
   const std::string resume = std::to_string(undone.resume);
   if (confirmed) {
     context.out() << "recorded  a restart from iteration " << resume << "\n";
+    if (!undone.abandoned.empty()) {
+      context.out() << "abandoned iterations " << Iterations(undone.abandoned)
+                    << "; pec-save undo reverts this\n";
+    }
     return;
   }
   context.out() << (undone.was_pending ? "forgot    a restore of iteration "
@@ -283,9 +293,10 @@ void ShowRestore(cli::Context& context, const partial::RestoreReport& report) {
   }
   if (report.loss) {
     const partial::RestoreLoss& loss = *report.loss;
-    out << "lost      PLT " << Percent(loss.run.plt, 3) << " of limit "
-        << Percent(partial::kPltLimit, 3) << ", MLT " << Percent(loss.run.mlt_avg, 3)
-        << " on average, over " << Plural(loss.faults, "fault") << "\n";
+    out << "lost      " << Percent(loss.run.plt, 3) << " of the tokens over "
+        << Plural(loss.faults, "fault") << ", as the mean over the layers (PLT); limit "
+        << Percent(partial::kPltLimit, 3) << "\n          " << Percent(loss.run.mlt_sum, 3)
+        << " as the sum over the layers (MLT)\n";
   } else if (experts > 0) {
     out << "lost      unknown: the tokens were not counted\n";
   }
@@ -313,6 +324,9 @@ void ShowRestore(cli::Context& context, const partial::RestoreReport& report) {
   }
   out << "\n";
   context.Print(table);
+  out << text::Legend(
+      "VERSION: iteration of the restored module. BEHIND: iterations that it is older than the "
+      "checkpoint. LOST TOKENS: tokens of these iterations.");
 }
 
 }  // namespace shardwright::apps

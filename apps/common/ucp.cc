@@ -320,9 +320,7 @@ Status ShowConversion(cli::Context& context, const convert::ConvertReport& repor
                 << FormatBytes(report.siblings.bytes) << ") are sibling files of the checkpoint\n"
                 << "unread   " << totals.members_unread << " of "
                 << totals.members_unread + totals.members_read << " storages\n";
-  if (report.needed_bytes <= report.free_bytes) return {};
-  return Fail(Errc::kIo, output, ": ", FormatBytes(report.needed_bytes), " of disk space needed, ",
-              FormatBytes(report.free_bytes), " free; free some space or choose another output");
+  return exec::CheckFits(report.free, output, report.needed_bytes, 0);
 }
 
 }  // namespace shardwright::apps

@@ -36,6 +36,8 @@ int main(int argc, char** argv) {
       SW_TRY(context.comm().OnRoot([&] { return token_counts::TrimLog(log, report.iteration); }));
     }
     apps::ShowRestore(context, report);
-    return {};
+    if (!report.convert.dry_run) return {};
+    return shardwright::exec::CheckFits(report.convert.free, flags.output,
+                                        report.convert.needed_bytes, 0);
   });
 }

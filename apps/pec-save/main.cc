@@ -3,10 +3,12 @@
 #include <vector>
 
 #include "common/pec.h"
+#include "convert/convert.h"
 #include "convert/input.h"
 #include "partial/store/token_log.h"
 #include "pec-save/save_flags.h"
 #include "pec-save/subcommands.h"
+#include "support/os/dir.h"
 
 namespace apps = shardwright::apps;
 namespace partial = shardwright::partial;
@@ -15,6 +17,18 @@ using shardwright::cli::Shared;
 using shardwright::cli::Subcommand;
 
 namespace {
+
+/// Warns if a save may not fit. Unchanged blobs take no space, but a dry run does not hash them.
+Status WarnOfSpace(shardwright::cli::Context& context, const std::string& store,
+                   std::uint64_t bytes) {
+  const auto there = shardwright::os::IsDir(store);
+  SW_TRY_ASSIGN(const shardwright::os::FreeSpace free,
+                shardwright::convert::FreeSpaceFor(context.comm(),
+                                                   there && *there ? store + "/blobs" : store));
+  const Status fits = shardwright::exec::CheckFits(free, store, bytes, 0);
+  if (!fits && context.comm().rank() == 0) context.sink().Warn(fits.error().message);
+  return {};
+}
 
 Status Save(shardwright::cli::Context& context, const apps::SaveFlags& flags) {
   partial::SaveRequest options = flags.Options(context.flags());
@@ -26,7 +40,7 @@ Status Save(shardwright::cli::Context& context, const apps::SaveFlags& flags) {
   SW_TRY_ASSIGN(const auto input, apps::OpenInput(context, flags.source.Options(context.flags())));
   SW_TRY_ASSIGN(const auto report, partial::Save(context.comm(), *input, options, context.sink()));
   apps::ShowSave(context, report, options.dry_run);
-  return {};
+  return options.dry_run ? WarnOfSpace(context, options.store, report.bytes) : Status();
 }
 
 }  // namespace

@@ -2,11 +2,14 @@
 #include "ucp-load/check.h"
 
 #include <algorithm>
+#include <charconv>
+#include <cstdint>
 #include <ostream>
 #include <utility>
 
 #include <nlohmann/json.hpp>
 
+#include "checkpoints/name_maps/model_config.h"
 #include "convert/check.h"
 #include "convert/describe.h"
 #include "support/base/bytes.h"
@@ -42,29 +45,61 @@ Status CheckBoth(cli::Context& context, const SourceFlags& source, const std::st
   return Fail(Errc::kMismatch, source.input, " and ", other, ": ", report.differences.front());
 }
 
+Status WarnOfLayout(cli::Context& context, const convert::Input& input,
+                    const checkpoints::Format& format, const checkpoints::TargetSpec& spec) {
+  const checkpoints::Checkpoint& source = input.checkpoint;
+  if (format.name != "deepspeed") return {};
+  const auto layout = format.resolve(spec, source);
+  if (!layout) return {};  // the conversion reports it
+  const bool trained_so = source.origin == "deepspeed" || source.origin == "universal";
+  if (!trained_so && layout->dtype == DType::kF32 && spec.Find("dtype") == nullptr) {
+    context.sink().Note(
+        "the output is for training in fp32, because the source has no other compute weights; for "
+        "bf16 or fp16 add --target dtype=bf16 or dtype=fp16",
+        0);
+  }
+  const std::uint64_t tp = layout->mesh.tp;
+  if (tp == source.layout.mesh.tp) return {};
+  const auto config = convert::ReadModelConfig(context.comm(), input);
+  if (!config) return {};
+  const auto facts = checkpoints::MergeConfigs(*config, source);
+  if (!facts) return {};
+  const auto heads = facts->values.find("num_key_value_heads");
+  if (heads == facts->values.end()) return {};
+  std::uint64_t count = 0;
+  const char* const end = heads->second.data() + heads->second.size();
+  const auto [last, error] = std::from_chars(heads->second.data(), end, count);
+  if (error != std::errc() || last != end || count == 0 || count % tp == 0) return {};
+  context.sink().Warn(
+      StrCat("tp=", tp, " does not divide the ", count, " key-value heads of ", facts->origin,
+             " evenly: without a rule with granule (docs/patterns.md, "
+             "\"Heads\") the output has parts of heads, which trainers may reject"));
+  return {};
+}
+
 Status CheckNames(cli::Context& context, const convert::Input& input,
-                  const checkpoints::Format& format, const checkpoints::TargetSpec& spec,
-                  const std::string& output) {
-  if (!input.mapped.empty() || input.checkpoint.origin == format.name) return {};
-  convert::MapsAsked asked;
-  convert::SetTarget(format, spec, &asked);
-  if (asked.sides.empty()) return {};  // readers of this format take any names
-  SW_TRY_ASSIGN(const std::string config, convert::ReadModelConfig(context.comm(), input));
-  SW_TRY_ASSIGN(const std::vector<std::string> flags,
-                convert::MapFlagsFor(input.checkpoint, asked, input.patterns, config));
+                  const checkpoints::Format& format, const checkpoints::TargetSpec& spec) {
+  if (!input.mapped.empty()) return {};
+  const auto config = [&] { return convert::ReadModelConfig(context.comm(), input); };
+  SW_TRY_ASSIGN(const convert::OtherNames names,
+                convert::FindOtherNames(input.checkpoint, input.patterns, format, spec, config));
+  const std::vector<std::string>& flags = names.flags;
   if (flags.empty()) return {};
-  std::string which = Joined(flags, " or ");
-  if (flags.size() > 1) which += ", whichever is the map of the model's family,";
-  const std::string what =
-      StrCat("the tensor names of ", input.checkpoint.tag,
-             " are not the names that readers of the ", format.name, " format expect");
-  if (format.name != "megatron") {
-    context.sink().Warn(StrCat(what, "; add ", which, " to write the expected names"));
+  // Programs read these two formats by fixed names. They skip other tensors, and
+  // leave the parameters that they do not find at random values.
+  if (format.name != "megatron" && format.name != "safetensors") {
+    context.sink().Warn(
+        StrCat(names.what, "; add ", Joined(flags, " or "), " to write the expected names"));
     return {};
   }
-  return Fail(Errc::kUsage, what, ": run ucp-load ", ShellWord(input.source_paths.front()), " ",
-              ShellWord(output), " --format ", format.name, " ", which,
-              " to write the expected names, or pass --map none to keep the present names");
+  const std::string& line = context.command_line();
+  std::string run = StrCat("run ", line, " ", flags.front());
+  if (flags.size() > 1) {
+    run = StrCat("repeat the command with ", Joined(flags, " or "),
+                 ", whichever is the map of the model's family,");
+  }
+  return Fail(Errc::kUsage, names.what, ": ", run, " to write the expected names, or ", line,
+              " --map none to keep the present names");
 }
 
 }  // namespace shardwright::apps

@@ -20,12 +20,19 @@ namespace shardwright::apps {
 Status CheckBoth(cli::Context& context, const SourceFlags& source, const std::string& other,
                  const std::string& only);
 
+/// Warns if a trainer may not accept the layout: fp32 weights that were not requested, or
+/// key-value heads that tensor parallelism divides.
+/// \param spec  keys of the format
+/// Collective.
+Status WarnOfLayout(cli::Context& context, const convert::Input& input,
+                    const checkpoints::Format& format, const checkpoints::TargetSpec& spec);
+
 /// Fails or warns if the programs that read a format do not look for these names.
 /// \param spec  keys of the format
-/// \error kUsage  Megatron, which initializes parameters that it does not find
+/// \error kUsage  Megatron and safetensors: their readers initialize parameters that they do not
+///        find. The message has the command line that writes the expected names
 /// Collective.
 Status CheckNames(cli::Context& context, const convert::Input& input,
-                  const checkpoints::Format& format, const checkpoints::TargetSpec& spec,
-                  const std::string& output);
+                  const checkpoints::Format& format, const checkpoints::TargetSpec& spec);
 
 }  // namespace shardwright::apps

@@ -89,8 +89,9 @@ int main(int argc, char** argv) {
                           usual ? 1 : 0);
     }
     if (source.maps != std::vector<std::string>{"none"}) {
-      SW_TRY(shardwright::apps::CheckNames(context, *input, *format.format, spec, output));
+      SW_TRY(shardwright::apps::CheckNames(context, *input, *format.format, spec));
     }
+    SW_TRY(shardwright::apps::WarnOfLayout(context, *input, *format.format, spec));
     auto options = shardwright::apps::WriteOptions(context.flags(), output);
     options.link = link;
     options.strict = format.strict;

@@ -320,7 +320,7 @@ Result<ConvertReport> PackCompressed(comm::Comm& comm, const Input& input,
       pack.catalogue.size() + report.totals.read_bytes + report.totals.read_bytes / 256;
   if (options.dry_run) {
     report.needed_bytes = report.totals.output_bytes;
-    SW_TRY_ASSIGN(report.free_bytes, FreeBytesFor(comm, options.output));
+    SW_TRY_ASSIGN(report.free, FreeSpaceFor(comm, options.output));
     return report;
   }
   const exec::CountReads reads(pack.bytes, sink);

@@ -92,14 +92,18 @@ Result<bool> FoundDone(comm::Comm& comm, const ConvertOptions& options,
   return true;
 }
 
-Result<std::uint64_t> FreeBytesFor(comm::Comm& comm, const std::string& output) {
+Result<os::FreeSpace> FreeSpaceFor(comm::Comm& comm, const std::string& output) {
   const auto look = [&]() -> Result<std::string> {
     SW_TRY_ASSIGN(const os::ParentName split, os::SplitOutput(output));
     SW_TRY_ASSIGN(const os::FreeSpace free, os::FreeSpaceAt(split.parent));
-    return std::to_string(free.bytes.value_or(~std::uint64_t{0}));
+    return free.bytes ? StrCat(*free.bytes, " ", free.bytes_quota) : std::string();
   };
   SW_TRY_ASSIGN(const std::string text, comm.OnRootText(look));
-  return std::uint64_t{std::stoull(text)};
+  os::FreeSpace free;
+  if (text.empty()) return free;
+  free.bytes = std::stoull(text);
+  free.bytes_quota = text.substr(text.find(' ') + 1);
+  return free;
 }
 
 Result<ConvertReport> RunPlan(comm::Comm& comm, const Input& input, const layout::ShardMap& source,
@@ -135,7 +139,7 @@ Result<ConvertReport> RunPlan(comm::Comm& comm, const Input& input, const layout
     for (const plan::OutputFile& file : target.files) {
       if (file.clone == plan::CloneMode::kCopy) report.needed_bytes += file.bytes;
     }
-    SW_TRY_ASSIGN(report.free_bytes, FreeBytesFor(comm, options.output));
+    SW_TRY_ASSIGN(report.free, FreeSpaceFor(comm, options.output));
     if (comm.rank() == 0) WarnOfInodes(options.output, report.totals, sink);
     return report;
   }
@@ -338,10 +342,10 @@ void WarnNotCarried(const checkpoints::Format& format, const std::vector<std::st
   }
 }
 
-/// Warns if a folder of weights lacks the model's config.json, which programs need to open it.
-void WarnIfNoConfig(const Input& input, const checkpoints::Format& format,
-                    const plan::Target& target, Sink& sink) {
-  if (!format.only_weights || !input.siblings) return;
+}  // namespace
+
+void WarnIfNoConfig(const checkpoints::Format& format, const plan::Target& target, Sink& sink) {
+  if (!format.only_weights) return;
   const bool there = std::ranges::any_of(target.files, [](const plan::OutputFile& file) {
     return file.path == "config.json" || file.path == "adapter_config.json";
   });
@@ -350,8 +354,6 @@ void WarnIfNoConfig(const Input& input, const checkpoints::Format& format,
       "no config.json was found next to the checkpoint: from_pretrained of transformers needs "
       "the model's config.json next to the weights; copy it into the output");
 }
-
-}  // namespace
 
 Result<checkpoints::Written> WriteLayout(const checkpoints::Format& format,
                                          const checkpoints::Checkpoint& source,
@@ -468,7 +470,7 @@ Result<ConvertReport> Convert(comm::Comm& comm, Input& input, const checkpoints:
                                          &input.checkpoint.map, &target, sink);
     written.not_carried.insert(written.not_carried.end(), siblings.not_carried.begin(),
                                siblings.not_carried.end());
-    WarnIfNoConfig(input, format, target, sink);
+    if (input.siblings) WarnIfNoConfig(format, target, sink);
     for (std::string& one : WeightsLeftBehind(input, target)) {
       sink.Warn("not carried over: " + one);
       written.not_carried.push_back(std::move(one));

@@ -21,6 +21,7 @@
 #include "support/base/result.h"
 #include "support/base/sink.h"
 #include "support/comm/comm.h"
+#include "support/os/dir.h"
 
 namespace shardwright::convert {
 
@@ -51,7 +52,7 @@ struct ConvertReport {
   exec::RunReport run;
   std::uint64_t buffer_bytes = 0;  ///< per rank
   std::uint64_t needed_bytes = 0;  ///< with dry_run: disk space, without files that can be clones
-  std::uint64_t free_bytes = 0;    ///< with dry_run: free space of the output's file system
+  os::FreeSpace free;              ///< with dry_run: as FreeSpaceFor
   checkpoints::Layout source;
   checkpoints::Layout target;
   /// Parts of the source and of its sibling files that
@@ -89,6 +90,9 @@ Result<ConvertReport> Convert(comm::Comm& comm, Input& input, const checkpoints:
                               const checkpoints::Format& format, const std::string& command,
                               const ConvertOptions& options, Sink& sink);
 
+/// Warns if a folder of weights lacks the model's config.json, which programs need to open it.
+void WarnIfNoConfig(const checkpoints::Format& format, const plan::Target& target, Sink& sink);
+
 /// Plans the files of a checkpoint in a layout, and warns of data that it cannot represent.
 /// Pure but for the warnings.
 Result<checkpoints::Written> WriteLayout(const checkpoints::Format& format,
@@ -107,11 +111,10 @@ Result<ConvertReport> RunPlan(comm::Comm& comm, const Input& input, const layout
                               const std::string& manifest_head, exec::Identity identity,
                               const ConvertOptions& options, Sink& sink);
 
-/// Returns the free bytes of the output's file system, as rank 0 measures
-/// them, or the largest number if the file system does not report any.
+/// Returns the free bytes for an output, as rank 0 measures them, and the quota that limits them.
 /// \error kNotFound  the parent folder does not exist
 /// Collective.
-Result<std::uint64_t> FreeBytesFor(comm::Comm& comm, const std::string& output);
+Result<os::FreeSpace> FreeSpaceFor(comm::Comm& comm, const std::string& output);
 
 /// Returns true if --resume has nothing to do because the stopped run had committed.
 /// Then OUTPUT exists, and its manifest describes the output of this run.

@@ -258,7 +258,8 @@ nlohmann::json ConversionJson(const ConvertReport& report) {
                            {"target", ToJson(report.target)}};
   if (!report.maps.empty()) result["maps"] = MapsJson(report.maps);
   if (report.dry_run) {
-    result["disk"] = {{"needed_bytes", report.needed_bytes}, {"free_bytes", report.free_bytes}};
+    result["disk"] = {{"needed_bytes", report.needed_bytes}, {"free_bytes", nullptr}};
+    if (report.free.bytes) result["disk"]["free_bytes"] = *report.free.bytes;
   }
   if (!report.dry_run && !report.found_done) {
     result["run"] = {{"payload_bytes_read", report.run.bytes_read},

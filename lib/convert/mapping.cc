@@ -141,7 +141,7 @@ Result<MapChoice> ReadRecipe(const json::Json& recipe, const std::string& where)
     return Fail(Errc::kBadInput, where, ": \"sizes\" of a map: object expected");
   }
   for (const auto& [name, size] : sizes->items()) {
-    SW_TRY_ASSIGN(choice.use.sizes[name],
+    SW_TRY_ASSIGN(choice.use.config[name],
                   json::WholeOf(size, 1, std::uint64_t{1} << 53, where + ": size " + Quoted(name)));
   }
   return choice;
@@ -250,8 +250,7 @@ Result<std::optional<Found>> FindMap(const checkpoints::MapUse& use, const MapsA
     Status fits = Fail(Errc::kUnsupported, "no naming scheme ", Joined(wanted, " or "), "; it has ",
                        Joined(all, ", "));
     if (to != wanted.end()) {
-      checkpoints::MapUse trial{use.from, *to, given};
-      trial.sizes.merge(one.map.SizesIn(facts.values));
+      const checkpoints::MapUse trial{use.from, *to, given, one.map.SizesIn(facts.values)};
       const auto mapped = checkpoints::ApplyMap(one.map, trial, checkpoint, patterns);
       fits = mapped ? Status() : tl::unexpected(mapped.error());
       one.to = *to;
@@ -362,6 +361,22 @@ Result<std::vector<std::string>> MapFlagsFor(const checkpoints::Checkpoint& chec
   return flags;
 }
 
+Result<OtherNames> FindOtherNames(const checkpoints::Checkpoint& checkpoint,
+                                  const checkpoints::Patterns& patterns,
+                                  const checkpoints::Format& format,
+                                  const checkpoints::TargetSpec& spec,
+                                  const std::function<Result<std::string>()>& config) {
+  OtherNames names;
+  MapsAsked asked;
+  SetTarget(format, spec, &asked);
+  if (asked.sides.empty() || checkpoint.origin == format.name) return names;
+  SW_TRY_ASSIGN(const std::string known, config());
+  SW_TRY_ASSIGN(names.flags, MapFlagsFor(checkpoint, asked, patterns, known));
+  names.what = StrCat("the tensor names of ", checkpoint.tag,
+                      " are not the names that readers of the ", format.name, " format expect");
+  return names;
+}
+
 namespace {
 
 /// Splits the parameters that the optimizer has fused, or fuses them again.
@@ -436,7 +451,7 @@ Result<std::vector<MapUsed>> UseMaps(const std::vector<MapChoice>& choices, cons
         continue;
       }
     }
-    choice.use.sizes.merge(choice.map->SizesIn(facts.values));
+    choice.use.config.merge(choice.map->SizesIn(facts.values));
     SW_TRY_ASSIGN(checkpoints::Mapped mapped,
                   checkpoints::ApplyMap(*choice.map, choice.use, std::move(*checkpoint), patterns));
     *checkpoint = std::move(mapped.checkpoint);

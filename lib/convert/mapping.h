@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
@@ -85,6 +86,22 @@ Result<std::vector<std::string>> MapFlagsFor(const checkpoints::Checkpoint& chec
                                              const MapsAsked& asked,
                                              const checkpoints::Patterns& patterns,
                                              const std::string& config);
+
+/// Names of a checkpoint that the readers of a format do not expect.
+struct OtherNames {
+  std::string what;                ///< a sentence about them
+  std::vector<std::string> flags;  ///< as MapFlagsFor; empty: the names are expected or unknown
+};
+
+/// Compares the names of a checkpoint with those that readers of a format expect.
+/// \param spec  keys of the format
+/// \param config  returns the config for MapFlagsFor; called only if the names matter
+/// Pure but for `config`.
+Result<OtherNames> FindOtherNames(const checkpoints::Checkpoint& checkpoint,
+                                  const checkpoints::Patterns& patterns,
+                                  const checkpoints::Format& format,
+                                  const checkpoints::TargetSpec& spec,
+                                  const std::function<Result<std::string>()>& config);
 
 /// Applies maps to a checkpoint, one after the other, and reports each. Sizes come from
 /// `asked`, or from the model config: config.json and values recorded in the checkpoint.

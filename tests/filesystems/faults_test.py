@@ -40,6 +40,7 @@ class Case(unittest.TestCase):
         try:
             return system(self.world, *words)
         except mounts.Missing as why:
+            self.assertFalse(mounts.OWN_MACHINE, str(why))
             self.skipTest(str(why))
 
     def tool(self, name, *argv, code=0, **options):
@@ -225,6 +226,42 @@ class Full(Case):
         self.tool("pec-save", "check", node / "store")
         self.assertLessEqual(len(list((node / "store/blobs").rglob("*.*"))), before)
         self.tool("pec-restore", node / "store", self.world / "out", "--read-only")
+
+    def test_dry_runs_compare_with_the_free_space(self):
+        small = self.mounted(lambda world: mounts.mount(world / "a", "-t", "tmpfs", "-o", "size=4k", "none"))
+        moe_checkpoint.series(self.world / "series", moe_checkpoint.Model(), range(3, 4))
+        checkpoint = self.world / "series/global_step3"
+        store = self.world / "store"
+        self.tool("pec-save", checkpoint, store)
+        for argv in (("ucp-load", DEMO, small / "out", "--target", "zero=3,dp=3"), ("ucp-union", DEMO, small / "out"),
+                     ("pec-restore", store, small / "out", "--target", "zero=1")):
+            done = self.tool(*argv, "--dry-run", code=7)
+            self.assertRegex(done.stderr, r"out: .* of disk space needed, .* free; free some space")
+        done = self.tool("pec-save", checkpoint, small / "store", "--dry-run")
+        self.assertRegex(done.stderr, r"store: .* of disk space needed, .* free")
+        self.assertEqual(list(small.iterdir()), [])
+
+    def test_a_quota_counts_as_free_space(self):
+        node, _ = self.mounted(mounts.SYSTEMS["ext4-quota"])
+        self.mounted(lambda _: mounts.need("setquota", "quota"))
+        for folder in (Given.world, self.world):
+            folder.chmod(0o755)
+        node.chmod(0o777)
+        user = 65534
+        mounts.made("setquota", "-u", user, 0, 40, 0, 0, node)  # KiB
+        argv = ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups", Given.bin / "ucp-load", DEMO, node / "out",
+                "--target", "zero=3,dp=3"]
+        done = run([*argv, "--dry-run"])
+        self.assertEqual(done.code, 7)
+        self.assertIn(f" free in the quota of user {user}", done.stderr)
+        done = run(argv)
+        self.assertEqual(done.code, 7)
+        self.assertIn(f" free in the quota of user {user}", done.stderr)
+        mounts.made("setquota", "-u", user, 0, 0, 0, 5, node)
+        done = run([*argv, "--dry-run"])
+        self.assertIn(f"free in the quota of user {user}", done.stderr)
+        mounts.made("setquota", "-u", user, 0, 0, 0, 0, node)
+        self.assertEqual(run(argv).code, 0)
 
 
 def main(programs, *arguments):

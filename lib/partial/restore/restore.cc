@@ -7,6 +7,7 @@
 #include <nlohmann/json.hpp>
 
 #include "partial/restore/restore_internal.h"
+#include "partial/store/undo.h"
 #include "support/base/text.h"
 #include "support/os/dir.h"
 #include "support/os/lock.h"
@@ -244,6 +245,17 @@ Result<convert::ConvertReport> Write(const Job& job, const RestoreReport& report
   SW_TRY_ASSIGN(checkpoints::Written written,
                 convert::WriteLayout(format, source.checkpoint, layout, job.sink));
   SW_TRY(convert::CheckCarried(job.options.write, written.not_carried));
+  convert::WarnIfNoConfig(format, written.target, job.sink);
+  const auto no_config = []() -> Result<std::string> { return std::string(); };
+  SW_TRY_ASSIGN(const convert::OtherNames names,
+                convert::FindOtherNames(source.checkpoint, source.patterns, format,
+                                        job.options.target, no_config));
+  if (!names.flags.empty()) {
+    job.sink.Warn(StrCat(names.what,
+                         "; restore without --format, then run ucp-load on the output "
+                         "with --format ",
+                         format.name, " ", Joined(names.flags, " or ")));
+  }
   nlohmann::ordered_json head =
       convert::ManifestHead("pec-restore", std::string(format.name), source);
   convert::DescribeLayout(layout, &head);
@@ -280,13 +292,10 @@ std::string Iterations(const std::vector<std::uint64_t>& iterations) {
 /// Explains the effect of a restart at the report's iteration on newer checkpoints.
 void ExplainRestart(const Job& job, const RestoreReport& report) {
   const std::string& store = job.options.store;
-  const std::string at = StrCat("iteration ", report.iteration);
   const bool newer = !report.abandoned.empty();
   if (job.recorded()) {
     if (!newer) return;
-    job.sink.Warn(StrCat(store, ": training restarts from ", at, "; the newer checkpoints ",
-                         Iterations(report.abandoned),
-                         " are abandoned; pec-save undo reverts this"));
+    job.sink.Warn(AbandonedText(store, report.iteration, report.abandoned));
     return;
   }
   job.sink.Note(

@@ -63,6 +63,8 @@ class Context {
   comm::Comm& comm() { return comm_; }
   Sink& sink() { return sink_; }
   const CommonFlags& flags() const { return flags_; }
+  /// Returns the command line as typed, without the path of the program, quoted for a shell.
+  const std::string& command_line() const { return command_line_; }
 
   /// Stream for the answer in plain text. Rank 0 prints it to stdout when the body has
   /// returned, also after an error, unless --json writes to stdout. Escape names from
@@ -80,6 +82,7 @@ class Context {
   comm::Comm& comm_;
   Sink& sink_;
   const CommonFlags& flags_;
+  std::string command_line_;
   std::unique_ptr<std::ostringstream> out_;
   std::unique_ptr<nlohmann::json> result_;
 };

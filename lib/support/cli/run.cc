@@ -444,6 +444,8 @@ int App::Run(int argc, const char* const* argv, const Body& body) {
 
   CommonFlags own = flags;
   Context context(session.comm, sink, own);
+  context.command_line_ = command;
+  for (int i = words; i < argc; ++i) context.command_line_.append(" ").append(ShellWord(argv[i]));
   Status status = meeting ? Prepare(session, action) : meeting;
   if (status) {
     bool threw = false;

@@ -4,10 +4,13 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <sys/quota.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <limits>
 #include <memory>
 #include <string>
 #include <utility>
@@ -21,6 +24,45 @@ namespace shardwright::os {
 namespace {
 
 bool IsAbsent(int error) { return error == ENOENT || error == ENOTDIR; }
+
+/// Lowers a free amount to the rest of a limit. \param hard  the limit; 0: none
+void Lower(std::uint64_t hard, std::uint64_t used, const std::string& quota,
+           std::optional<std::uint64_t>* free, std::string* quota_of_free) {
+  if (hard == 0) return;
+  const std::uint64_t left = hard - std::min(hard, used);
+  if (*free && **free <= left) return;
+  *free = left;
+  *quota_of_free = quota;
+}
+
+/// Lowers the free space to the rest of the quotas for new files in a directory. Does
+/// nothing if the kernel or the file system has no quotas.
+void ApplyQuotas(const std::string& path, FreeSpace* space) {
+  if (::geteuid() == 0) return;  // quotas do not limit root
+  const Fd folder(sys::OpenAt(AT_FDCWD, path.c_str(), O_RDONLY | O_DIRECTORY, 0));
+  struct stat info {};
+  if (!folder.ok() || sys::Stat(folder.get(), &info) != 0) return;
+  fs_quota_stat state{};
+  if (sys::QuotaState(folder.get(), &state) != 0) return;
+  const gid_t group = (info.st_mode & S_ISGID) != 0 ? info.st_gid : ::getegid();
+  const auto apply = [&](int type, id_t id, std::string_view owner) {
+    constexpr std::uint64_t kBlock = 1024;
+    struct dqblk quota {};
+    if (sys::Quota(folder.get(), type, id, &quota) != 0) return;
+    const std::string name = StrCat("the quota of ", owner, " ", id);
+    if ((quota.dqb_valid & QIF_BLIMITS) != 0 && (quota.dqb_valid & QIF_SPACE) != 0 &&
+        quota.dqb_bhardlimit <= std::numeric_limits<std::uint64_t>::max() / kBlock) {
+      Lower(quota.dqb_bhardlimit * kBlock, quota.dqb_curspace, name, &space->bytes,
+            &space->bytes_quota);
+    }
+    if ((quota.dqb_valid & QIF_ILIMITS) != 0 && (quota.dqb_valid & QIF_INODES) != 0) {
+      Lower(quota.dqb_ihardlimit, quota.dqb_curinodes, name, &space->files, &space->files_quota);
+    }
+  };
+  // A file system may count usage and store limits without enforcing them.
+  if ((state.qs_flags & FS_QUOTA_UDQ_ENFD) != 0) apply(USRQUOTA, ::geteuid(), "user");
+  if ((state.qs_flags & FS_QUOTA_GDQ_ENFD) != 0) apply(GRPQUOTA, group, "group");
+}
 
 }  // namespace
 
@@ -324,6 +366,7 @@ Result<FreeSpace> FreeSpaceAt(const std::string& path) {
   }
   // Zero free files would not even allow a stage. rclone always reports zero, so it is ignored.
   if (info.f_files > 0 && info.f_favail > 0) space.files = info.f_favail;
+  ApplyQuotas(path, &space);
   return space;
 }
 

@@ -84,9 +84,14 @@ Result<bool> IsWritable(const std::string& path);
 struct FreeSpace {
   std::optional<std::uint64_t> bytes;
   std::optional<std::uint64_t> files;  ///< files and directories
+  /// Names the quota that sets the limit, such as "the quota of user 1000"; empty: the file system.
+  std::string bytes_quota = {};
+  std::string files_quota = {};
 };
 
-/// Returns the free space on the file system of an existing path.
+/// Returns the free space for this process in an existing directory: that of the file system, or
+/// of the user's or group's quota if that leaves less. Project quotas are part of the file
+/// system's answer on ext4 and XFS. Quotas of network file systems are not asked for.
 /// \error kNotFound
 Result<FreeSpace> FreeSpaceAt(const std::string& path);
 

@@ -258,6 +258,22 @@ int StatVfs(const std::string& path, struct statvfs* out) {
   return Run(Op::kStat, [&] { return ::statvfs(path.c_str(), out); });
 }
 
+namespace {
+constexpr long kQuotactlFd = 443;  // of every architecture; the C library may be older
+}  // namespace
+
+int Quota(int fd, int type, id_t id, struct dqblk* out) {
+  return Run(Op::kStat, [&] {
+    return static_cast<int>(::syscall(kQuotactlFd, fd, QCMD(Q_GETQUOTA, type), id, out));
+  });
+}
+
+int QuotaState(int fd, struct fs_quota_stat* out) {
+  return Run(Op::kStat, [&] {
+    return static_cast<int>(::syscall(kQuotactlFd, fd, QCMD(Q_XGETQSTAT, USRQUOTA), 0, out));
+  });
+}
+
 int Access(const std::string& path, int mode) {
   return Run(Op::kStat, [&] { return ::faccessat(AT_FDCWD, path.c_str(), mode, AT_EACCESS); });
 }

@@ -3,6 +3,8 @@
 
 #include <dirent.h>
 #include <fcntl.h>
+#include <linux/dqblk_xfs.h>
+#include <sys/quota.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <sys/types.h>
@@ -89,6 +91,10 @@ int Lock(int fd);
 int Stat(int fd, struct stat* out);
 int StatAt(int dir, const char* path, struct stat* out, int flags);
 int StatVfs(const std::string& path, struct statvfs* out);
+/// Reads a quota of the file system of `fd`. \param type  USRQUOTA or GRPQUOTA
+int Quota(int fd, int type, id_t id, struct dqblk* out);
+/// Reads which quotas the file system of `fd` counts and enforces.
+int QuotaState(int fd, struct fs_quota_stat* out);
 int Access(const std::string& path, int mode);
 ssize_t ReadLink(const std::string& path, char* to, std::size_t bytes);
 /// Returns null and errno on failure. The caller frees the result.

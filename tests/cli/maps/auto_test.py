@@ -7,6 +7,7 @@ Usage: auto_test.py BIN
 
 import json
 import pathlib
+import re
 import sys
 
 sys.dont_write_bytecode = True
@@ -124,9 +125,23 @@ class Auto(ModelTest):
         # The line of the message works, and Megatron's own names need no map.
         self.run_in("ucp-load", "hf", "titan", "--format", "megatron", "--map", "auto")
         self.run_in("ucp-load", "titan", "again", "--format", "megatron")
-        said = self.run_in("ucp-load", "titan", "weights", "--format", "safetensors").stderr
+        said = self.run_in("ucp-load", "titan", "weights", "--format", "safetensors", code=2).stderr
         # Several maps have Megatron's names, but the checkpoint records the family.
-        self.assertIn("add --map auto to write the expected names", said)
+        self.assertIn("run ucp-load titan weights --format safetensors --map auto to write the expected names", said)
+        self.run_in("ucp-load", "titan", "weights", "--format", "safetensors", "--map", "auto")
+        self.assertEqual(unpack(self.work / "weights" / "model.safetensors")[0], self.tensors)
+
+    def test_the_message_has_the_whole_command_line(self):
+        self.make()
+        self.run_in("ucp-load", "hf", "titan", "--format", "dcp", "--flavour", "torchtitan", "--map", "llama:torchtitan")
+        words = ("ucp-load", "titan", "weights", "--format", "safetensors", "--target", "dtype=fp32")
+        said = self.run_in(*words, code=2).stderr
+        found = re.search(r": run (.*?) to write the expected names", said)
+        self.assertIsNotNone(found, said)
+        line = found.group(1).replace("kv_heads=N", "kv_heads=2")
+        self.assertTrue(line.startswith(" ".join(words) + " --map "), line)
+        self.run_in(*line.split())
+        self.assertEqual(unpack(self.work / "weights" / "model.safetensors")[0].keys(), self.tensors.keys())
 
     def test_of_two_maps_the_one_that_fits(self):
         self.make({"model_type": "qwen3"}, **NORMS)

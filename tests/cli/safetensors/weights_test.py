@@ -19,7 +19,8 @@ class Weights(ModelTest):
         return self.work / "src"
 
     def export(self, out, *words, source="src", code=0):
-        return self.run_in("ucp-load", source, out, "--format", "safetensors", "--siblings", "none", *words, code=code)
+        return self.run_in("ucp-load", source, out, "--format", "safetensors", "--siblings", "none", "--map", "none", *words,
+                           code=code)
 
     def tensors(self, out):
         found = {}

@@ -70,12 +70,20 @@ std::uint64_t BufferBytes(const RunOptions& options) {
 Status CheckSpace(const std::string& output, const std::string& folder, std::uint64_t bytes,
                   std::uint64_t files) {
   SW_TRY_ASSIGN(const os::FreeSpace free, os::FreeSpaceAt(folder));
+  return CheckFits(free, output, bytes, files);
+}
+
+Status CheckFits(const os::FreeSpace& free, const std::string& output, std::uint64_t bytes,
+                 std::uint64_t files) {
+  constexpr const char* kNext = "; free some space or choose another path";
+  const auto within = [](const std::string& quota) { return quota.empty() ? "" : " in " + quota; };
   if (free.bytes && *free.bytes < bytes) {
-    return Fail(Errc::kIo, output, ": ", FormatBytes(bytes), " needed, ", FormatBytes(*free.bytes),
-                " free");
+    return Fail(Errc::kIo, output, ": ", FormatBytes(bytes), " of disk space needed, ",
+                FormatBytes(*free.bytes), " free", within(free.bytes_quota), kNext);
   }
   if (free.files && *free.files < files) {
-    return Fail(Errc::kIo, output, ": ", files, " inodes needed, ", *free.files, " free");
+    return Fail(Errc::kIo, output, ": ", files, " inodes needed, ", *free.files, " free",
+                within(free.files_quota), kNext);
   }
   return {};
 }

@@ -17,6 +17,7 @@
 #include "support/base/sink.h"
 #include "support/comm/comm.h"
 #include "support/os/commit.h"
+#include "support/os/dir.h"
 #include "support/os/directory.h"
 #include "support/os/io_threads.h"
 
@@ -66,6 +67,11 @@ std::uint64_t BufferBytes(const RunOptions& options);
 /// Local.
 Status CheckSpace(const std::string& output, const std::string& folder, std::uint64_t bytes,
                   std::uint64_t files);
+
+/// Checks that an output fits into free space. Pure.
+/// \error kIo  it does not
+Status CheckFits(const os::FreeSpace& free, const std::string& output, std::uint64_t bytes,
+                 std::uint64_t files);
 
 /// Opens the stage directory, which rank 0 has created, on every rank.
 /// \error kIo  a rank cannot see it (names the output); as os::OpenStage
