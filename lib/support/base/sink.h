@@ -43,7 +43,7 @@ class Sink {
   virtual void Note(std::string message, int level) = 0;
 
   /// Reports at once, from any rank, what the run is waiting for. Shown unless -q is given.
-  virtual void Waits(std::string /*message*/) {}
+  virtual void Waits(std::string /*message*/) {}  // NOLINT(performance-unnecessary-value-param)
 
   /// True once the user has asked this rank to stop. The caller then finishes its unit, keeps the
   /// journal, agrees with the other ranks and returns kStopped. Cheap enough for every unit.

@@ -165,26 +165,26 @@ TEST_F(ScanErrors, TooManyOpenFilesAreAClearError) {
 /// Records the reports of a scan.
 class Reports final : public NullSink {
  public:
-  void Files(std::uint64_t done, std::uint64_t total) override {
-    const std::lock_guard lock(mutex_);
-    most_ = std::max(most_, done);
-    total_ = total;
+  void Files(std::uint64_t done, std::uint64_t all) override {
+    const std::lock_guard lock(mutex);
+    most = std::max(most, done);
+    total = all;
   }
   void Waits(std::string message) override {
-    const std::lock_guard lock(mutex_);
-    waits_.push_back(std::move(message));
+    const std::lock_guard lock(mutex);
+    waits.push_back(std::move(message));
   }
   bool Names(const std::string& path) {
-    const std::lock_guard lock(mutex_);
-    return std::ranges::any_of(waits_, [&](const std::string& text) {
+    const std::lock_guard lock(mutex);
+    return std::ranges::any_of(waits, [&](const std::string& text) {
       return text.starts_with(path + ": not read after ");
     });
   }
 
-  std::mutex mutex_;
-  std::uint64_t most_ = 0;
-  std::uint64_t total_ = 0;
-  std::vector<std::string> waits_;
+  std::mutex mutex;
+  std::uint64_t most = 0;
+  std::uint64_t total = 0;
+  std::vector<std::string> waits;
 };
 
 /// The slow file of a scan, and the progress of the scan while it is read.
@@ -227,8 +227,8 @@ TEST_F(ScanErrors, OneSlowFileIsNamedWhileTheOthersAreRead) {
   const auto files = ReadInOrder(std::move(found), ReadSlowly, options, nullptr);
   slow_file = nullptr;
   ASSERT_TRUE(files) << files.error().message;
-  EXPECT_EQ(slow.reports.most_, 40U);
-  EXPECT_EQ(slow.reports.total_, 40U);
+  EXPECT_EQ(slow.reports.most, 40U);
+  EXPECT_EQ(slow.reports.total, 40U);
 }
 
 TEST_F(ScanErrors, LinksAreFollowedAsBefore) {
