@@ -207,7 +207,8 @@ Result<std::vector<Container>> ReadSlowly(const Found& file, const os::File&, co
     }
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
-  return Fail(Errc::kInternal, slow_file->others_read.load(), " files were read beside this one");
+  return Fail(Errc::kInternal, slow_file->others_read.load(),
+              " files were read while this one waited");
 }
 
 TEST_F(ScanErrors, OneSlowFileIsNamedWhileTheOthersAreRead) {
