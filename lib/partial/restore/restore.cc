@@ -281,14 +281,6 @@ Result<convert::ConvertReport> Write(const Job& job, const RestoreReport& report
   return done;
 }
 
-/// Lists iterations in words.
-std::string Iterations(const std::vector<std::uint64_t>& iterations) {
-  std::vector<std::string> words;
-  words.reserve(iterations.size());
-  for (const std::uint64_t one : iterations) words.push_back(std::to_string(one));
-  return FirstFew(words);
-}
-
 /// Explains the effect of a restart at the report's iteration on newer checkpoints.
 void ExplainRestart(const Job& job, const RestoreReport& report) {
   const std::string& store = job.options.store;
@@ -302,7 +294,8 @@ void ExplainRestart(const Job& job, const RestoreReport& report) {
       store +
           ": the restart is recorded when the next save confirms it; --restart records it "
           "at once, --read-only never" +
-          (newer ? "; it would abandon the newer checkpoints " + Iterations(report.abandoned) : ""),
+          (newer ? "; it would abandon the newer checkpoints " + FewIterations(report.abandoned)
+                 : ""),
       newer ? 0 : 1);
 }
 

@@ -89,7 +89,7 @@ Result<bool> ContinuesPending(const Job& job, const Subject& subject, const Stor
 Status WarnOfAbandoned(const Job& job, const Store& store,
                        const std::vector<StoredCheckpoint>& before, std::uint64_t resume) {
   SW_TRY_ASSIGN(const std::vector<StoredCheckpoint> after, store.List());
-  const std::vector<std::uint64_t> abandoned = NewlyAbandoned(before, after);
+  const std::vector<std::uint64_t> abandoned = AbandonedOnlyIn(after, before);
   if (!abandoned.empty()) job.sink.Warn(AbandonedText(store.path(), resume, abandoned));
   return {};
 }

@@ -57,33 +57,34 @@ Result<Undone> UndoRecorded(const Store& store) {
   Undone out;
   out.resume = last->resume;
   SW_TRY_ASSIGN(const std::vector<StoredCheckpoint> now, store.List());
-  for (std::size_t i = 0; i < now.size(); ++i) {
-    if (checkpoints[i].abandoned && !now[i].abandoned) out.reinstated.push_back(now[i].iteration);
-  }
-  std::sort(out.reinstated.begin(), out.reinstated.end());
+  out.reinstated = AbandonedOnlyIn(checkpoints, now);
   out.newest = NewestIteration(now);
   return out;
 }
 
 }  // namespace
 
-std::string AbandonedText(const std::string& store, std::uint64_t resume,
-                          const std::vector<std::uint64_t>& abandoned) {
-  std::vector<std::string> iterations;
-  iterations.reserve(abandoned.size());
-  for (const std::uint64_t one : abandoned) iterations.push_back(std::to_string(one));
-  return StrCat(store, ": training restarts from iteration ", resume, "; the newer checkpoints ",
-                FirstFew(iterations), " are abandoned; pec-save undo reverts this");
+std::string FewIterations(const std::vector<std::uint64_t>& iterations) {
+  std::vector<std::string> words;
+  words.reserve(iterations.size());
+  for (const std::uint64_t one : iterations) words.push_back(std::to_string(one));
+  return FirstFew(words);
 }
 
-std::vector<std::uint64_t> NewlyAbandoned(const std::vector<StoredCheckpoint>& before,
-                                          const std::vector<StoredCheckpoint>& after) {
+std::string AbandonedText(const std::string& store, std::uint64_t resume,
+                          const std::vector<std::uint64_t>& abandoned) {
+  return StrCat(store, ": training restarts from iteration ", resume, "; the newer checkpoints ",
+                FewIterations(abandoned), " are abandoned; pec-save undo reverts this");
+}
+
+std::vector<std::uint64_t> AbandonedOnlyIn(const std::vector<StoredCheckpoint>& list,
+                                           const std::vector<StoredCheckpoint>& other) {
   std::set<std::uint64_t> usable;
-  for (const StoredCheckpoint& one : before) {
+  for (const StoredCheckpoint& one : other) {
     if (!one.abandoned) usable.insert(one.sequence);
   }
   std::vector<std::uint64_t> iterations;
-  for (const StoredCheckpoint& one : after) {
+  for (const StoredCheckpoint& one : list) {
     if (one.abandoned && usable.contains(one.sequence)) iterations.push_back(one.iteration);
   }
   std::sort(iterations.begin(), iterations.end());
@@ -115,7 +116,7 @@ Result<Undone> ConfirmRestart(const std::string& path, bool take_over) {
   SW_TRY(store.ConfirmPending());
   SW_TRY_ASSIGN(const std::vector<StoredCheckpoint> after, store.List());
   SW_TRY(lock.Release());
-  return Undone{true, pending->resume, pending->resume, {}, NewlyAbandoned(before, after)};
+  return Undone{true, pending->resume, pending->resume, {}, AbandonedOnlyIn(after, before)};
 }
 
 }  // namespace shardwright::partial

@@ -24,9 +24,13 @@ struct Undone {
 std::string AbandonedText(const std::string& store, std::uint64_t resume,
                           const std::vector<std::uint64_t>& abandoned);
 
-/// Returns the iterations of checkpoints that are abandoned in `after` but not in `before`.
-std::vector<std::uint64_t> NewlyAbandoned(const std::vector<StoredCheckpoint>& before,
-                                          const std::vector<StoredCheckpoint>& after);
+/// Lists the first few iterations in words.
+std::string FewIterations(const std::vector<std::uint64_t>& iterations);
+
+/// Returns the iterations of checkpoints that are abandoned in `list` but usable in `other`,
+/// ascending.
+std::vector<std::uint64_t> AbandonedOnlyIn(const std::vector<StoredCheckpoint>& list,
+                                           const std::vector<StoredCheckpoint>& other);
 
 /// Reverts the last restore of the store at a path. Discards an
 /// unconfirmed restore. After a recorded restart, the newer

@@ -34,6 +34,11 @@ constexpr double kGraceSeconds = 0.5;
 /// Milliseconds between two checks for the end of this work.
 constexpr int kLookMs = 50;
 
+/// Prefixes a message with the rank that it comes from.
+std::string OfRank(int rank, const std::string& message) {
+  return text::RankList({&rank, 1}) + ": " + message;
+}
+
 }  // namespace
 
 ProgressMode DecideProgress(const CommonFlags& flags) {
@@ -110,7 +115,7 @@ void RunSink::Note(std::string message, int level) {
   if (options_.rank == 0) {
     console_.Note(message, level);
   } else if (level >= 2) {
-    console_.Note(text::RankList({&options_.rank, 1}) + ": " + message, level);
+    console_.Note(OfRank(options_.rank, message), level);
   } else {
     console_.Log("note", message);
   }
@@ -118,7 +123,7 @@ void RunSink::Note(std::string message, int level) {
 
 void RunSink::Waits(std::string message) {
   const bool several = options_.ranks > 1;
-  console_.Note(several ? text::RankList({&options_.rank, 1}) + ": " + message : message, 0);
+  console_.Note(several ? OfRank(options_.rank, message) : message, 0);
 }
 
 RankStats RunSink::StatsLocked() const {
