@@ -95,7 +95,7 @@ class LostRank(unittest.TestCase):
         job = self.launch(LAUNCHERS[0], 2, 1, setting, timeout=4)
         time.sleep(1.5)
         ranks = self.ranks_of(job.pid)
-        for how, wait in ((signal.SIGSTOP, 8), (signal.SIGCONT, 0)):
+        for how, wait in ((signal.SIGSTOP, 4.5), (signal.SIGCONT, 1), (signal.SIGSTOP, 8), (signal.SIGCONT, 0)):
             for pid in ranks:
                 os.kill(pid, how)
             time.sleep(wait)

@@ -31,7 +31,8 @@ constexpr milliseconds kHelloWait(5'000);
 /// Wait after a rank's process closed its connection: it may connect again, and the launcher may
 /// end the run first.
 constexpr milliseconds kReopen(15'000);
-/// Longest time between two turns of a thread that was not stopped meanwhile.
+/// Longest time between two turns of a thread that was not stopped meanwhile, at most half of the
+/// timeout.
 constexpr milliseconds kStoppedMeanwhile(5'000);
 constexpr milliseconds kPassOn(3'000);
 constexpr std::size_t kLine = 1024;
@@ -309,6 +310,7 @@ void RankWatch::Receive() {
   if (!listener_) return;
   Heard heard;
   heard.last = heard.worked = Clock::now();
+  const milliseconds stopped_meanwhile = std::min(kStoppedMeanwhile, options_.timeout / 2);
   Clock::time_point turn = heard.last;
   while (!Over(milliseconds(0))) {
     if (heard.connection) {
@@ -318,9 +320,9 @@ void RankWatch::Receive() {
     } else if (!met) {
       if (Over(kTick)) return;
     }
-    // After a suspension of the whole run the beats of that time are missing.
+    // After a suspension of this rank or of the whole run, the beats of that time are missing.
     const Clock::time_point now = Clock::now();
-    if (now - turn >= kStoppedMeanwhile) heard.last = heard.worked = now;
+    if (now - turn >= stopped_meanwhile) heard.last = heard.worked = now;
     turn = now;
     if (const std::string reason = LossOf(heard); !reason.empty()) {
       return Report(before_, reason, true);
