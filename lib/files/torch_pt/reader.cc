@@ -49,10 +49,10 @@ constexpr std::string_view kData = "data/";
 using Records = std::unordered_map<std::string_view, const zip::Member*>;
 
 Result<Records> Root(const zip::Container& container) {
-  const std::string& first = container.members.front().name;
+  const std::string_view first = container.members.front().name;
   const std::size_t slash = first.find('/');
-  if (slash == std::string::npos) return BadInput("member ", first, " is in no folder");
-  const std::string_view root = std::string_view(first).substr(0, slash + 1);
+  if (slash == std::string_view::npos) return BadInput("member ", first, " is in no folder");
+  const std::string_view root = first.substr(0, slash + 1);
   Records records;
   for (const zip::Member& member : container.members) {
     std::string_view name = member.name;
@@ -116,8 +116,9 @@ Result<ContainerMetadata> ReadZip(const files::Part& file) {
   metadata.last = container.file_bytes;
   SW_TRY_ASSIGN(metadata.header, zip::ReadMember(file, *pickle->second, limits::kPickleBytes));
   const std::size_t root_bytes = container.members.front().name.find('/') + 1;
+  metadata.storages.reserve(container.members.size());
   for (const zip::Member& member : container.members) {
-    const std::string_view name = std::string_view(member.name).substr(root_bytes);
+    const std::string_view name = member.name.substr(root_bytes);
     if (!name.starts_with(kData) || name == kData) continue;
     const std::string_view key = name.substr(kData.size());
     if (Status stored = zip::CheckStored(member); !stored) {

@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <array>
 #include <limits>
 #include <optional>
 #include <string_view>
+#include <utility>
 
 #include "files/utf8.h"
 #include "files/zip/directory_internal.h"
 #include "support/base/checked.h"
 #include "support/base/limits.h"
+#include "support/base/str_cat.h"
 
 namespace shardwright::zip {
 
@@ -161,25 +164,33 @@ Status ReadExtra(Bytes extra, Entry& entry) {
   return {};
 }
 
+/// Characters that no name has.
+constexpr std::array<bool, 256> kUnsafe = [] {
+  std::array<bool, 256> unsafe{};
+  for (std::size_t c = 0; c < 0x20; ++c) unsafe[c] = true;
+  for (const unsigned char c : {'\\', ':', '\x7F'}) unsafe[c] = true;
+  return unsafe;
+}();
+
 bool IsSafeName(std::string_view name) {
-  if (name.empty() || !IsUtf8(name, Surrogates::kRefuse)) return false;
-  for (char c : name) {
-    if (static_cast<unsigned char>(c) < 0x20 || c == '\\' || c == ':' || c == 0x7F) return false;
-  }
-  while (!name.empty()) {
-    const std::size_t slash = name.find('/');
-    const std::string_view part = name.substr(0, slash);
-    if (part == ".." || part == ".") return false;
+  if (name.empty()) return false;
+  bool unsafe = false;
+  std::size_t first = 0;  // of the current part
+  for (std::size_t i = 0; i < name.size(); ++i) {
+    unsafe |= kUnsafe[static_cast<unsigned char>(name[i])];
+    if (name[i] != '/') continue;
+    const std::string_view part = name.substr(first, i - first);
     // An empty part is a leading or a double slash; a trailing slash marks a folder.
-    if (part.empty()) return false;
-    if (slash == std::string_view::npos) break;
-    name.remove_prefix(slash + 1);
+    if (part.empty() || part == "." || part == "..") return false;
+    first = i + 1;
   }
-  return true;
+  const std::string_view last = name.substr(first);
+  if (unsafe || last == "." || last == "..") return false;
+  return IsUtf8(name, Surrogates::kRefuse);
 }
 
 // Parses the entry at the start of `rest` and moves past it.
-Result<Entry> TakeEntry(Bytes& rest) {
+Status TakeEntry(Bytes& rest, Entry& entry) {
   if (rest.size() < kEntryBytes || U32(rest, 0) != kEntrySignature) {
     return BadInput("malformed central directory");
   }
@@ -187,8 +198,7 @@ Result<Entry> TakeEntry(Bytes& rest) {
   const std::size_t extra_bytes = U16(rest, 30);
   const std::size_t all = kEntryBytes + name_bytes + extra_bytes + U16(rest, 32);
   if (rest.size() < all) return BadInput("malformed central directory");
-  Entry entry;
-  entry.name.assign(reinterpret_cast<const char*>(rest.data()) + kEntryBytes, name_bytes);
+  entry.name = {reinterpret_cast<const char*>(rest.data()) + kEntryBytes, name_bytes};
   if (!IsSafeName(entry.name)) return BadInput("unsafe name of a member");
   if (const auto needed = std::to_integer<unsigned>(rest[6]); needed > kVersionMost) {
     return Fail(Errc::kUnsupported, "member ", entry.name, " needs version ", needed / 10, ".",
@@ -203,10 +213,10 @@ Result<Entry> TakeEntry(Bytes& rest) {
   const std::uint16_t disk = U16(rest, 34);
   if (disk != 0 && disk != 0xFFFF) return BadInput("multi-disk zip file");
   if (Status read = ReadExtra(rest.subspan(kEntryBytes + name_bytes, extra_bytes), entry); !read) {
-    return Within("member " + entry.name, std::move(read).error());
+    return Within(StrCat("member ", entry.name), std::move(read).error());
   }
   rest = rest.subspan(all);
-  return entry;
+  return {};
 }
 
 }  // namespace
@@ -223,22 +233,19 @@ Result<Directory> ReadDirectory(const files::Part& file, std::uint64_t file_byte
     return BadInput("central directory not found: file is truncated or has bytes after its end");
   SW_TRY_ASSIGN(const Place place, ReadPlace(file, tail, *at));
   SW_TRY(CheckPlace(place));
-  std::vector<std::byte> whole;
-  Bytes rest;
-  if (place.offset >= tail.offset) {
-    rest = Bytes(tail.bytes).subspan(place.offset - tail.offset, place.bytes);
-  } else {
-    whole.resize(place.bytes);
-    SW_TRY(file.ReadAt(place.offset, whole));
-    rest = whole;
-  }
   Directory directory;
   directory.offset = place.offset;
-  directory.entries.reserve(place.entries);
-  for (std::uint64_t i = 0; i < place.entries; ++i) {
-    SW_TRY_ASSIGN(Entry entry, TakeEntry(rest));
-    directory.entries.push_back(std::move(entry));
+  std::size_t skipped = 0;
+  if (place.offset >= tail.offset) {
+    directory.bytes = std::move(tail.bytes);
+    skipped = place.offset - tail.offset;
+  } else {
+    directory.bytes.resize(place.bytes);
+    SW_TRY(file.ReadAt(place.offset, directory.bytes));
   }
+  Bytes rest = Bytes(directory.bytes).subspan(skipped, place.bytes);
+  directory.entries.resize(place.entries);
+  for (Entry& entry : directory.entries) SW_TRY(TakeEntry(rest, entry));
   if (!rest.empty()) return BadInput("central directory holds more than its members");
   return directory;
 }

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <span>
-#include <string>
+#include <string_view>
 #include <vector>
 
 #include "files/part.h"
@@ -14,7 +16,7 @@ namespace shardwright::zip {
 
 /// A member as described in the central directory.
 struct Entry {
-  std::string name;
+  std::string_view name;  ///< in Directory::bytes
   std::uint16_t flags = 0;
   std::uint16_t method = 0;
   std::uint32_t crc32 = 0;
@@ -24,26 +26,34 @@ struct Entry {
 };
 
 struct Directory {
-  std::vector<Entry> entries;  ///< in directory order
-  std::uint64_t offset = 0;    ///< start of the directory: members end before it
+  std::vector<std::byte> bytes;  ///< end of the file, with the whole directory
+  std::vector<Entry> entries;    ///< in directory order
+  std::uint64_t offset = 0;      ///< start of the directory: members end before it
 };
 
 /// Finds and parses the central directory.
 /// \error as ReadContainer; messages without the file's name
 Result<Directory> ReadDirectory(const files::Part& file, std::uint64_t file_bytes);
 
-/// Read little-endian numbers of a header. \pre at + size is inside
+/// Reads a little-endian number of a header. \pre at + its size is inside
+template <typename T>
+T Number(std::span<const std::byte> bytes, std::size_t at) {
+  static_assert(std::endian::native == std::endian::little);
+  T number = 0;
+  std::memcpy(&number, bytes.subspan(at, sizeof(T)).data(), sizeof(T));
+  return number;
+}
+
 inline std::uint16_t U16(std::span<const std::byte> bytes, std::size_t at) {
-  return static_cast<std::uint16_t>(std::to_integer<unsigned>(bytes[at]) |
-                                    std::to_integer<unsigned>(bytes[at + 1]) << 8);
+  return Number<std::uint16_t>(bytes, at);
 }
 
 inline std::uint32_t U32(std::span<const std::byte> bytes, std::size_t at) {
-  return U16(bytes, at) | static_cast<std::uint32_t>(U16(bytes, at + 2)) << 16;
+  return Number<std::uint32_t>(bytes, at);
 }
 
 inline std::uint64_t U64(std::span<const std::byte> bytes, std::size_t at) {
-  return U32(bytes, at) | static_cast<std::uint64_t>(U32(bytes, at + 4)) << 32;
+  return Number<std::uint64_t>(bytes, at);
 }
 
 }  // namespace shardwright::zip

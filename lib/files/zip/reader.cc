@@ -14,6 +14,7 @@
 #include "support/base/checked.h"
 #include "support/base/crc32.h"
 #include "support/base/limits.h"
+#include "support/base/str_cat.h"
 
 namespace shardwright::zip {
 
@@ -77,7 +78,7 @@ Status CheckOrder(const std::vector<Entry>& entries, std::uint64_t directory_off
   for (std::size_t i = 0; i < entries.size(); ++i) {
     const Entry& entry = entries[i];
     if (Status fine = CheckEntry(entry); !fine) {
-      return Within("member " + entry.name, std::move(fine).error());
+      return Within(StrCat("member ", entry.name), std::move(fine).error());
     }
     const bool last = i + 1 == entries.size();
     const std::uint64_t limit = last ? directory_offset : entries[i + 1].header_offset;
@@ -156,13 +157,13 @@ Status CheckLocal(Bytes header, const Entry& entry) {
   return {};
 }
 
-/// Locates a member's payload. Moves the name out of `entry`, unless it returns an error.
-Result<Member> Locate(Bytes header, Entry& entry, std::uint64_t limit) {
+/// Locates a member's payload.
+Status Locate(Bytes header, const Entry& entry, std::uint64_t limit, Member& member) {
   SW_TRY(CheckLocal(header, entry));
   const std::string_view name(reinterpret_cast<const char*>(header.data()) + kLocalBytes,
                               entry.name.size());
   if (name != entry.name) return BadInput("local header and directory disagree on the name");
-  Member member;
+  member.name = entry.name;
   member.header_offset = entry.header_offset;
   member.payload_offset = entry.header_offset + header.size() + U16(header, 28);
   member.bytes = entry.bytes;
@@ -172,8 +173,7 @@ Result<Member> Locate(Bytes header, Entry& entry, std::uint64_t limit) {
     return BadInput(entry.compressed_bytes, " bytes at ", member.payload_offset,
                     " overlap the data at ", limit);
   }
-  member.name = std::move(entry.name);
-  return member;
+  return {};
 }
 
 Result<Container> Read(const files::Part& file) {
@@ -189,16 +189,17 @@ Result<Container> Read(const files::Part& file) {
   SW_TRY(CheckOrder(entries, directory.offset));
   Container container;
   container.file_bytes = file_bytes;
-  container.members.reserve(entries.size());
+  container.members.resize(entries.size());
   Window window(file, entries, directory.offset);
   for (std::size_t i = 0; i < entries.size(); ++i) {
     const bool last = i + 1 == entries.size();
     const std::uint64_t limit = last ? directory.offset : entries[i + 1].header_offset;
     SW_TRY_ASSIGN(const Bytes header, window.Header(i));
-    Result<Member> member = Locate(header, entries[i], limit);
-    if (!member) return Within("member " + entries[i].name, std::move(member).error());
-    container.members.push_back(*std::move(member));
+    if (Status located = Locate(header, entries[i], limit, container.members[i]); !located) {
+      return Within(StrCat("member ", entries[i].name), std::move(located).error());
+    }
   }
+  container.text = std::move(directory.bytes);
   return container;
 }
 
@@ -228,7 +229,7 @@ Status CheckStored(const Member& member) {
 
 Result<std::string> ReadMember(const files::Part& file, const Member& member,
                                std::uint64_t max_bytes) {
-  const std::string where = file.path() + ": member " + member.name;
+  const std::string where = StrCat(file.path(), ": member ", member.name);
   if (Status stored = CheckStored(member); !stored) {
     return Within(file.path(), std::move(stored).error());
   }

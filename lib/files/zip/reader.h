@@ -6,6 +6,7 @@
 
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -19,7 +20,7 @@ namespace shardwright::zip {
 
 /// One member of a container.
 struct Member {
-  std::string name;
+  std::string_view name;  ///< in Container::text
   std::uint64_t header_offset = 0;
   std::uint64_t payload_offset = 0;
   std::uint64_t bytes = 0;   ///< of the content; as many in the file if it is stored
@@ -30,6 +31,14 @@ struct Member {
 /// A container with the positions of all members. Local headers match the directory,
 /// members do not overlap, and names are safe and differ in more than case.
 struct Container {
+  Container() = default;
+  Container(const Container&) = delete;
+  Container& operator=(const Container&) = delete;
+  Container(Container&&) = default;
+  Container& operator=(Container&&) = default;
+  ~Container() = default;
+
+  std::vector<std::byte> text;   ///< has the names of members
   std::vector<Member> members;   ///< in file order
   std::uint64_t file_bytes = 0;  ///< of the file, or of the part that was read
 

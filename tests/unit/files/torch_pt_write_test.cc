@@ -91,7 +91,7 @@ TEST_F(TorchPtWrite, ReadsBackAndIsAligned) {
   ASSERT_TRUE(container.has_value()) << container.error().message;
   std::vector<std::string> names;
   for (const zip::Member& member : container->members) {
-    names.push_back(member.name);
+    names.emplace_back(member.name);
     EXPECT_EQ(member.payload_offset % 64, 0U) << member.name;
     EXPECT_TRUE(zip::ReadMember(*opened, member, 100'000).has_value()) << member.name;
   }
