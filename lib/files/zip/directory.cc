@@ -168,12 +168,12 @@ Status ReadExtra(Bytes extra, Entry& entry) {
 constexpr std::array<bool, 256> kUnsafe = [] {
   std::array<bool, 256> unsafe{};
   for (std::size_t c = 0; c < 0x20; ++c) unsafe[c] = true;
-  for (const unsigned char c : {'\\', ':', '\x7F'}) unsafe[c] = true;
+  for (const char c : {'\\', ':', '\x7F'}) unsafe[static_cast<unsigned char>(c)] = true;
   return unsafe;
 }();
 
-bool IsSafeName(std::string_view name) {
-  if (name.empty()) return false;
+/// Checks a name, or its rest after a slash.
+bool IsSafeRest(std::string_view name) {
   bool unsafe = false;
   std::size_t first = 0;  // of the current part
   for (std::size_t i = 0; i < name.size(); ++i) {
@@ -189,8 +189,22 @@ bool IsSafeName(std::string_view name) {
   return IsUtf8(name, Surrogates::kRefuse);
 }
 
+/// Checks the names of members. The folder of the name before is not checked again.
+class NameCheck {
+ public:
+  bool IsSafe(std::string_view name) {
+    const std::size_t known = name.starts_with(folder_) ? folder_.size() : 0;
+    if (name.empty() || !IsSafeRest(name.substr(known))) return false;
+    folder_ = name.substr(0, name.rfind('/') + 1);
+    return true;
+  }
+
+ private:
+  std::string_view folder_;  // safe; ends in a slash, or is empty
+};
+
 // Parses the entry at the start of `rest` and moves past it.
-Status TakeEntry(Bytes& rest, Entry& entry) {
+Status TakeEntry(Bytes& rest, NameCheck& names, Entry& entry) {
   if (rest.size() < kEntryBytes || U32(rest, 0) != kEntrySignature) {
     return BadInput("malformed central directory");
   }
@@ -199,7 +213,7 @@ Status TakeEntry(Bytes& rest, Entry& entry) {
   const std::size_t all = kEntryBytes + name_bytes + extra_bytes + U16(rest, 32);
   if (rest.size() < all) return BadInput("malformed central directory");
   entry.name = {reinterpret_cast<const char*>(rest.data()) + kEntryBytes, name_bytes};
-  if (!IsSafeName(entry.name)) return BadInput("unsafe name of a member");
+  if (!names.IsSafe(entry.name)) return BadInput("unsafe name of a member");
   if (const auto needed = std::to_integer<unsigned>(rest[6]); needed > kVersionMost) {
     return Fail(Errc::kUnsupported, "member ", entry.name, " needs version ", needed / 10, ".",
                 needed % 10, " of zip");
@@ -245,7 +259,8 @@ Result<Directory> ReadDirectory(const files::Part& file, std::uint64_t file_byte
   }
   Bytes rest = Bytes(directory.bytes).subspan(skipped, place.bytes);
   directory.entries.resize(place.entries);
-  for (Entry& entry : directory.entries) SW_TRY(TakeEntry(rest, entry));
+  NameCheck names;
+  for (Entry& entry : directory.entries) SW_TRY(TakeEntry(rest, names, entry));
   if (!rest.empty()) return BadInput("central directory holds more than its members");
   return directory;
 }

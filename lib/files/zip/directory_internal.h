@@ -40,7 +40,8 @@ template <typename T>
 T Number(std::span<const std::byte> bytes, std::size_t at) {
   static_assert(std::endian::native == std::endian::little);
   T number = 0;
-  std::memcpy(&number, bytes.subspan(at, sizeof(T)).data(), sizeof(T));
+  const std::byte* const last = &bytes[at + sizeof(T) - 1];  // the only check of the range
+  std::memcpy(&number, last - (sizeof(T) - 1), sizeof(T));
   return number;
 }
 

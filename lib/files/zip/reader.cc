@@ -30,17 +30,33 @@ constexpr std::uint64_t kGuessBytes = 128;     // a local header with name and p
 constexpr std::uint64_t kGapBytes = 16 << 10;  // gaps up to this size are read, not skipped
 constexpr std::uint64_t kWindowBytes = std::uint64_t{256} << 10;
 
-/// A case-insensitive set of names for containers with many members: one buffer for all names.
+/// Returns the bytes with which all names begin.
+std::size_t CommonBytes(const std::vector<Entry>& entries) {
+  std::string_view common = entries.front().name;
+  for (const Entry& entry : entries) {
+    if (entry.name.starts_with(common)) continue;
+    const auto [differs, end] =
+        std::mismatch(common.begin(), common.end(), entry.name.begin(), entry.name.end());
+    common = common.substr(0, static_cast<std::size_t>(differs - common.begin()));
+  }
+  return common.size();
+}
+
+/// A case-insensitive set of names for containers with many members: one buffer for all names,
+/// without the bytes with which all of them begin.
 class NameSet {
  public:
-  explicit NameSet(const std::vector<Entry>& entries) : slots_(std::bit_ceil(2 * entries.size())) {
+  /// \pre there are entries
+  explicit NameSet(const std::vector<Entry>& entries)
+      : common_(CommonBytes(entries)), slots_(std::bit_ceil(2 * entries.size())) {
     std::size_t bytes = 0;
-    for (const Entry& entry : entries) bytes += entry.name.size();
-    text_.resize(bytes);
+    for (const Entry& entry : entries) bytes += entry.name.size() - common_;
+    text_.resize(bytes + 1);  // for the pointer of an empty rest
   }
 
   /// Adds a name; returns false if it exists. \pre it is the name of an entry, each added once
   bool Insert(std::string_view name) {
+    name.remove_prefix(common_);
     char* const first = text_.data() + used_;
     for (std::size_t i = 0; i < name.size(); ++i) {
       const char c = name[i];
@@ -57,6 +73,7 @@ class NameSet {
   }
 
  private:
+  std::size_t common_;
   std::string text_;
   std::size_t used_ = 0;  // bytes of text_
   std::vector<std::string_view> slots_;
