@@ -174,6 +174,7 @@ constexpr std::array<bool, 256> kUnsafe = [] {
 
 /// Checks a name, or its rest after a slash.
 bool IsSafeRest(std::string_view name) {
+  const auto is_dots = [](std::string_view part) { return part == "." || part == ".."; };
   bool unsafe = false;
   std::size_t first = 0;  // of the current part
   for (std::size_t i = 0; i < name.size(); ++i) {
@@ -181,11 +182,10 @@ bool IsSafeRest(std::string_view name) {
     if (name[i] != '/') continue;
     const std::string_view part = name.substr(first, i - first);
     // An empty part is a leading or a double slash; a trailing slash marks a folder.
-    if (part.empty() || part == "." || part == "..") return false;
+    if (part.empty() || is_dots(part)) return false;
     first = i + 1;
   }
-  const std::string_view last = name.substr(first);
-  if (unsafe || last == "." || last == "..") return false;
+  if (unsafe || is_dots(name.substr(first))) return false;
   return IsUtf8(name, Surrogates::kRefuse);
 }
 

@@ -256,13 +256,24 @@ TEST_F(Zip, LocalHeaderDiffers) {
 TEST_F(Zip, NameTwice) {
   ExpectMemberRefused("appears twice", [](ZipMember& m) { m.name = "a/first"; });
   ExpectMemberRefused("appears twice", [](ZipMember& m) { m.name = "A/FIRST"; });
+  ExpectMemberRefused("appears twice", [](ZipMember& m) { m.name = "a/First"; });
+}
+
+TEST_F(Zip, NamesThatBeginWithOthers) {
+  ZipFile file;
+  file.members = {Plain("a/", ""), Plain("a/xy", "1"), Plain("a/x", "2"), Plain("a/x/y", "3")};
+  const Result<Container> read = Read(file);
+  ASSERT_TRUE(read.has_value()) << read.error().message;
+  ASSERT_EQ(read->members.size(), 4U);
+  for (std::size_t i = 0; i < 4; ++i) EXPECT_EQ(read->members[i].name, file.members[i].name);
 }
 
 TEST_F(Zip, UnsafeNames) {
   for (const std::string& name :
        {std::string(), std::string("/a"), std::string("a/../b"), std::string(".."),
         std::string("a\\b"), std::string("c:b"), std::string("a/\0b", 4), std::string("a//b"),
-        std::string("./a"), std::string("a/\xFF"), std::string("a\nb")}) {
+        std::string("./a"), std::string("a/\xFF"), std::string("a\nb"), std::string("a/b/.."),
+        std::string("a/.")}) {
     ExpectMemberRefused("unsafe name", [&](ZipMember& m) { m.name = name; });
   }
 }
