@@ -2,18 +2,22 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measures how commands handle checkpoints with many files, and prints a Markdown table.
 
-    scan_bench.py [--bin build/release/bin] [--before OTHER/bin] [--runs 5] [--only slow,ranks,many,atoms,outputs] [--work DIR]
+    scan_bench.py [--bin build/release/bin] [--before OTHER/bin] [--runs 5] [--only slow,ranks,many,atoms,outputs,formats]
+                  [--work DIR]
 
 slow: --dry-run of 768 files (384 ZeRO-3 ranks, 200 tensors) with 0, 2 and 20 ms added to every open and read of them.
 ranks: the same with 2 ms under mpirun with 4 ranks. many: 32,768 files from the page cache with 2 threads. atoms: 351 small
 atoms written and read with 2 ms added to every open, read, write, sync and rename. outputs: 30,000 files written with the
-same delay. With --plain the rows atoms and outputs are repeated without delays, next to cp -r and sync. The delays come from slow_files.c, which is
-compiled and preloaded. With --before each run is paired with one of other binaries. Needs the Python with PyTorch of
-scripts/peers, a C compiler, and 1 GB in the work folder, or 1 GB for each run of outputs.
+same delay. With --plain the rows atoms and outputs are repeated without delays, next to cp -r and sync. formats: 1.2 GB
+converted from DeepSpeed to each format and back, without delays. The delays come from slow_files.c, which is compiled and
+preloaded. With --before each run is paired with one of other binaries. "Memory" is the largest resident set. Needs the
+Python with PyTorch of scripts/peers, a C compiler, and 1 GB in the work folder, or 1 GB for each run of outputs, or 7 GB
+for formats.
 """
 import argparse
 import os
 import pathlib
+import shutil
 import statistics
 import subprocess
 import sys
@@ -66,39 +70,49 @@ class Bench:
             subprocess.run(["sync", "-f", out], check=True)
             times.append(time.perf_counter() - begin)
             self.keep(out)
-        print(f"| the same, `cp -r` and `sync` | | {statistics.median(times):.2f} s ({min(times):.2f}-{max(times):.2f}) | |", flush=True)
+        print(f"| the same, `cp -r` and `sync` | | {statistics.median(times):.2f} s ({min(times):.2f}-{max(times):.2f}) | | | |", flush=True)
 
     def seconds(self, binaries, words, delay_us=0, below=None, launcher=()):
-        """Of one run, and the opens of files below the folder."""
+        """Of one run, the opens of files below the folder, and the memory in MiB."""
         counts = self.work / "counts"
         counts.unlink(missing_ok=True)
         env = dict(os.environ, SLOW_FILES=str(below or ""), SLOW_FILES_US=str(delay_us), SLOW_FILES_COUNT=str(counts),
                    OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
         preload = ["env", f"LD_PRELOAD={self.slow}"] if below else []
+        argv = [*launcher, *preload, binaries / words[0], *words[1:], "-q"]
         begin = time.perf_counter()
-        subprocess.run([*launcher, *preload, binaries / words[0], *map(str, words[1:]), "-q"], env=env, check=True,
-                       stdout=subprocess.DEVNULL)
+        process = subprocess.Popen([str(word) for word in argv], env=env, stdout=subprocess.DEVNULL)
+        _, status, usage = os.wait4(process.pid, 0)
         taken = time.perf_counter() - begin
+        process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode != 0:
+            raise subprocess.CalledProcessError(process.returncode, argv)
         lines = counts.read_text().splitlines() if counts.exists() else []
-        return taken, sum(int(word.split("=")[1]) for line in lines for word in line.split() if word.startswith("opens="))
+        opens = sum(int(word.split("=")[1]) for line in lines for word in line.split() if word.startswith("opens="))
+        return taken, opens, usage.ru_maxrss / 1024
 
-    def row(self, what, words, clean=None, **how):
+    def row(self, what, words, clean=None, keep=True, **how):
         times = {name: [] for name in ("before", "now")}
-        opens = {}
+        opens, memory = {}, {name: 0 for name in times}
         for _ in range(self.args.runs):
             for name, binaries in (("before", self.args.before), ("now", self.args.bin)):
                 if binaries is None:
                     continue
-                taken, opens[name] = self.seconds(binaries, words, **how)
+                taken, opens[name], mebibytes = self.seconds(binaries, words, **how)
                 times[name].append(taken)
-                if clean:
+                memory[name] = max(memory[name], mebibytes)
+                if clean and keep:
                     self.keep(clean)
+                elif clean:
+                    shutil.rmtree(clean)
         shown = [f"{statistics.median(of):.2f} s ({min(of):.2f}-{max(of):.2f})" if of else "" for of in times.values()]
         counted = ", ".join(str(opens[name]) for name in times if opens.get(name))
-        print(f"| {what} | {shown[0]} | {shown[1]} | {counted} |", flush=True)
+        ratio = f"{statistics.median(times['now']) / statistics.median(times['before']):.2f}" if times["before"] else ""
+        resident = ", ".join(f"{memory[name]:.0f} MiB" for name in times if memory[name])
+        print(f"| {what} | {shown[0]} | {shown[1]} | {ratio} | {counted} | {resident} |", flush=True)
 
     def run(self):
-        print("| what | before | now | opens below the source |\n|---|---|---|---|")
+        print("| what | before | now | ratio | opens below the source | memory |\n|---|---|---|---|---|---|")
         only = self.args.only.split(",")
         out = self.work / "out"
         if "slow" in only:
@@ -126,6 +140,26 @@ class Bench:
             if self.args.plain:
                 self.row("30,000 files written", ["ucp-union", source, out], clean=out)
                 self.copied(self.kept)
+        if "formats" in only:
+            self.formats()
+
+    def formats(self):
+        base = self.work / "model"
+        if not base.exists():
+            torchrun = pathlib.Path(self.args.python).parent / "torchrun"
+            subprocess.run([torchrun, "--nproc-per-node", "2", HERE / "make_checkpoint.py", base, "--hidden", "512"], check=True,
+                           env=dict(os.environ, DS_ACCELERATOR="cpu"), stdout=subprocess.DEVNULL)
+        out = self.work / "out"
+        self.row("union", ["ucp-union", base, out], clean=out, keep=False)
+        self.row("load", ["ucp-load", base, out, "--target", "zero=2,dp=3"], clean=out, keep=False)
+        for name, target in (("dcp", "dp_shard=4"), ("dtensor", "dp_shard=4"), ("megatron", "optimizer=fully_reshardable")):
+            source = self.work / name
+            if not source.exists():
+                subprocess.run([self.args.bin / "ucp-load", base, source, "--format", name, "--target", target, "-q"],
+                               check=True)
+            self.row(f"to {name}", ["ucp-load", base, out, "--format", name, "--target", target], clean=out, keep=False)
+            self.row(f"from {name}", ["ucp-load", source, out, "--format", "deepspeed", "--target", "zero=2,dp=3"], clean=out,
+                     keep=False)
 
 
 def main():
