@@ -112,9 +112,17 @@ int CollectMain(int argc, const char* const* argv) {
   app.AddInput(&store, "store to clean up", "STORE");
   app.Use({cli::Shared::kDryRun, cli::Shared::kTakeOver});
   app.ShowInShortHelp({"--keep-last", "--keep-every"});
-  app.AddCount("--keep-last", &rules.keep_last, 1, kMany, "number of newest checkpoints to keep");
+  rules.keep_last = 0;
+  app.AddCount("--keep-last", &rules.keep_last, 1, kMany,
+               "number of newest checkpoints to keep; this flag or --keep-every is required");
   app.AddCount("--keep-every", &rules.keep_every, 1, kMany,
                "also keep checkpoints at multiples of N iterations");
+  app.Check([&]() -> Status {
+    if (app.IsSet("--keep-last") || app.IsSet("--keep-every")) return {};
+    return Fail(Errc::kUsage,
+                "no rule specifies which checkpoints to keep; give --keep-last N or --keep-every N "
+                "(--keep-last 1 keeps only the newest checkpoint)");
+  });
   return app.Run(argc, argv, [&](cli::Context& context) -> Status {
     const bool dry_run = context.flags().dry_run;
     const bool take_over = context.flags().take_over;

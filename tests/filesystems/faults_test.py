@@ -184,16 +184,17 @@ class OtherMachines(Case):
         moe_checkpoint.series(self.world / "series", moe_checkpoint.Model(), range(3, 5))
         store = self.world / "store"
         save = ["pec-save", self.world / "series/global_step4", store]
+        collect = ["pec-save", "gc", store, "--keep-last", "1"]
         self.tool("pec-save", self.world / "series/global_step3", store)
         (store / "incoming-r1").mkdir()
         self.lock(store / "lock", 3600)
-        for command in (save, ["pec-save", "gc", store], ["pec-restore", store, self.world / "out"]):
+        for command in (save, collect, ["pec-restore", store, self.world / "out"]):
             self.assertIn(self.OWNER, self.tool(*command, code=6).stderr)
         self.assertTrue((store / "incoming-r1").exists())
         self.tool("pec-save", "check", store)
         self.tool(*save, "--take-over")
         self.assertFalse((store / "incoming-r1").exists() or (store / "lock").exists())
-        self.tool("pec-save", "gc", store)
+        self.tool(*collect)
 
 
 class Full(Case):

@@ -66,7 +66,7 @@ class Again(Stores):
 
     def test_after_a_collection_too(self):
         self.save_series((3, 4, 5), "--k", 1)
-        self.run_tool("pec-save", "gc", self.store)
+        self.run_tool("pec-save", "gc", self.store, "--keep-last", 1)
         self.save_other(5, "--k", 1)
         self.assert_of_one_run(5)
 

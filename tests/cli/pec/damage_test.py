@@ -70,7 +70,7 @@ class Refusing(Stores):
             fcntl.flock(lock, fcntl.LOCK_EX)
             self.save(4, code=6)
             self.restore("out", code=6)
-            self.run_tool("pec-save", "gc", self.store, code=6)
+            self.run_tool("pec-save", "gc", self.store, "--keep-last", 1, code=6)
             (self.store / "lock").unlink()
         self.assertEqual(tree(self.store), before)
         self.save(4)
@@ -204,7 +204,7 @@ class Collecting(Stores):
         for at in (4, 7, 8):
             self.restore("out", "--at", at, "--read-only", "--force")
             self.same("out", at, after[at])
-        self.run_tool("pec-save", "gc", self.store)
+        self.run_tool("pec-save", "gc", self.store, "--keep-last", 1)
         self.assertEqual(self.iterations(), [8])
         self.restore("out", "--read-only", "--force")
         self.same("out", 8, after[8])
@@ -212,6 +212,14 @@ class Collecting(Stores):
                  ["modules"] for v in m.values() if isinstance(v, list)}
         self.assertLessEqual(names, {p.name for p in self.blobs()})
         self.assertEqual(len(self.blobs()), len(names) + 1, "and the client state")
+
+    def test_without_a_rule_nothing_is_removed(self):
+        self.save_series((3, 4), "--k", 1)
+        self.run_tool("pec-save", "gc", self.store, code=2)
+        self.assertIn("give --keep-last N or --keep-every N", self.stderr)
+        self.assertEqual(self.iterations(), [3, 4])
+        self.run_tool("pec-save", "gc", self.store, "--keep-every", 4)
+        self.assertEqual(self.iterations(), [4])
 
     def test_abandoned_ones_go_and_numbers_are_not_used_again(self):
         self.save_series((3, 4, 5), "--k", 1)
@@ -227,14 +235,14 @@ class Collecting(Stores):
             readers = [subprocess.Popen([Given.bin / "pec-save", how, self.store, "-q"],
                                         env=environment(), stdout=subprocess.DEVNULL)
                        for how in 3 * ("check", "list")]
-            self.run_tool("pec-save", "gc", self.store)
+            self.run_tool("pec-save", "gc", self.store, "--keep-last", 1)
             self.assertEqual([reader.wait(60) for reader in readers], [0] * len(readers))
 
     def test_nothing_goes_while_the_newest_is_damaged(self):
         self.save_series((3, 4, 5), "--k", 1)
         Damage.victims(self, 5, MODEL.module(1, 3))[0].unlink()
         before = tree(self.store)
-        self.run_tool("pec-save", "gc", self.store, code=5)
+        self.run_tool("pec-save", "gc", self.store, "--keep-last", 1, code=5)
         self.assertEqual(tree(self.store), before)
 
 

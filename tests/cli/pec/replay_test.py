@@ -235,6 +235,7 @@ class Collecting(Replaying):
         return sorted(path.name for path in (self.store / "logs").iterdir())
 
     def collected(self, *words):
+        words = words if "--keep-last" in words else ("--keep-last", 1, *words)
         return self.run_tool("pec-save", "gc", self.store, *words)["log"]
 
     def test_what_no_kept_checkpoint_needs_goes(self):
