@@ -206,6 +206,8 @@ def engine_model_elsewhere(fixtures, source, where, changes):
     loaded = load((called, optimizer), where)
     want, got = sample.expected(), plain_state(model, optimizer)
     wrong = told_wrong(loaded, sample) + steps_of(optimizer, sample.optimizer_steps)
+    if loaded.client_state.get("note") != NOTE or not any("client state (" in one and "note" in one for one in loaded.not_carried):
+        wrong.append(f"client state {loaded.client_state}, not set: {loaded.not_carried}")
     got |= {name: tensor for name, tensor in want.items() if name.endswith("/alias_of")}  # equal under both names
     losses, share = [], case["batch"] // world
     for step in range(STEPS_ELSEWHERE):

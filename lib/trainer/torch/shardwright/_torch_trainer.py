@@ -7,7 +7,9 @@ from typing import Any
 
 import torch
 
+from ._deepspeed import ENGINE_KEYS
 from ._errors import UNSUPPORTED, USAGE, Error
+from ._library import value_of
 from ._optimizers import SavedOptimizer, materialise, set_step, states_of
 from ._owners import refuse_engine_parameters
 from ._shards import Shard, buffers_of, plain_name, shard_of
@@ -54,8 +56,13 @@ class TorchTrainer:
             raise Error(UNSUPPORTED, f"the optimizer has a parameter of shape {tuple(param.shape)} that does not belong to the model")
         return self.names[id(param)]
 
-    def set_state(self, saved: SavedOptimizer, _: dict[str, Any]) -> None:
-        """Sets step counts and hyper-parameters, after the tensors were filled."""
+    def set_state(self, saved: SavedOptimizer, answer: dict[str, Any]) -> None:
+        """Sets step counts and hyper-parameters, after the tensors were filled. Lists a DeepSpeed engine's state as not set."""
+        kept = value_of(answer["engine"]) or {}
+        self.client_state = {key: value for key, value in kept.items() if key not in ENGINE_KEYS}
+        if self.client_state:
+            self.not_set.append(f"the client state ({', '.join(sorted(self.client_state))}): the attribute client_state has it")
+        self.not_set += [f"{key} of DeepSpeed's engine" for key in ("lr_scheduler", "data_sampler", "random_ltd") if kept.get(key)]
         if self.optimizer is None:
             return
         for group in self.optimizer.param_groups:
