@@ -116,6 +116,18 @@ Result<partial::KeptComponents> ParseKeep(const std::vector<std::string>& words)
   return keep;
 }
 
+namespace {
+
+/// Returns the relation of a save to the store's other checkpoints, if it is a special one.
+std::string SaveNote(const partial::SaveReport& report) {
+  if (report.replaces != 0) {
+    return "; replaces checkpoint " + std::to_string(report.replaces) + " of the same iteration";
+  }
+  return report.first && report.sequence == 1 ? ", its first" : "";
+}
+
+}  // namespace
+
 void ShowSave(cli::Context& context, const partial::SaveReport& report, bool dry_run) {
   const partial::TwoLevelSelection& selection = report.selection;
   context.SetResult(partial::SaveJson(report, dry_run));
@@ -124,7 +136,7 @@ void ShowSave(cli::Context& context, const partial::SaveReport& report, bool dry
                                               : static_cast<double>(report.bytes) /
                                                     static_cast<double>(report.full_bytes);
   out << "iteration " << report.iteration << ", checkpoint " << report.sequence << " of the store"
-      << (report.first ? ", its first" : "") << "\n"
+      << SaveNote(report) << "\n"
       << "modules   " << report.nonexpert_modules << " non-expert, "
       << partial::SizeOf(selection.persist) << " of " << report.modules - report.nonexpert_modules
       << " experts\n"
@@ -156,15 +168,32 @@ void ShowSave(cli::Context& context, const partial::SaveReport& report, bool dry
   context.Print(table);
 }
 
+namespace {
+
+/// Returns the state of a checkpoint: usable, abandoned by a restart, or replaced by a later one.
+std::string StateOf(const partial::ListedCheckpoint& one,
+                    const std::vector<partial::ListedCheckpoint>& all) {
+  if (!one.checkpoint.abandoned) return "usable";
+  std::uint64_t later = one.checkpoint.sequence;
+  for (const partial::ListedCheckpoint& other : all) {
+    if (other.checkpoint.iteration != one.checkpoint.iteration) continue;
+    later = std::max(later, other.checkpoint.sequence);
+  }
+  if (later == one.checkpoint.sequence) return "abandoned";
+  return "replaced by " + std::to_string(later);
+}
+
+}  // namespace
+
 void ShowListing(cli::Context& context, const partial::StoreListing& listing) {
   context.SetResult(partial::ListingJson(listing));
   text::Table table({Column{"CHECKPOINT", kRight}, Column{"ITERATION", kRight}, Column{"POLICY"},
                      Column{"K", kRight}, Column{"STALE", kRight}, Column{"OLDEST", kRight},
                      Column{"STATE"}});
   for (const partial::ListedCheckpoint& one : listing.checkpoints) {
-    std::string state = one.checkpoint.abandoned ? "abandoned" : "usable";
+    std::string state = StateOf(one, listing.checkpoints);
     if (one.missing_modules > 0) {
-      state += ", " + std::to_string(one.missing_modules) + " modules missing";
+      state += ", " + Plural(one.missing_modules, "module") + " missing";
     }
     table.AddRow({std::to_string(one.checkpoint.sequence), std::to_string(one.checkpoint.iteration),
                   one.policy, std::to_string(one.k_persist), std::to_string(one.stale_modules),
@@ -176,7 +205,8 @@ void ShowListing(cli::Context& context, const partial::StoreListing& listing) {
   context.Print(table);
   context.out() << text::Legend(
       "K: experts of each layer that a checkpoint saves. STALE: modules older than the "
-      "checkpoint. OLDEST: iteration of the oldest module.");
+      "checkpoint. OLDEST: iteration of the oldest module. STATE: a checkpoint is abandoned if "
+      "training restarted from an older one, and replaced if its iteration was saved again.");
   if (listing.dynamic_k) ShowDynamicK(context, *listing.dynamic_k);
 }
 

@@ -72,6 +72,7 @@ Json SaveJson(const SaveReport& report, bool dry_run) {
                  {"sequence", report.sequence},
                  {"dry_run", dry_run},
                  {"first", report.first},
+                 {"replaces", report.replaces == 0 ? Json(nullptr) : Json(report.replaces)},
                  {"modules", report.modules},
                  {"nonexpert_modules", report.nonexpert_modules},
                  {"experts", report.experts},

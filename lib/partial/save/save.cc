@@ -102,6 +102,9 @@ SaveReport ReportOf(const Subject& subject, const Base& base, const Chosen& chos
   report.iteration = subject.iteration;
   report.sequence = base.sequence;
   report.first = base.parent() == nullptr;
+  if (base.newest && base.newest->head.iteration == subject.iteration) {
+    report.replaces = base.newest->head.sequence;
+  }
   report.modules = subject.model.modules.size();
   report.nonexpert_modules = subject.model.nonexpert_count;
   report.experts = subject.model.experts;

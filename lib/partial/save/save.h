@@ -88,7 +88,8 @@ struct SaveRequest {
 struct SaveReport {
   std::uint64_t iteration = 0;
   std::uint64_t sequence = 0;
-  bool first = false;  ///< first checkpoint of its store, with every expert
+  bool first = false;          ///< first checkpoint of its store, with every expert
+  std::uint64_t replaces = 0;  ///< sequence of an earlier save of the same iteration; 0: none
   std::uint64_t modules = 0;
   std::uint64_t nonexpert_modules = 0;
   LayerExperts experts;

@@ -122,6 +122,18 @@ class Again(Stores):
         self.run_tool("pec-save", "gc", self.store, "--keep-last", 9)
         self.assertEqual(self.states(), [(1, 3, False)])
 
+    def test_the_output_names_the_replaced_checkpoint(self):
+        self.assertIsNone(self.save(3, "--k", 1)["replaces"])
+        self.assertIn("checkpoint 1 of the store, its first", self.stdout)
+        self.assertEqual(self.save(3, "--k", 1)["replaces"], 1)
+        self.assertIn("checkpoint 2 of the store; replaces checkpoint 1 of the same iteration", self.stdout)
+        self.assertNotIn("its first", self.stdout)
+        self.save(4, "--k", 1)
+        self.restore("out", "--at", 3)
+        self.run_tool("pec-save", "list", self.store)
+        states = [line.split(None, 6)[6] for line in self.stdout.splitlines() if "sequential" in line]
+        self.assertEqual(states, ["replaced by 2", "usable", "abandoned"])
+
     def test_resumed_from_gives_up_both_saves(self):
         self.save_series((3, 4), "--k", 1)
         self.save_other(4, "--k", 1)
