@@ -262,6 +262,20 @@ Status CheckNew(const std::string& output) {
   return {};
 }
 
+/// Checks the path of an output before the source is read. Local.
+/// \error kNotFound  the parent directory does not exist; kUsage  the output is the source
+Status CheckPlace(const InputOptions& options) {
+  SW_TRY_ASSIGN(const os::ParentName place, os::SplitOutput(options.output));
+  const std::string output = os::RealPath(place.Path());
+  for (const std::string& source : options.source_paths) {
+    if (output.empty() || os::RealPath(source) != output) continue;
+    return Fail(Errc::kUsage, options.output,
+                ": OUTPUT is the same path as INPUT, and inputs are never changed; choose another "
+                "OUTPUT");
+  }
+  return {};
+}
+
 /// Verifies inferred mappings, or warns that they are not verified.
 /// Collective.
 Status ProvePlaces(comm::Comm& comm, const InputOptions& options, const Input& input, Sink& sink) {
@@ -299,6 +313,7 @@ Result<checkpoints::Patterns> ReadPatterns(const std::vector<std::string>& files
 Result<std::unique_ptr<Input>> OpenInput(comm::Comm& comm, const InputOptions& options,
                                          Sink& sink) {
   sink.Pass("scan");
+  if (!options.output.empty()) SW_TRY(comm.OnRoot([&] { return CheckPlace(options); }));
   auto input = std::make_unique<Input>();
   input->source_paths = options.source_paths;
   input->siblings = options.siblings;

@@ -16,6 +16,16 @@ namespace shardwright::partial {
 namespace restore {
 namespace {
 
+/// Checks the parent directory of the output before agents and the store are read.
+/// \error kNotFound  it does not exist
+/// Collective.
+Status CheckParent(const Job& job) {
+  return job.comm.OnRoot([&]() -> Status {
+    SW_TRY(os::SplitOutput(job.options.write.output));
+    return {};
+  });
+}
+
 /// Checks the store before agents write: one that is not visible must not be created again.
 /// Collective.
 Status FindStore(const Job& job) {
@@ -364,6 +374,7 @@ std::string_view Name(ReplayMode mode) {
 Result<RestoreReport> RestoreStore(comm::Comm& comm, const RestoreOptions& options, Sink& sink,
                                    const UseRestored& use) {
   const restore::Job job{comm, options, sink};
+  if (options.format != nullptr) SW_TRY(restore::CheckParent(job));
   if (options.allow_empty) SW_TRY(restore::FindStore(job));
   SW_TRY_ASSIGN(restore::Agents agents, restore::AskAgents(job));
   sink.Pass("choose");

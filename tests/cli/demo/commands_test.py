@@ -33,6 +33,16 @@ class Commands(DemoTest):
         for command in ("ucp-extract", "ucp-union", "ucp-load"):
             self.assertIn("OUTPUT is missing", self.run_in(command, "ckpt", code=2).stderr)
 
+    def test_the_place_of_the_output_is_checked_first(self):
+        (self.work / "ckpt" / TAG / "mp_rank_00_model_states.pt").write_bytes(b"damaged")
+        for command in ("ucp-extract", "ucp-union", "ucp-load"):
+            done = self.run_in(command, "ckpt", "nowhere/out", code=3)
+            self.assertIn('nowhere/out: cannot find the parent directory "nowhere"', done.stderr)
+            for force in ([], ["--force"]):
+                done = self.run_in(command, "ckpt", "./ckpt/", *force, code=2)
+                self.assertIn("OUTPUT is the same path as INPUT", done.stderr)
+        self.assertEqual(self.left(), ["ckpt"])
+
     def test_input_and_output_that_have_changed_places_are_told(self):
         for command in ("ucp-extract", "ucp-union", "ucp-load"):
             done = self.run_in(command, "out", "ckpt", code=3)

@@ -64,6 +64,8 @@ class Saving(Stores):
         other = self.shared / "run"
         self.run_tool("pec-restore", other, self.work / "out", code=3)
         self.assertIn("no store of partial checkpoints", self.report["error"]["message"])
+        self.run_tool("pec-restore", other, self.work / "nowhere/out", code=3)
+        self.assertIn("cannot find the parent directory", self.report["error"]["message"])
 
     def test_selection_is_the_ring(self):
         self.save(3)
