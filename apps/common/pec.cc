@@ -285,6 +285,51 @@ void ShowUndone(cli::Context& context, const partial::Undone& undone, bool confi
   context.out() << "newest    iteration " << undone.newest << ", which the next save continues\n";
 }
 
+namespace {
+
+/// Shows the modules that are older than the restored iteration, or were replayed up to it.
+void ShowOlder(cli::Context& context, const partial::RestoreReport& report) {
+  text::Table table({Column{"MODULE", text::Table::Align::kLeft, true}, Column{"VERSION", kRight},
+                     Column{"BEHIND", kRight}, Column{"LOST TOKENS", kRight}, Column{"SOURCE"}});
+  bool replayed = false;
+  bool none = false;
+  bool uncounted = false;
+  for (const partial::RestoredModule& module : report.modules) {
+    if (module.replayed) {
+      replayed = true;
+      table.AddRow({module.name, std::to_string(module.version), "0", "0",
+                    "iteration " + std::to_string(module.replayed->version) + " + " +
+                        Plural(module.replayed->iterations, "step") + ", " +
+                        FormatBytes(module.replayed->bytes)});
+      continue;
+    }
+    if (module.version >= report.iteration) continue;
+    std::string lost = "-";
+    if (report.loss && module.id.is_expert()) {
+      lost = std::to_string(report.loss->fault.lost[static_cast<std::size_t>(module.id.layer)]
+                                                   [static_cast<std::size_t>(module.id.expert)]);
+    }
+    none = none || lost == "0";
+    uncounted = uncounted || lost == "-";
+    table.AddRow({module.name, std::to_string(module.version),
+                  std::to_string(report.iteration - module.version), lost,
+                  partial::Name(module.source)});
+  }
+  context.out() << "\n";
+  context.Print(table);
+  std::string meaning =
+      "VERSION: iteration of the restored module. BEHIND: iterations that it is older than the "
+      "checkpoint. LOST TOKENS: tokens of these iterations.";
+  if (none) {
+    meaning += " 0: the expert got no tokens in them, or an earlier restore has counted them.";
+  }
+  if (replayed) meaning += " 0 where SOURCE has steps: the steps were replayed.";
+  if (uncounted) meaning += " -: not counted.";
+  context.out() << text::Legend(meaning);
+}
+
+}  // namespace
+
 void ShowRestore(cli::Context& context, const partial::RestoreReport& report) {
   context.SetResult(partial::RestoreJson(report));
   if (report.empty) {
@@ -331,32 +376,7 @@ void ShowRestore(cli::Context& context, const partial::RestoreReport& report) {
     out << "lost      unknown: the tokens were not counted\n";
   }
   if (report.dynamic_k) ShowDynamicK(context, *report.dynamic_k);
-  if (report.stale_modules == 0 && report.replay.modules == 0) return;
-  text::Table table({Column{"MODULE", text::Table::Align::kLeft, true}, Column{"VERSION", kRight},
-                     Column{"BEHIND", kRight}, Column{"LOST TOKENS", kRight}, Column{"SOURCE"}});
-  for (const partial::RestoredModule& module : report.modules) {
-    if (module.replayed) {
-      table.AddRow({module.name, std::to_string(module.version), "0", "0",
-                    "iteration " + std::to_string(module.replayed->version) + " + " +
-                        Plural(module.replayed->iterations, "step") + ", " +
-                        FormatBytes(module.replayed->bytes)});
-      continue;
-    }
-    if (module.version >= report.iteration) continue;
-    std::string lost = "-";
-    if (report.loss && module.id.is_expert()) {
-      lost = std::to_string(report.loss->fault.lost[static_cast<std::size_t>(module.id.layer)]
-                                                   [static_cast<std::size_t>(module.id.expert)]);
-    }
-    table.AddRow({module.name, std::to_string(module.version),
-                  std::to_string(report.iteration - module.version), lost,
-                  partial::Name(module.source)});
-  }
-  out << "\n";
-  context.Print(table);
-  out << text::Legend(
-      "VERSION: iteration of the restored module. BEHIND: iterations that it is older than the "
-      "checkpoint. LOST TOKENS: tokens of these iterations.");
+  if (report.stale_modules > 0 || report.replay.modules > 0) ShowOlder(context, report);
 }
 
 }  // namespace shardwright::apps

@@ -229,6 +229,15 @@ class Restoring(Stores):
         manifest = json.loads((self.work / "out/shardwright.json").read_text())
         stale = {module: v for module, v in after[4].items() if v < 4}
         self.assertEqual(manifest["versions"], stale)
+        self.assertIn("-: not counted.", " ".join(self.stdout.split()))
+
+    def test_tokens_that_an_earlier_restore_counted_are_explained(self):
+        self.save_series((3, 4), "--k", 1, "--tokens", self.tokens_path)
+        self.restore("out")
+        self.assertNotIn("an earlier restore has counted them", " ".join(self.stdout.split()))
+        self.restore("again")
+        self.assertIn("0: the expert got no tokens in them, or an earlier restore has counted them.",
+                      " ".join(self.stdout.split()))
 
     def lost(self, versions, x):
         return [sum(self.tokens[i][m][e] for e in range(MODEL.experts)
