@@ -5,6 +5,8 @@
 #include <charconv>
 #include <cstdint>
 #include <ostream>
+#include <set>
+#include <string_view>
 #include <utility>
 
 #include <nlohmann/json.hpp>
@@ -16,6 +18,36 @@
 #include "support/base/text.h"
 
 namespace shardwright::apps {
+
+namespace {
+
+/// Returns true if fewer than half of the parameters of `a` have a name that `b` has, too.
+bool NamesDiffer(const checkpoints::Checkpoint& a, const checkpoints::Checkpoint& b) {
+  std::set<std::string_view> names;
+  for (const checkpoints::Param& param : b.params) names.insert(param.name);
+  const auto common = std::ranges::count_if(
+      a.params, [&](const checkpoints::Param& param) { return names.contains(param.name); });
+  return 2 * static_cast<std::size_t>(common) < a.params.size();
+}
+
+/// Prints the flags with which two different checkpoints may be equal.
+void SuggestFlags(cli::Context& context, const SourceFlags& source, const convert::Input& a,
+                  const convert::Input& b, const std::string& only) {
+  if (source.maps.empty() && NamesDiffer(a.checkpoint, b.checkpoint)) {
+    context.sink().Note(
+        "most parameters of INPUT have names that OUTPUT lacks; if OUTPUT has the names of another "
+        "program, add --map auto or --map MAP:TO",
+        0);
+  }
+  if (only.empty() && a.checkpoint.states.empty() != b.checkpoint.states.empty()) {
+    context.sink().Note(
+        "only one of the checkpoints has optimizer state; to compare an export with its source, "
+        "add --only weight or --only master, as in the command that exported it",
+        0);
+  }
+}
+
+}  // namespace
 
 Status CheckBoth(cli::Context& context, const SourceFlags& source, const std::string& other,
                  const std::string& only) {
@@ -39,9 +71,11 @@ Status CheckBoth(cli::Context& context, const SourceFlags& source, const std::st
   if (report.difference_count > report.differences.size()) {
     context.out() << "and " << report.difference_count - report.differences.size() << " more\n";
   }
-  context.out() << report.tensors_equal << " tensors equal, " << report.difference_count
-                << " differences, " << FormatBytes(report.bytes_compared) << " compared\n";
+  context.out() << Plural(report.tensors_equal, "tensor") << " equal, "
+                << Plural(report.difference_count, "difference") << ", "
+                << FormatBytes(report.bytes_compared) << " compared\n";
   if (report.difference_count == 0) return {};
+  SuggestFlags(context, source, *a, *b, only);
   return Fail(Errc::kMismatch, source.input, " and ", other, ": ", report.differences.front());
 }
 

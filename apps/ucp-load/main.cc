@@ -48,8 +48,8 @@ int main(int argc, char** argv) {
   format.AddStrictTo(app);
   format.AddKeyFlags(app);
   app.AddFlag("--check", &check,
-              "compare INPUT with OUTPUT (with --only: just these weights); exit with code 5 if "
-              "they differ");
+              "compare two checkpoints, INPUT and OUTPUT (with --only: just these weights); exit "
+              "with code 5 if they differ");
   shardwright::checkpoints::TargetSpec spec;
   std::string only;  // for --check: "weight", "master", or empty for everything
   app.Check([&]() -> Status {
@@ -63,6 +63,12 @@ int main(int argc, char** argv) {
     }
     if (const std::string flag = format.GivenKeyFlag(app, "--only"); check && !flag.empty()) {
       return shardwright::Fail(shardwright::Errc::kUsage, flag, " cannot be combined with --check");
+    }
+    if (check && !source.input.empty() && output.empty() && !app.IsSet("--list") &&
+        !app.IsSet("--explain")) {
+      return shardwright::Fail(shardwright::Errc::kUsage,
+                               "--check compares INPUT with a second checkpoint, OUTPUT, which is "
+                               "missing; try ucp-load --check INPUT OUTPUT");
     }
     if (check) {
       only = app.IsSet("--only") ? format.ValueOf("only") : "";

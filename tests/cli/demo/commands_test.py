@@ -76,6 +76,10 @@ class Commands(DemoTest):
             done = self.run_in("ucp-load", "catalogue", "out", code=4)
             self.assertIn("none, copy or zstd expected", done.stderr)
 
+    def test_check_needs_two_checkpoints(self):
+        said = self.run_in("ucp-load", "--check", "ckpt", code=2).stderr
+        self.assertIn("--check compares INPUT with a second checkpoint, OUTPUT, which is missing", said)
+
     def test_check_names_what_differs(self):
         self.run_in("ucp-load", "ckpt", "out", "--target", "dtype=fp32")
         done = self.run_in("ucp-load", "--check", "ckpt", "out", code=5)

@@ -63,6 +63,7 @@ class Auto(ModelTest):
         self.say(CONFIG)
         result = self.report_of("ucp-load", "--check", "hf", "named", "--map", "auto")
         self.assertEqual(result["maps"][0]["to"], "megatron_te")
+        self.assertIn("add --map auto", self.run_in("ucp-load", "--check", "hf", "named", code=5).stderr)
         # And back, by the config.json that came along.
         used, = self.mapped("ucp-load", "out", "back", "--format", "safetensors", "--map", "auto")
         self.assertEqual((used["from"], used["to"]), ("megatron_te", "hf"))

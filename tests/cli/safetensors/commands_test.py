@@ -35,6 +35,9 @@ class Commands(ModelTest):
         self.assertNotIn("master weights", done.stderr, "those of float32 are their own")
         self.convert("--only", "master", source="back", out="again")
         self.assertEqual(self.files("again"), self.files("files"))
+        said = self.run_in("ucp-load", "--check", "ckpt", "files", code=5).stderr
+        self.assertIn("add --only weight or --only master", said)
+        self.assertNotIn("--map auto", said)
         # The weights are the masters, rounded, as they were.
         self.convert(source="back", out="weights")
         self.convert(source="ckpt", out="wanted")

@@ -142,7 +142,7 @@ class Checks(ModelTest):
         self.assertIn('"w24" weight [8]: element 1: 1', lines[1])
         self.assertIn("; largest difference 24, mean 6", lines[1])
         self.assertEqual([line[1:4] for line in lines[2:5]], ["w23", "w22", "w21"])
-        self.assertEqual(lines[20:], ["and 4 more", "1 tensors equal, 24 differences, 800 B compared"])
+        self.assertEqual(lines[20:], ["and 4 more", "1 tensor equal, 24 differences, 800 B compared"])
 
     def test_other_flags_of_formats_mean_nothing(self):
         self.assertIn("--adapter cannot be combined with --check", self.check("ckpt", "ckpt", "--adapter", "all", code=2).stderr)

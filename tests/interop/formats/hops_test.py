@@ -57,7 +57,7 @@ class Hops(unittest.TestCase):
         """The same but for the number of samples, for which DCP folders have no place."""
         said = self.ucp.run("ucp-load", "--check", first, back, expect=5)
         self.assertRegex(said, r"(?m)^consumed samples: \d+ and 0$")
-        self.assertIn(" 1 differences,", said)
+        self.assertIn(" 1 difference,", said)
 
     def test_losses_are_those_of_the_run_that_stayed(self):
         for family in ("llama", "mixtral"):

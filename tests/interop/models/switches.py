@@ -15,7 +15,7 @@ REFUSALS = (
     ("*", 9, "does not record which optimizer state belongs to which parameter",
      "stage 0 has neither names nor an order where groups have parameters of one shape (docs/formats/deepspeed.md)"),
     ("deepspeed", 9, "have different numbers of steps, but they share a flat group", "a flat group has one step (docs/formats/deepspeed.md)"),
-    ("dcp", 5, r"(?m)^iteration: \d+ and \d+$[^\n]*\n\d+ tensors equal, 1 differences",
+    ("dcp", 5, r"(?m)^iteration: \d+ and \d+$[^\n]*\n\d+ tensors equal, 1 difference,",
      "without ZeRO DeepSpeed's 16-bit optimizers count one step more than the engine, and DCP records steps alone"),
     ("*", 9, r'optimizer: parameter "[^"]+" is not in module',
      "at stage 0 without frozen parameters, a late frozen one leaves the module but not the optimizer (docs/formats/deepspeed.md)"),
