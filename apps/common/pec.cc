@@ -143,8 +143,8 @@ void ShowSave(cli::Context& context, const partial::SaveReport& report, bool dry
       << "bytes     " << FormatBytes(report.bytes) << " of " << FormatBytes(report.full_bytes)
       << " (" << Percent(share, 3) << ")";
   if (!dry_run) {
-    out << ", " << FormatBytes(report.written_bytes) << " written in " << report.blobs_written
-        << " blobs, " << report.blobs_unchanged << " unchanged";
+    out << ", " << FormatBytes(report.written_bytes) << " written in "
+        << Plural(report.blobs_written, "blob") << ", " << report.blobs_unchanged << " unchanged";
   }
   out << "\n";
   if (report.rank_bytes.size() > 1) {
@@ -200,8 +200,9 @@ void ShowListing(cli::Context& context, const partial::StoreListing& listing) {
                   std::to_string(one.oldest), state});
   }
   const partial::StoreHead& head = listing.head;
-  context.out() << "store of " << head.modules << " modules, " << head.experts.size()
-                << " MoE layers, keeps " << partial::KeepText(head.keep) << " of every expert\n\n";
+  context.out() << "store of " << Plural(head.modules, "module") << ", "
+                << Plural(head.experts.size(), "MoE layer") << ", keeps "
+                << partial::KeepText(head.keep) << " of every expert\n\n";
   context.Print(table);
   context.out() << text::Legend(
       "K: experts of each layer that a checkpoint saves. STALE: modules older than the "
@@ -216,10 +217,11 @@ namespace {
 Status ShowDamage(cli::Context& context, const std::string& path,
                   const partial::StoreCheck& check) {
   for (const std::string& line : check.damaged) context.out() << text::Printable(line) << "\n";
-  context.out() << check.checkpoints << " checkpoints, " << check.blobs << " blobs, "
-                << FormatBytes(check.bytes) << ", " << check.damaged.size() << " damaged\n";
+  context.out() << Plural(check.checkpoints, "checkpoint") << ", " << Plural(check.blobs, "blob")
+                << ", " << FormatBytes(check.bytes) << ", " << check.damaged.size() << " damaged\n";
   if (check.collected > 0) {
-    context.out() << check.collected << " checkpoints were deleted by pec-save gc meanwhile\n";
+    context.out() << "pec-save gc has deleted " << Plural(check.collected, "checkpoint")
+                  << " meanwhile\n";
   }
   if (check.damaged.empty()) return {};
   return Fail(Errc::kMismatch, path, ": ", check.damaged.front());
@@ -249,11 +251,12 @@ void ShowCollected(cli::Context& context, const partial::Collected& collected,
   const std::vector<std::uint64_t> kept = partial::IterationsOf(collected.kept);
   const std::vector<std::uint64_t> removed = partial::IterationsOf(collected.removed);
   context.SetResult(partial::CollectedJson(collected, log, dry_run));
-  context.out() << "keeps    " << kept.size() << " checkpoints: " << Iterations(kept) << "\n"
-                << (dry_run ? "would remove " : "removed  ") << removed.size() << " checkpoints"
+  context.out() << "keeps    " << Plural(kept.size(), "checkpoint") << ": " << Iterations(kept)
+                << "\n"
+                << (dry_run ? "would remove " : "removed  ") << Plural(removed.size(), "checkpoint")
                 << (removed.empty() ? "" : ": " + Iterations(removed)) << ", "
                 << collected.blobs_removed << " of "
-                << collected.blobs_removed + collected.blobs_kept << " blobs, "
+                << Plural(collected.blobs_removed + collected.blobs_kept, "blob") << ", "
                 << FormatBytes(collected.bytes_removed) << "\n";
   if (!log.wrong.empty()) {
     context.sink().Warn("the gradient log is left unchanged: " + log.wrong);
@@ -360,7 +363,7 @@ void ShowRestore(cli::Context& context, const partial::RestoreReport& report) {
         << "\n";
   }
   if (report.restarted_modules > 0) {
-    out << "restarted " << report.restarted_modules << " experts had no version\n";
+    out << "restarted " << Plural(report.restarted_modules, "expert") << " without a version\n";
   }
   if (!report.abandoned.empty()) {
     out << (report.recorded ? "abandoned" : "newer    ") << " iterations "

@@ -273,8 +273,8 @@ Status Describe(cli::Context& context, const SourceFlags& source) {
     return {};
   }
   context.out() << checkpoint.origin << " checkpoint " << checkpoint.tag << ": "
-                << convert::Explain(checkpoint.layout) << ", " << checkpoint.map.files.size()
-                << " files\n";
+                << convert::Explain(checkpoint.layout) << ", "
+                << Plural(checkpoint.map.files.size(), "file") << "\n";
   ShowWeightSets(checkpoint, context.out());
   context.out() << "\n";
   using Column = text::Table::Column;
@@ -312,14 +312,14 @@ Status ShowConversion(cli::Context& context, const convert::ConvertReport& repor
                 << totals.verify_bytes << " of them only to verify\n"
                 << "write    " << totals.output_bytes << " bytes ("
                 << FormatBytes(totals.output_bytes) << ") in "
-                << totals.output_files - totals.linked_files << " files\n"
+                << Plural(totals.output_files - totals.linked_files, "file") << "\n"
                 << "disk     " << FormatBytes(totals.output_bytes)
                 << " in addition to an existing output until the new one is committed\n"
                 << "memory   " << FormatBytes(report.buffer_bytes) << " of buffers per rank\n"
                 << "siblings " << report.siblings.copied.size() << " of these files ("
                 << FormatBytes(report.siblings.bytes) << ") are sibling files of the checkpoint\n"
                 << "unread   " << totals.members_unread << " of "
-                << totals.members_unread + totals.members_read << " storages\n";
+                << Plural(totals.members_unread + totals.members_read, "storage") << "\n";
   return exec::CheckFits(report.free, output, report.needed_bytes, 0);
 }
 

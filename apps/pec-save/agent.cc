@@ -93,7 +93,7 @@ void ShowStatus(cli::Context& context, const Json& json) {
   ShowPeers(out, json);
   ShowSent(out, json);
   if (const Json replays = json.value("replays", Json()); replays.is_object()) {
-    out << "replayed  " << Number(replays, "modules") << " modules with "
+    out << "replayed  " << Plural(Bytes(replays, "modules"), "module") << " with "
         << FormatBytes(Bytes(replays, "gradient_bytes")) << " of gradients; "
         << Number(replays, "older") << " are older than the newest snapshot\n";
     for (const Json& why : replays.value("refused", Json::array())) {
@@ -149,8 +149,8 @@ Status RunAgent(cli::Context& context, const SaveFlags& save, const KeyFlags& ke
   SW_TRY_ASSIGN(const partial::AgentStatus end, partial::RunAgent(options, context.sink()));
   context.SetResult(partial::AgentJson(end));
   context.out() << "snapshots " << end.snapshots << ", " << FormatBytes(end.snapshot_bytes)
-                << "\npersists  " << end.persists << ", " << end.snapshots_skipped
-                << " snapshots were not persisted\n";
+                << "\npersists  " << end.persists << ", "
+                << Plural(end.snapshots_skipped, "snapshot") << " not persisted\n";
   ShowSent(context.out(), partial::AgentJson(end));
   return {};
 }

@@ -13,6 +13,7 @@
 #include "engine/device/device.h"
 #include "support/base/bytes.h"
 #include "support/base/stop.h"
+#include "support/base/text.h"
 #include "support/text/text.h"
 #include "trainer/cache/serve.h"
 
@@ -137,7 +138,7 @@ int ServeStatusMain(int argc, const char* const* argv) {
                     << (number("processes") == 1 ? " process on " : " processes on ")
                     << text::Printable(status.value("device", "")) << ", "
                     << FormatBytes(number("bytes_read")) << " read\n"
-                    << "trainers  " << number("attached") << " ranks attached now, "
+                    << "trainers  " << Plural(number("attached"), "rank") << " attached now, "
                     << number("attaches") << " since the start\n";
       context.SetResult(std::move(status));
       return {};

@@ -369,7 +369,7 @@ void Writer::TellWhatIsLeft() {
     if (layout_.convert && stays && item.dtype != layout_.dtype) ++kept[item.dtype];
   }
   for (const auto& [dtype, count] : kept) {
-    left.push_back(StrCat("the conversion of ", count, " tensors of ", Name(dtype),
+    left.push_back(StrCat("the conversion of ", Plural(count, "tensor"), " of ", Name(dtype),
                           ", which are copied unchanged: quantized weights and their scales belong "
                           "together"));
   }

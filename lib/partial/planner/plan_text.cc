@@ -264,7 +264,7 @@ std::string DynamicKText(const DynamicKAnswer& dynamic) {
     faults += level.faults;
   }
   return text + table.Render(0) + "then all experts are saved; the limit covers " +
-         std::to_string(faults) + " faults\n" +
+         Plural(faults, "fault") + "\n" +
          text::Legend(
              "K: experts of each layer that a checkpoint saves. A FAULT COSTS: expected lost "
              "tokens. FAULTS: faults until K doubles.");

@@ -86,15 +86,14 @@ std::string SimulationText(const Simulation& simulation) {
   const Job& job = simulation.job;
   const std::vector<SimulationRow>& rows = simulation.rows;
   std::string text =
-      "run       " + std::to_string(simulation.input.tokens.size()) + " iterations, " +
-      std::to_string(job.layer_id.size()) + " MoE layers of " +
-      std::to_string(job.experts().front()) + " experts, " +
-      std::to_string(rows.front().checkpoints) + " checkpoints, " +
+      "run       " + Plural(simulation.input.tokens.size(), "iteration") + ", " +
+      Plural(job.layer_id.size(), "MoE layer") + " of " + Plural(job.experts().front(), "expert") +
+      ", " + Plural(rows.front().checkpoints, "checkpoint") + ", " +
       Plural(simulation.input.faults.size(), "fault") + "\njob       " +
-      FormatBytes(simulation.full_bytes) + " of state, " + std::to_string(job.ranks.dp) +
-      " data-parallel ranks, " + std::to_string(job.map.ep) + " of them expert-parallel, " +
-      Plural(job.nodes(), "node") + "\nrepeated  " +
-      std::to_string(rows.front().replayed_iterations) + " iterations after faults\n\n" +
+      FormatBytes(simulation.full_bytes) + " of state, " +
+      Plural(job.ranks.dp, "data-parallel rank") + ", " + std::to_string(job.map.ep) +
+      " of them expert-parallel, " + Plural(job.nodes(), "node") + "\nrepeated  " +
+      Plural(rows.front().replayed_iterations, "iteration") + " after faults\n\n" +
       RowsTable(rows) +
       "\nWRITTEN  bytes of all checkpoints\n"
       "LARGEST  largest share of a rank in a checkpoint; BOUND  its lower bound\n"

@@ -172,8 +172,9 @@ Status RefuseStale(const std::string& store, const RestoreReport& report) {
     }
   }
   if (names.empty()) return {};
-  return Fail(Errc::kMismatch, store, ": ", names.size(), " modules are older than iteration ",
-              report.iteration, ": ", FirstFew(names));
+  return Fail(Errc::kMismatch, store, ": ", Plural(names.size(), "module"),
+              names.size() == 1 ? " is" : " are", " older than iteration ", report.iteration, ": ",
+              FirstFew(names));
 }
 
 /// Makes the store's record that training resumes from

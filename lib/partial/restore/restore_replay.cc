@@ -93,8 +93,9 @@ Result<Replays> FindReplays(const Job& job, const Base& base, Chosen* chosen) {
   }
   if (job.options.replay == ReplayMode::kRequire && !replays.report.refused.empty()) {
     return Fail(damaged ? Errc::kBadInput : Errc::kMismatch, job.options.store, ": ",
-                replays.report.refused.size(), " modules cannot be replayed to iteration ",
-                chosen->plan.resume, ": ", FirstFew(replays.report.refused));
+                Plural(replays.report.refused.size(), "module"),
+                " cannot be replayed to iteration ", chosen->plan.resume, ": ",
+                FirstFew(replays.report.refused));
   }
   replays.log = log;
   return replays;

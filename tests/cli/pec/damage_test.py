@@ -219,6 +219,7 @@ class Collecting(Stores):
         self.assertIn("give --keep-last N or --keep-every N", self.stderr)
         self.assertEqual(self.iterations(), [3, 4])
         self.run_tool("pec-save", "gc", self.store, "--keep-every", 4)
+        self.assertIn("keeps    1 checkpoint: 4\nremoved  1 checkpoint: 3, ", self.stdout)
         self.assertEqual(self.iterations(), [4])
 
     def test_abandoned_ones_go_and_numbers_are_not_used_again(self):

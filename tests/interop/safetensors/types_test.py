@@ -136,7 +136,7 @@ class Types(unittest.TestCase):
         self.assertEqual(bits(found["w"]), bits(weight))
         self.assertEqual(found["w_scale"].dtype, torch.float32)
         self.assertEqual(found["n"].dtype, torch.int64)
-        self.assertIn("1 tensors of float8_e4m3fn", said)
+        self.assertIn("1 tensor of float8_e4m3fn", said)
 
 
 if __name__ == "__main__":

@@ -206,7 +206,7 @@ TEST(SimulationText, TheRunAndItsRows) {
   simulation.no_best = "every row";
   EXPECT_EQ(
       SimulationText(simulation),
-      "run       20 iterations, 1 MoE layers of 4 experts, 2 checkpoints, 1 fault\n"
+      "run       20 iterations, 1 MoE layer of 4 experts, 2 checkpoints, 1 fault\n"
       "job       4.00 KiB of state, 4 data-parallel ranks, 4 of them expert-parallel, 1 node\n"
       "repeated  0 iterations after faults\n"
       "\n"
