@@ -48,11 +48,25 @@ void WarnAboutRanks(const std::vector<std::string>& gone, std::uint64_t ranks,
   }
 }
 
+/// Returns all names followed by `end`, or nothing if there are many names or none.
+std::string AllIfFew(const std::vector<std::string>& names, std::string_view end) {
+  constexpr std::size_t kFew = 4;
+  if (names.empty() || names.size() > kFew) return "";
+  return StrCat(Joined(names, ", "), end);
+}
+
 void Say(const SiblingReport& report, Sink& sink) {
   if (report.copied.empty() && report.left_out.empty()) return;
-  std::string note = StrCat("sibling files: ", report.copied.size(), " carried over (",
-                            FormatBytes(report.bytes), ")");
-  if (!report.left_out.empty()) note += StrCat(", ", report.left_out.size(), " left out");
+  std::vector<std::string> copied;
+  for (const auto& [name, bytes] : report.copied) copied.push_back(name);
+  std::vector<std::string> left_out;
+  for (const checkpoints::LeftOut& one : report.left_out) left_out.push_back(one.name);
+  std::string note = StrCat("sibling files: ", copied.size(), " carried over (",
+                            AllIfFew(copied, ", "), FormatBytes(report.bytes), ")");
+  if (!left_out.empty()) {
+    const std::string names = AllIfFew(left_out, ")");
+    note += StrCat(", ", left_out.size(), " left out", names.empty() ? "" : " (", names);
+  }
   sink.Note(note, 0);
 }
 

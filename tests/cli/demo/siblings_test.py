@@ -74,7 +74,11 @@ class Neighbours(DemoTest):
     def test_one_line_says_how_many(self):
         done = self.run_in("ucp-load", "ckpt", "out", "--target", "dp=1")
         self.assertIn("8 carried over", done.stderr)
-        self.assertIn("1 left out", done.stderr)
+        self.assertIn("1 left out (rng_state_1.pth)", done.stderr)
+        for name in set(BESIDE) - {"config.json"}:
+            (self.work / "ckpt" / name).unlink()
+        done = self.run_in("ucp-load", "ckpt", "few", "--target", "dp=2")
+        self.assertIn("sibling files: 1 carried over (config.json, ", done.stderr)
 
     def test_a_dry_run_counts_them_to_the_byte(self):
         for flags in (("--target", "dp=3"), ()):
