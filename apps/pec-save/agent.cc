@@ -240,6 +240,19 @@ struct AddressFlags {
   }
 };
 
+/// Describes the effect of a request. Returns the answer to other requests unchanged.
+std::string OutcomeText(const std::string& request, const std::string& answer) {
+  if (request == "stop") return "stopped; all snapshots of the agent are saved";
+  if (request == "flush" && answer == "none") {
+    return "nothing to save; neither the agent nor the store has a checkpoint";
+  }
+  if (request == "flush") {
+    return "all snapshots are saved; the store's newest checkpoint has iteration " + answer;
+  }
+  const bool snapshot = request == "snapshot" || request.starts_with("snapshot ");
+  return snapshot ? "iteration " + answer + " is in the agent's memory" : answer;
+}
+
 }  // namespace
 
 int AgentMain(int argc, const char* const* argv) {
@@ -355,7 +368,7 @@ int StatusMain(int argc, const char* const* argv) {
 
 int TellMain(int argc, const char* const* argv) {
   cli::App app(
-      "pec-save tell", "Send a request to an agent and print its answer.",
+      "pec-save tell", "Send a request to an agent and print what it has done.",
       {{"unix:/run/user/1/pec.sock snapshot", "Takes a snapshot now."},
        {"unix:/run/user/1/pec.sock stop", "Stops the agent, after all snapshots are saved."}});
   AddressFlags flags;
@@ -370,7 +383,7 @@ int TellMain(int argc, const char* const* argv) {
     SW_TRY_ASSIGN(const auto client, flags.Client(context, patience));
     SW_TRY_ASSIGN(const std::string answer, client->Ask(request));
     context.SetResult({{"answer", answer}});
-    context.out() << text::Printable(answer) << "\n";
+    context.out() << text::Printable(OutcomeText(request, answer)) << "\n";
     return {};
   });
 }

@@ -24,6 +24,7 @@
 #include "support/os/dir.h"
 #include "support/os/directory.h"
 #include "support/os/socket.h"
+#include "support/text/text.h"
 
 namespace shardwright::apps {
 namespace {
@@ -119,7 +120,9 @@ std::string TextOf(const Json& status, const char* key) {
   return found->is_string() ? found->get<std::string>() : found->dump();
 }
 
-void Show(cli::Context& context, const std::vector<Found>& all) {
+/// \param searched  folders in which agents were looked for
+void Show(cli::Context& context, const std::vector<Found>& all,
+          const std::vector<std::string>& searched) {
   using Column = text::Table::Column;
   text::Table table({Column{"STATE"}, Column{"PID", text::Table::Align::kRight},
                      Column{"SNAPSHOT", text::Table::Align::kRight},
@@ -143,7 +146,10 @@ void Show(cli::Context& context, const std::vector<Found>& all) {
   }
   context.SetResult({{"agents", std::move(list)}});
   if (all.empty()) {
-    context.out() << "no agents of this user\n";
+    context.out() << "no agent that a trainer of this user has started was found in "
+                  << text::Printable(Joined(searched, ", "))
+                  << "\nFor an agent that you started with pec-save agent, run pec-save status "
+                     "ADDRESS with the address of its --listen.\n";
     return;
   }
   context.Print(table);
@@ -181,19 +187,19 @@ int AgentsMain(int argc, const char* const* argv) {
   cli::App app(
       "pec-save agents",
       "List the agents that trainers of this user have started on this machine, including "
-      "agents that outlived their trainer. The command looks in $XDG_RUNTIME_DIR, $TMPDIR, "
-      "/run/user/UID and /tmp.",
+      "agents that outlived their trainer, but not agents started with pec-save agent. The command "
+      "looks in $XDG_RUNTIME_DIR, $TMPDIR, /run/user/UID and /tmp.",
       {{"", "Shows the snapshots of each agent in memory and in its store."},
        {"--stop", "Stops every agent, after all its snapshots are saved."}});
   bool stop = false;
   std::vector<std::string> folders;
   app.Alone();
   app.ShowInShortHelp({"--stop"});
-  app.AddList("--in", &folders, "look only in this folder; repeatable", "DIR");
+  app.AddList("--in", &folders, "look only in this folder", "DIR");
   app.AddFlag("--stop", &stop, "stop the agents, each after all its snapshots are saved");
   return app.Run(argc, argv, [&](cli::Context& context) -> Status {
     SW_TRY_ASSIGN(const std::vector<Found> all, FindAgents(folders, context));
-    Show(context, all);
+    Show(context, all, folders.empty() ? RuntimeFolders() : folders);
     return stop ? StopAll(context, all) : Status();
   });
 }

@@ -173,7 +173,9 @@ class InMemory(Agents):
             self.checkpoint(iteration)
             self.wait(lambda i=iteration: self.status("a")["persisted"] == i)
         self.assertEqual(self.tell("a", "snapshot global_step5"), {"answer": "5"})
+        self.assertEqual(self.stdout, "iteration 5 is in the agent's memory\n")
         self.assertEqual(self.tell("a", "flush"), {"answer": "5"})
+        self.assertEqual(self.stdout, "all snapshots are saved; the store's newest checkpoint has iteration 5\n")
         self.assertEqual((self.status("a")["persists"], len(list((self.store / "manifests").iterdir()))),
                          (3, 3), "the same files are not saved again")
         # Training was repeated without a restore.

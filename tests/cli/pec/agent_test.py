@@ -162,6 +162,7 @@ class Watching(Agents):
         self.tell("a", "snapshot global_step99", code=3)
         self.tell("a", "dance", code=2)
         self.tell("a", "stop")
+        self.assertEqual(self.stdout, "stopped; all snapshots of the agent are saved\n")
         agent.wait(PATIENCE)
         self.assertEqual(agent.returncode, 0)
         self.tell("a", "status", code=3)

@@ -60,6 +60,11 @@ class Agents(stores.Stores):
     def test_none(self):
         self.assertEqual(self.agents(), {})
 
+    def test_an_empty_list_names_the_folders_and_the_other_agents(self):
+        self.assertEqual(self.agents("--in", self.work), {})
+        self.assertIn(f"no agent that a trainer of this user has started was found in {self.work}\n", self.stdout)
+        self.assertIn("pec-save status ADDRESS", self.stdout)
+
     def test_lists_and_ends(self):
         (first, checkpoints), (second, _) = self.start(1, self.store), self.start(2, self.work / "other")
         self.folder(3)

@@ -136,7 +136,8 @@ class AgentStore(Store):
 
     def said(self, printed):
         """printed: (number of the call, text) of all that was printed"""
-        answers = [number for number, text in printed if text.strip() == str(self.after).encode()]
+        wanted = (f"iteration {self.after} is in the agent's memory", f"newest checkpoint has iteration {self.after}")
+        answers = [number for number, text in printed if text.decode().strip().endswith(wanted)]
         expect(len(answers) == 2, f"{self.name}: not the answers to a snapshot and a flush: {printed}")
         return answers[1]
 
