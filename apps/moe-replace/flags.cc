@@ -11,6 +11,7 @@
 
 #include "support/base/bytes.h"
 #include "support/base/limits.h"
+#include "support/base/text.h"
 
 namespace shardwright::apps {
 namespace {
@@ -273,8 +274,18 @@ Status MoeFlags::CheckCluster(const cli::App& app, bool needed) const {
   }
   const bool begun = cluster.nodes != 0 || cluster.gpus != 0 || slots_.has_value();
   const bool whole = cluster.nodes != 0 && cluster.gpus != 0 && slots_.has_value();
-  if ((begun || needed) && !whole) {
-    return Usage("no cluster: pass --cluster FILE, or --nodes, --gpus and --slots");
+  if (begun && !whole) {
+    std::vector<std::string> missing;
+    if (cluster.nodes == 0) missing.emplace_back("--nodes");
+    if (cluster.gpus == 0) missing.emplace_back("--gpus (GPUs of each node)");
+    if (!slots_) missing.emplace_back("--slots (expert replicas that fit on each GPU)");
+    return Usage("the cluster is incomplete: add ", Joined(missing, " and "),
+                 ", or pass --cluster FILE instead");
+  }
+  if (needed && !begun) {
+    return Usage(
+        "no cluster: pass --cluster FILE, or --nodes, --gpus and --slots (expert replicas that fit "
+        "on each GPU)");
   }
   if (!begun || cluster.gpus <= limits::kMoeDevices / cluster.nodes) return {};
   return Usage("--nodes ", cluster.nodes, " --gpus ", cluster.gpus, ": expected at most ",

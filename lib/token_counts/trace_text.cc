@@ -390,6 +390,14 @@ Result<TokenTrace> ParseLoads(std::string_view text, const std::string& where) {
   }
   SW_TRY_ASSIGN(const Json json, json::Parse(text, where));
   trace.format = "json";
+  if (json.is_array() && !json.empty() && json.front().is_object()) {
+    return Fail(
+        Errc::kBadInput, where,
+        ": expected lists of counts, found a list of objects; write one object such as "
+        "{\"iteration\": 1, \"tokens\": [[...], ...]} per line, without brackets and commas "
+        "between the lines (JSONL), or the counts alone as [layer][expert] or "
+        "[record][layer][expert]");
+  }
   if (json.is_array()) {
     SW_TRY(AddLists(json, where, false, &trace));
   } else {

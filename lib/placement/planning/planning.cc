@@ -305,13 +305,31 @@ Result<std::vector<PlannedRow>> PlanWithAll(comm::Comm& comm, const PlanRequest&
   return rows;
 }
 
+namespace {
+
+/// Extends the error about the files of an evaluation, if they seem to be swapped.
+tl::unexpected<Error> WithOrder(const PlanRequest& request, const std::string& plan_file,
+                                Error error) {
+  if (error.code == Errc::kBadInput && ReadPlan(request.loads) &&
+      token_counts::ReadLoads(plan_file)) {
+    error.message +=
+        StrCat("; ", request.loads, " is a plan; the arguments may be swapped: pass PLAN first");
+  }
+  return tl::unexpected<Error>(std::move(error));
+}
+
+}  // namespace
+
 Result<EvaluatedPlan> EvaluatePlan(const PlanRequest& request, const std::string& plan_file,
                                    Sink& sink) {
   const Interruptible evaluating(sink);
   EvaluatedPlan answer;
   PlanInput& input = answer.input;
-  SW_TRY(ReadRecordings(request, true, &input, sink));
-  SW_TRY_ASSIGN(const PlanFile plan, ReadPlan(plan_file));
+  const Status counts = ReadRecordings(request, true, &input, sink);
+  const Result<PlanFile> read = ReadPlan(plan_file);
+  if (!counts || !read)
+    return WithOrder(request, plan_file, counts ? read.error() : counts.error());
+  const PlanFile& plan = *read;
   if (request.cluster.told()) {
     SW_TRY_ASSIGN(input.cluster, ClusterOf(request.cluster, input.loads.layers));
   } else {

@@ -148,6 +148,7 @@ class Plans(Case):
             self.assertEqual((result["nodes"], result["gpus"], result["live_slots"]), (4, 8, 32))
         self.plan("--strategy", "eplb", "--format", "vllm", "-o", "v")
         self.refused(2, "does not describe its cluster", "evaluate", "v", "loads.jsonl")
+        self.refused(4, "v is a plan; the arguments may be swapped: pass PLAN first", "evaluate", "loads.jsonl", "v", *CLUSTER)
 
     def test_a_map_of_sglang_in_a_tensor(self):
         self.plan("--strategy", "eplb", "--format", "sglang", "-o", "p.json")
@@ -203,6 +204,7 @@ class BadInput(Case):
                 (4, "is empty", ""), (4, "layer 1 has 1 experts", "[[1,2],[3]]"),
                 (4, "layer 0 expert 1: negative", "[[1,-2]]"), (4, 'cannot read "NaN"', "[[1,NaN]]"),
                 (4, "layer 0 expert 0: more than", "[[1e300]]"), (4, "more than", "[[9007199254740992,1]]"),
+                (4, "expected lists of counts, found a list of objects", '[{"iteration":1,"tokens":[[1,2]]}]'),
                 (4, "a count expected, found a text", '[["1"]]'), (4, "layer 0: no experts", "[[]]"),
                 (4, "no token counts: expected one of tokens", '{"token":[[1]]}'), (4, 'key "tokens" appears twice',
                                                                      '{"tokens":[[1]],"tokens":[[2]]}'),
@@ -255,7 +257,9 @@ class BadInput(Case):
                 self.refused(code, part, "loads.jsonl", "--cluster", "c.json", "-o", "p")
         self.refused(3, "gone.json", "loads.jsonl", "--cluster", "gone.json", "-o", "p")
         self.refused(2, "no cluster: pass --cluster", "loads.jsonl", "-o", "p")
-        self.refused(2, "no cluster: pass --cluster", "loads.jsonl", "--nodes", "4", "-o", "p")
+        self.refused(2, "the cluster is incomplete: add --gpus (GPUs of each node) and --slots", "loads.jsonl", "--nodes", "4", "-o", "p")
+        self.refused(2, "the cluster is incomplete: add --slots (expert replicas that fit on each GPU), or pass --cluster",
+                     "loads.jsonl", "--nodes", "4", "--gpus", "2", "-o", "p")
         self.refused(2, "expected at most 262144 GPUs, found 16367616", "loads.jsonl", "--nodes", "16384", "--gpus", "999", "--slots", "1")
 
     def test_no_plan_exists(self):

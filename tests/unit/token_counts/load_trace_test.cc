@@ -119,6 +119,8 @@ INSTANTIATE_TEST_SUITE_P(
         std::tuple("[[1e300]]", Errc::kBadInput, "layer 0 expert 0: more than"),
         std::tuple("[[18446744073709551616]]", Errc::kBadInput, "more than"),
         std::tuple("[[9007199254740992,1]]", Errc::kBadInput, "the layer has more than"),
+        std::tuple("[{\"iteration\":1,\"tokens\":[[1,2]]}]", Errc::kBadInput,
+                   "x: expected lists of counts, found a list of objects"),
         std::tuple("[[\"1\"]]", Errc::kBadInput, "a count expected, found a text"),
         std::tuple("[[1,null]]", Errc::kBadInput, "layer 0 expert 1: a count expected, found null"),
         std::tuple("[]", Errc::kBadInput, "layer 0: no experts"),
