@@ -67,6 +67,15 @@ class Saving(Stores):
         self.run_tool("pec-restore", other, self.work / "nowhere/out", code=3)
         self.assertIn("cannot find the parent directory", self.report["error"]["message"])
 
+    def test_files_of_two_saves_are_named(self):
+        mixed = self.work / "mixed/global_step4"
+        shutil.copytree(self.shared / "run/global_step4", mixed)
+        name = "zero_pp_rank_1_mp_rank_00_optim_states.pt"
+        shutil.copy(self.shared / "run/global_step5" / name, mixed / name)
+        self.save(4, source=self.work / "mixed", code=4)
+        self.assertIn('"step" of group 0 differs: 4 ', self.stderr)
+        self.assertIn("the files come from two saves", self.stderr)
+
     def test_selection_is_the_ring(self):
         self.save(3)
         chosen = [self.save(i, "--k", 1)["layers"] for i in (4, 5, 6, 7)]

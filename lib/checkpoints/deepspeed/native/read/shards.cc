@@ -322,8 +322,9 @@ Status CheckAgreement(const Reading& reading, const Shard& first, const Shard& o
     }
     for (std::size_t i = 0; i < a.scalars.size(); ++i) {
       if (!(a.scalars[i] == b.scalars[i])) {
+        const bool step = a.scalars[i].state == "step";
         return differ("\"" + a.scalars[i].state + "\" of " + group, Show(a.scalars[i]),
-                      Show(b.scalars[i]));
+                      Show(b.scalars[i]) + (step ? "; the files come from two saves" : ""));
       }
     }
   }
