@@ -5,7 +5,8 @@
     filesystems_bench.py [--bin build/release/bin] [--only ext4,sshfs] [--rows atoms,large] [--runs 5] [--work DIR]
 
 atoms: `ucp-union` to 351 small atoms of 34 KB, against `cp -r` of the atoms and `sync -f`. large: `ucp-load` of a ZeRO-2
-checkpoint to three ranks (a few large files), against `cp -r` of its output and `sync -f`. Both read from the page cache of
+checkpoint to three ranks (a few large files), against `cp -r` of its output and `sync -f`. `sync -f` does nothing on FUSE,
+where `sync` is called with the names of all files instead. Both read from the page cache of
 the local file system. Runs alternate. The file systems are those of tests/filesystems/mounts.py, so this needs root; those
 that cannot be mounted are printed with the reason. Creating the checkpoints needs the Python with PyTorch of scripts/peers;
 --work keeps them for later calls, also for those in a virtual machine:
@@ -62,7 +63,9 @@ class Bench:
 
     def copy(self, row, output):
         subprocess.run(["cp", "-r", self.local / f"{row}-output", output], check=True)
-        subprocess.run(["sync", "-f", output], check=True)
+        kind = subprocess.run(["stat", "-f", "-c", "%T", output], check=True, capture_output=True, text=True).stdout
+        files = [path for path in output.rglob("*") if path.is_file()]
+        subprocess.run(["sync", *(files if kind.startswith("fuse") else ("-f", output))], check=True)
 
     def measured(self, row):
         """Seconds of the command and of the copy, in turn. Small outputs stay until the end, because ext4 creates files
