@@ -68,17 +68,27 @@ Json MigrationJson(const Migration& migration, const TokenCounts& loads) {
           {"lost", std::move(lost)}};
 }
 
-/// Returns the bytes of the sparse collectives of one iteration, by layer and GPU.
-Json VolumesJson(const VerifiedPlan& plan, const TokenCounts& loads) {
+/// Returns the volumes of the sparse collectives of one iteration, by layer and GPU.
+Json VolumesJson(const VerifiedPlan& plan, const PlanInput& input) {
+  const std::uint64_t bytes = input.cluster.param_bytes;
+  const auto bytes_of = [&](std::vector<std::uint64_t> experts) {
+    for (std::uint64_t& count : experts) count *= bytes;
+    return experts;
+  };
   Json layers = Json::array();
   for (std::size_t l = 0; l < plan.volumes.size(); ++l) {
     const SparseVolumes& volumes = plan.volumes[l];
-    layers.push_back({{"layer", loads.layer_id[l]},
-                      {"gather_in_bytes", volumes.in_bytes},
-                      {"gather_out_bytes", volumes.out_bytes},
-                      {"copied_share", volumes.copied_share},
-                      {"bound_bytes", volumes.bound_bytes},
-                      {"all_reduce_bytes", volumes.all_reduce_bytes}});
+    layers.push_back({{"layer", input.loads.layer_id[l]},
+                      {"gather_in_experts", volumes.in},
+                      {"gather_out_experts", volumes.out},
+                      {"bound_experts", volumes.bound},
+                      {"all_reduce_experts", volumes.all_reduce},
+                      {"copied_share", volumes.copied_share}});
+    if (bytes == 0) continue;
+    layers.back()["gather_in_bytes"] = bytes_of(volumes.in);
+    layers.back()["gather_out_bytes"] = bytes_of(volumes.out);
+    layers.back()["bound_bytes"] = volumes.bound * bytes;
+    layers.back()["all_reduce_bytes"] = volumes.all_reduce * static_cast<double>(bytes);
   }
   return layers;
 }
@@ -132,7 +142,7 @@ Json RowJson(const PlanRequest& request, const PlanInput& input, const PlannedRo
     layers.push_back(RecoveryJson(recovery));
   }
   json["layer_recovery"] = std::move(layers);
-  if (!plan.volumes.empty()) json["volumes"] = VolumesJson(plan, input.loads);
+  if (!plan.volumes.empty()) json["volumes"] = VolumesJson(plan, input);
   if (request.node_failure > 0) {
     json["survival"] = {{"node_failure", request.node_failure},
                         {"probability", SurvivalAt(plan.model_recovery, request.node_failure)}};

@@ -152,15 +152,16 @@ std::string LostNames(const Migration& migration, const TokenCounts& loads) {
 }
 
 /// Returns the copies of one iteration, which are dropped afterwards.
-std::string VolumesText(const VerifiedPlan& plan) {
+std::string VolumesText(const VerifiedPlan& plan, std::uint64_t expert_bytes) {
   std::uint64_t copies = 0;
   std::uint64_t most = 0;
   for (std::size_t l = 0; l < plan.volumes.size(); ++l) {
     copies += plan.metrics.layers[l].replicas - plan.result.placement.experts;
-    for (const std::uint64_t bytes : plan.volumes[l].in_bytes) most = std::max(most, bytes);
+    for (const std::uint64_t experts : plan.volumes[l].in) most = std::max(most, experts);
   }
   std::string text = "copies    " + std::to_string(copies) + " per iteration over all layers";
-  if (most > 0) text += ", at most " + FormatBytes(most) + " into a gpu for a layer";
+  if (most > 0) text += ", at most " + Plural(most, "expert") + " into a gpu for a layer";
+  if (most > 0 && expert_bytes > 0) text += " (" + FormatBytes(most * expert_bytes) + ")";
   return text + "\n";
 }
 
@@ -312,7 +313,7 @@ std::string SummaryText(const PlanRequest& request, const PlanInput& input, cons
     text += "          " + Share(SurvivalAt(plan.model_recovery, request.node_failure)) +
             " when each " + UnitName(request) + " fails with " + Share(request.node_failure) + "\n";
   }
-  if (!plan.volumes.empty()) text += VolumesText(plan);
+  if (!plan.volumes.empty()) text += VolumesText(plan, input.cluster.param_bytes);
   if (plan.migration) text += MovesText(*plan.migration, input);
   if (plan.result.moves_curve.size() > 1) text += CurveText(plan.result.moves_curve);
   return text;

@@ -168,23 +168,21 @@ std::vector<std::vector<std::uint32_t>> Materialize(std::span<const std::uint32_
 
 SparseVolumes VolumesOf(std::span<const std::uint32_t> owner,
                         const std::vector<std::vector<std::uint32_t>>& holders,
-                        std::uint32_t device_count, std::uint64_t expert_bytes) {
+                        std::uint32_t device_count) {
   SparseVolumes volumes;
-  volumes.in_bytes.assign(device_count, 0);
-  volumes.out_bytes.assign(device_count, 0);
-  std::uint64_t copied = 0;
+  volumes.in.assign(device_count, 0);
+  volumes.out.assign(device_count, 0);
   for (std::size_t e = 0; e < owner.size(); ++e) {
     const auto count = static_cast<double>(holders[e].size());
-    if (holders[e].size() > 1) ++copied;
-    volumes.all_reduce_bytes += 2 * (count - 1) / count * static_cast<double>(expert_bytes);
+    if (holders[e].size() > 1) ++volumes.bound;
+    volumes.all_reduce += 2 * (count - 1) / count;
     for (const std::uint32_t d : holders[e]) {
       if (d == owner[e]) continue;
-      volumes.in_bytes[d] += expert_bytes;
-      volumes.out_bytes[owner[e]] += expert_bytes;
+      ++volumes.in[d];
+      ++volumes.out[owner[e]];
     }
   }
-  volumes.copied_share = static_cast<double>(copied) / static_cast<double>(owner.size());
-  volumes.bound_bytes = copied * expert_bytes;
+  volumes.copied_share = static_cast<double>(volumes.bound) / static_cast<double>(owner.size());
   return volumes;
 }
 

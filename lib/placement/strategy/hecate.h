@@ -61,22 +61,22 @@ std::vector<std::vector<std::uint32_t>> Materialize(std::span<const std::uint32_
                                                     std::span<const std::uint32_t> spare,
                                                     const StopCheck& stop = {});
 
-/// Bytes of the sparse collectives of a layer. spAG copies each expert from its owner to the other
-/// devices with a replica, and spRS reduces gradients in the other direction.
+/// Volumes of the sparse collectives of a layer, in experts. spAG copies each expert from its owner
+/// to the other devices with a replica, and spRS reduces gradients in the other direction.
 struct SparseVolumes {
-  std::vector<std::uint64_t> in_bytes;   ///< by device: spAG inbound = spRS outbound
-  std::vector<std::uint64_t> out_bytes;  ///< by device: spAG outbound if the owner sends all
-                                         ///< copies = spRS inbound
-  double copied_share = 0;               ///< lambda: share of the experts that are copied anywhere
-  std::uint64_t bound_bytes = 0;         ///< upper bound: lambda * bytes of the layer
-  double all_reduce_bytes = 0;           ///< bytes of an all-reduce for rearranged replicas: eq 2
+  std::vector<std::uint64_t> in;   ///< by device: spAG inbound = spRS outbound
+  std::vector<std::uint64_t> out;  ///< by device: spAG outbound if the owner sends all
+                                   ///< copies = spRS inbound
+  double copied_share = 0;         ///< lambda: share of the experts that are copied anywhere
+  std::uint64_t bound = 0;         ///< upper bound: lambda * experts of the layer
+  double all_reduce = 0;           ///< volume of an all-reduce for rearranged replicas: eq 2
 };
 
 /// \param holders  by expert: devices with a replica, including the owner
 /// Local, pure. Source: Hecate, equations 1 and 2.
 SparseVolumes VolumesOf(std::span<const std::uint32_t> owner,
                         const std::vector<std::vector<std::uint32_t>>& holders,
-                        std::uint32_t device_count, std::uint64_t expert_bytes);
+                        std::uint32_t device_count);
 
 /// Costs that calibration compares.
 struct CalibrationCost {

@@ -26,7 +26,7 @@ Status Prove(const StrategyResult& result, const TokenCounts& loads, const Clust
   return Fail(Errc::kInternal, "the plan breaks a rule: ", proved.error().message);
 }
 
-/// Computes the bytes of a layer's sparse collectives: from the owner to the other replicas.
+/// Computes the volumes of a layer's sparse collectives: from the owner to the other replicas.
 SparseVolumes LayerVolumes(const StrategyResult& result, const Cluster& cluster,
                            std::uint32_t layer) {
   const std::uint32_t experts = result.placement.experts;
@@ -46,7 +46,7 @@ SparseVolumes LayerVolumes(const StrategyResult& result, const Cluster& cluster,
     std::sort(held.begin(), held.end());
     held.erase(std::unique(held.begin(), held.end()), held.end());
   }
-  return VolumesOf(owner, holders, cluster.device_count(), cluster.param_bytes);
+  return VolumesOf(owner, holders, cluster.device_count());
 }
 
 /// Raises the measured bounds to the bounds that a strategy has proved.

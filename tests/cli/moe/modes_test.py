@@ -151,6 +151,8 @@ class Plans(Case):
         plan = self.result("loads.jsonl", *CLUSTER, "--strategy", "hecate", "--overlap", "4", "--spare", "2")["plan"]
         for volumes, made in zip(plan["volumes"], self.read("p.json")["layers"]):
             copies = sum(len([e for e in gpu if e >= 0]) for gpu in made["devices"]) - EXPERTS
+            self.assertEqual(sum(volumes["gather_in_experts"]), copies)
+            self.assertEqual(sum(volumes["gather_out_experts"]), copies)
             self.assertEqual(sum(volumes["gather_in_bytes"]), copies * 2_000_000)
             self.assertEqual(sum(volumes["gather_out_bytes"]), copies * 2_000_000)
         # Only the owners survive, and only they are in place for a next plan.

@@ -60,18 +60,18 @@ TEST(MaterializeProperty, CopiesFitAndVolumesAddUp) {
     }
     const auto foreign = Foreign(owner, holders, devices.size());
     for (std::uint32_t d = 0; d < devices.size(); ++d) ASSERT_LE(foreign[d], std::min(m[d], t));
-    const SparseVolumes volumes = VolumesOf(owner, holders, devices.size(), 10);
+    const SparseVolumes volumes = VolumesOf(owner, holders, devices.size());
     std::uint64_t in = 0, out = 0;
     for (std::uint32_t d = 0; d < devices.size(); ++d) {
-      ASSERT_EQ(volumes.in_bytes[d], 10U * foreign[d]);
-      ASSERT_LE(volumes.in_bytes[d], volumes.bound_bytes);
-      in += volumes.in_bytes[d];
-      out += volumes.out_bytes[d];
+      ASSERT_EQ(volumes.in[d], foreign[d]);
+      ASSERT_LE(volumes.in[d], volumes.bound);
+      in += volumes.in[d];
+      out += volumes.out[d];
     }
-    ASSERT_EQ(in, 10 * copies);
+    ASSERT_EQ(in, copies);
     ASSERT_EQ(out, in);
-    ASSERT_EQ(volumes.bound_bytes, 10 * copied);
-    ASSERT_LE(volumes.all_reduce_bytes, 2.0 * static_cast<double>(volumes.bound_bytes) + 1e-9);
+    ASSERT_EQ(volumes.bound, copied);
+    ASSERT_LE(volumes.all_reduce, 2.0 * static_cast<double>(volumes.bound) + 1e-9);
 
     const auto later = RandomTokens(&random, experts);
     const CalibrationCost cost{1, 0, 1e9, 10};

@@ -26,16 +26,15 @@ TEST(HecateTest, OverlapDegree) {
   EXPECT_EQ(OverlapDegree(1e9, 1e12, 1), 4'294'967'295U);
 }
 
-// Four experts of ten bytes on 4, 1, 2 and 1 devices.
+// Four experts on 4, 1, 2 and 1 devices.
 TEST(HecateTest, VolumesOfTheSparseCollectives) {
-  const SparseVolumes volumes =
-      VolumesOf(Owners{0, 1, 2, 3}, {{0, 1, 2, 3}, {1}, {0, 2}, {3}}, 4, 10);
+  const SparseVolumes volumes = VolumesOf(Owners{0, 1, 2, 3}, {{0, 1, 2, 3}, {1}, {0, 2}, {3}}, 4);
   EXPECT_DOUBLE_EQ(volumes.copied_share, 0.5);
-  EXPECT_EQ(volumes.bound_bytes, 20U);
-  EXPECT_DOUBLE_EQ(volumes.all_reduce_bytes, 25);
-  EXPECT_LE(volumes.all_reduce_bytes, 2.0 * static_cast<double>(volumes.bound_bytes));
-  EXPECT_EQ(volumes.in_bytes, (Tokens{10, 10, 10, 10}));
-  EXPECT_EQ(volumes.out_bytes, (Tokens{30, 0, 10, 0}));
+  EXPECT_EQ(volumes.bound, 2U);
+  EXPECT_DOUBLE_EQ(volumes.all_reduce, 2.5);
+  EXPECT_LE(volumes.all_reduce, 2.0 * static_cast<double>(volumes.bound));
+  EXPECT_EQ(volumes.in, (Tokens{1, 1, 1, 1}));
+  EXPECT_EQ(volumes.out, (Tokens{3, 0, 1, 0}));
 }
 
 TEST(HecateTest, HotExpertsThatFitAreEverywhere) {
