@@ -38,6 +38,7 @@ constexpr Known kKnown[] = {
     {"--effort", {"best"}},
     {"--everywhere", {"best", "eplb+"}},
     {"--pin", {"best"}},
+    {"--affinity", {"best"}},
     {"--max-moves", {"best"}},
     {"--target-balance", {"best"}},
     {"--overlap", {"hecate"}},
@@ -185,6 +186,12 @@ void MoeFlags::AddInputTo(cli::App& app, bool at) {
       "plan for the token counts up to this iteration; without the flag, for the last ones");
   app.AddCount("--measured-at", &request.measured_at, 0, kMostIterations,
                "measure balance on the token counts of another iteration, to see how a plan ages");
+  app.AddText(
+      "--affinity", &request.affinity,
+      "numbers of tokens that go from each expert to each expert of the next layer: JSON or "
+      ".npy of [layers - 1, experts, experts]. best then exchanges GPUs so that more tokens "
+      "stay on their GPU or node",
+      "FILE");
 }
 
 void MoeFlags::AddFaultsTo(cli::App& app) {
@@ -313,6 +320,11 @@ Status MoeFlags::CheckRules(const cli::App& app, bool cluster_needed) {
   }
   for (const char* flag : {"--max-moves", "--target-balance"}) {
     if (request.old_plan.empty() && app.IsSet(flag)) return Usage(flag, " requires --old");
+  }
+  if (!request.affinity.empty() && !request.old_plan.empty()) {
+    return Usage(
+        "--affinity cannot be combined with --old: exchanging GPUs would move replicas; leave one "
+        "of them out");
   }
   if (!everywhere_.empty()) {
     if (app.IsSet("--target-balance")) {

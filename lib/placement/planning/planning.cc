@@ -5,7 +5,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <numeric>
 #include <set>
 #include <string_view>
 #include <utility>
@@ -15,7 +14,6 @@
 #include "placement/core/parallel.h"
 #include "placement/io/cluster_text.h"
 #include "placement/io/plan_file.h"
-#include "placement/io/report_page.h"
 #include "placement/planning/everywhere.h"
 #include "support/base/bytes.h"
 #include "support/base/limits.h"
@@ -83,6 +81,15 @@ Status ReadRecordings(const PlanRequest& request, bool counts, PlanInput* input,
   return {};
 }
 
+/// Reads the file of --affinity, if there is one.
+Status ReadTransitions(const PlanRequest& request, PlanInput* input) {
+  if (request.affinity.empty()) return {};
+  SW_TRY_ASSIGN(input->affinity,
+                ReadAffinity(request.affinity, input->recordings.front().trace.layer_id,
+                             input->loads.layer_id, input->loads.experts));
+  return {};
+}
+
 /// Fails without rates: no copy would be in time, and hecate would silently copy nothing.
 Status CheckRates(const PlanRequest& request, const Cluster& cluster) {
   if (request.options.hecate.nonmoe_seconds <= 0) return {};
@@ -127,6 +134,7 @@ Result<PlanInput> ReadLocal(const PlanRequest& request, bool counts, Sink& sink)
   SW_TRY(Validate(request.options.pins, input.loads, input.cluster));
   SW_TRY(CheckFaults(request.faults, input.loads, input.cluster, request.options.failure_unit));
   SW_TRY(CheckRates(request, input.cluster));
+  SW_TRY(ReadTransitions(request, &input));
   if (request.old_plan.empty()) return input;
   SW_TRY_ASSIGN(input.moves_max, MovesMax(request.max_moves, input.loads, input.cluster));
   SW_TRY_ASSIGN(PlanFile old, ReadPlan(request.old_plan));
@@ -175,6 +183,10 @@ Status Measured(const PlanRequest& request, const PlanFile& plan, const std::str
   SW_TRY_ASSIGN(row.plan, VerifyPlan(plan.format, std::move(result), input.loads, input.cluster,
                                      nullptr, request.Judging(sink)));
   if (input.later) row.later = Measure(row.plan->result.placement, *input.later, input.cluster);
+  if (input.affinity) {
+    row.affinity = PlannedTransitions{
+        {}, MeasureTransitions(*input.affinity, row.plan->result.placement, input.cluster)};
+  }
   row.strategy = plan.format;
   row.file = file;
   return {};
@@ -229,6 +241,33 @@ Result<PlanInput> ReadPlanInput(comm::Comm& comm, const PlanRequest& request, Si
 }
 
 namespace {
+
+/// Returns the GPUs that may be exchanged without breaking a constraint of the request.
+ExchangeScope ScopeOf(const PlanRequest& request) {
+  const Options& options = request.options;
+  if (!options.pins.empty()) return ExchangeScope::kInNodes;
+  const bool grouped = options.eplb_groups > 1 && options.eplb_policy != EplbPolicy::kGlobal;
+  return grouped || request.faults > 0 ? ExchangeScope::kNodes : ExchangeScope::kCluster;
+}
+
+/// Returns the transitions of a plan, and arranges it first if its strategy supports this.
+std::optional<PlannedTransitions> Arrange(const PlanRequest& request, const PlanInput& input,
+                                          const Strategy& strategy, const StopCheck& stop,
+                                          StrategyResult* result) {
+  if (!input.affinity) return std::nullopt;
+  PlannedTransitions transitions;
+  const auto measured = [&] {
+    return MeasureTransitions(*input.affinity, result->placement, input.cluster);
+  };
+  const Objective objective = request.options.objective.value_or(Objective::kBalance);
+  if (strategy.name == "best" && objective == Objective::kBalance) {
+    transitions.before = measured();
+    result->placement = ArrangeForAffinity(*input.affinity, result->placement, input.cluster,
+                                           {ScopeOf(request), request.options.failure_unit, stop});
+  }
+  transitions.after = measured();
+  return transitions;
+}
 
 /// Plans the experts that are not on every GPU.
 /// \param current  placement of all experts
@@ -286,6 +325,10 @@ Result<PlannedRow> PlanWith(comm::Comm& comm, const PlanRequest& request, const 
   sink.Pass("measure");
   SW_TRY(comm.OnRoot([&]() -> Status {
     return InArena(request.threads, [&]() -> Status {
+      const double arranging = ClockSeconds();
+      row.affinity = Arrange(request, input, strategy, options.stop, &*planned);
+      row.seconds += ClockSeconds() - arranging;
+      SW_TRY(CheckStop(options.stop));
       SW_TRY_ASSIGN(row.plan, VerifyPlan(strategy.name, *std::move(planned), input.loads,
                                          input.cluster, current, request.Judging(sink)));
       if (input.later) row.later = Measure(row.plan->result.placement, *input.later, input.cluster);
@@ -336,6 +379,7 @@ Result<EvaluatedPlan> EvaluatePlan(const PlanRequest& request, const std::string
     SW_TRY_ASSIGN(input.cluster, ClusterOf(plan));
   }
   SW_TRY(Validate(input.loads, input.cluster));
+  SW_TRY(ReadTransitions(request, &input));
   SW_TRY(
       InArena(request.threads, [&] { return Measured(request, plan, plan_file, &answer, sink); }));
   return answer;
@@ -362,73 +406,6 @@ Result<std::string> PlanBytes(PlanFormat format, const PlanRequest& request, con
                                 input.recordings.front().trace.layer_id.size(), &notes));
   for (std::string& note : notes) sink.Warn(std::move(note));
   return text;
-}
-
-namespace {
-
-/// Returns the ratio of the busiest GPU's load to the mean, averaged over layers with tokens.
-double MeanImbalance(const Placement& placement, const TokenCounts& loads, const Cluster& cluster) {
-  const std::vector<double> speeds = RelativeSpeeds(cluster);
-  double sum = 0;
-  double layers = 0;
-  for (std::uint32_t l = 0; l < loads.layers; ++l) {
-    const std::vector<double> load = DeviceLoads(placement, loads, cluster, l);
-    const double all = std::inner_product(load.begin(), load.end(), speeds.begin(), 0.0);
-    if (all <= 0) continue;
-    sum += *std::max_element(load.begin(), load.end()) * cluster.live_devices() / all;
-    layers += 1;
-  }
-  return layers > 0 ? sum / layers : 1;
-}
-
-/// Returns the balance of the report's placements on some iterations of the recording.
-std::vector<AgeingPoint> AgeingOf(const PlanRequest& request, const PlanInput& input,
-                                  const ReportPage& page) {
-  constexpr std::size_t kPoints = 24;
-  const token_counts::TokenTrace& trace = input.recordings.front().trace;
-  const std::size_t records = trace.records.size();
-  const std::size_t count = std::min(kPoints, records);
-  std::vector<AgeingPoint> points;
-  if (count < 2) return points;
-  for (std::size_t i = 0; i < count; ++i) {
-    token_counts::LoadWindow window;
-    window.layers = request.window.layers;
-    window.windows = {1};
-    window.at = trace.records[i * (records - 1) / (count - 1)].iteration;
-    const auto one = token_counts::Pick(trace, window);
-    if (!one) continue;  // the reader merged this record
-    AgeingPoint& point = points.emplace_back();
-    point.iteration = *window.at;
-    point.after = MeanImbalance(page.plan->result.placement, *one, input.cluster);
-    if (page.before != nullptr) point.before = MeanImbalance(*page.before, *one, input.cluster);
-  }
-  return points;
-}
-
-}  // namespace
-
-std::string PlanPage(const PlanRequest& request, const PlanInput& input, const PlannedRow& chosen,
-                     const std::vector<PlannedRow>& rows, Sink& sink) {
-  const Interruptible making(sink);
-  ReportPage page;
-  page.loads = &input.loads;
-  page.cluster = &input.cluster;
-  page.plan = &*chosen.plan;
-  page.unit = request.options.failure_unit;
-  page.loads_name = request.loads;
-  page.before_name = "vanilla";
-  if (input.current) {
-    page.before = &*input.current;
-    page.before_name = "old plan";
-  }
-  for (const PlannedRow& row : rows) {
-    if (row.strategy == "vanilla" && row.plan && page.before == nullptr) {
-      page.before = &row.plan->result.placement;
-    }
-    page.rows.push_back({row.strategy, row.plan ? &*row.plan : nullptr, row.seconds, row.reason});
-  }
-  page.ageing = AgeingOf(request, input, page);
-  return PageText(page);
 }
 
 const PlannedRow* FirstPlan(const std::vector<PlannedRow>& rows) {

@@ -2,7 +2,7 @@
 // lib/placement/planning: the operations of moe-replace: plan, compare and measure.
 // A request contains the options of the user. The functions here read the files that it names,
 // plan, verify and compare. planning_json.h and planning_text.h format the results for programs
-// and for people. The command in apps parses the flags.
+// and for people. plan_page.cc makes the HTML report. The command in apps parses the flags.
 
 #pragma once
 
@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "placement/affinity/affinity.h"
 #include "placement/core/metrics.h"
 #include "placement/core/types.h"
 #include "placement/failure_simulation/failure_simulation.h"
@@ -65,6 +66,7 @@ struct PlanRequest {
   token_counts::LoadWindow window;
   std::optional<std::uint64_t> measured_at;  ///< iteration of the counts that measure balance
   ClusterRequest cluster;
+  std::string affinity;                   ///< file of transitions between layers; empty: none
   std::string old_plan;                   ///< file of the plan on the GPUs now; empty: none
   MovesLimit max_moves;                   ///< from the old plan
   std::vector<std::uint32_t> everywhere;  ///< experts with a replica on every GPU; ascending
@@ -87,9 +89,16 @@ struct PlanInput {
   std::optional<Placement> current;        ///< the old plan
   std::optional<std::uint64_t> moves_max;  ///< replicas that may move
   std::optional<TokenCounts> later;        ///< token counts at `measured_at`
+  std::optional<Affinity> affinity;        ///< transitions between layers
 
   /// Returns the numbers of the layers that have no token in `loads`.
   std::vector<std::uint64_t> EmptyLayers() const;
+};
+
+/// Transitions between the layers of a plan.
+struct PlannedTransitions {
+  std::optional<Transitions> before;  ///< before GPUs were exchanged; absent: they were not
+  Transitions after;
 };
 
 /// A plan of one strategy, or the reason for a missing plan.
@@ -99,6 +108,7 @@ struct PlannedRow {
   std::optional<VerifiedPlan> plan;  ///< on rank 0
   double seconds = 0;                ///< planning time without reading
   std::optional<ModelMetrics> later;
+  std::optional<PlannedTransitions> affinity;  ///< on rank 0, with --affinity
   std::string reason;
 
   /// Returns the metrics on the token counts for measuring balance.

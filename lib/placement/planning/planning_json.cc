@@ -125,6 +125,28 @@ Json CurveJson(const VerifiedPlan& plan, const PlanInput& input) {
   return points;
 }
 
+/// Returns the transitions that stay on their GPU and node.
+Json TransitionsJson(const PlannedTransitions& transitions, const TokenCounts& loads) {
+  const Transitions& after = transitions.after;
+  Json pairs = Json::array();
+  for (std::size_t l = 0; l < after.pairs.size(); ++l) {
+    const PairTransitions& pair = after.pairs[l];
+    pairs.push_back({{"layer", loads.layer_id[l]},
+                     {"next_layer", loads.layer_id[l + 1]},
+                     {"transitions", pair.all},
+                     {"on_gpu", pair.on_gpu},
+                     {"on_node", pair.on_node}});
+  }
+  Json json = {{"transitions", after.sum.all},
+               {"on_gpu_share", after.gpu_share()},
+               {"on_node_share", after.node_share()},
+               {"pairs", std::move(pairs)}};
+  if (!transitions.before) return json;
+  json["on_gpu_share_before"] = transitions.before->gpu_share();
+  json["on_node_share_before"] = transitions.before->node_share();
+  return json;
+}
+
 /// Returns a plan with all its measures, or the reason for a missing plan.
 Json RowJson(const PlanRequest& request, const PlanInput& input, const PlannedRow& row) {
   Json json = {{"strategy", row.strategy}, {"plan_seconds", row.seconds}};
@@ -148,6 +170,7 @@ Json RowJson(const PlanRequest& request, const PlanInput& input, const PlannedRo
                         {"probability", SurvivalAt(plan.model_recovery, request.node_failure)}};
   }
   if (plan.migration) json["migration"] = MigrationJson(*plan.migration, input.loads);
+  if (row.affinity) json["affinity"] = TransitionsJson(*row.affinity, input.loads);
   if (!plan.result.moves_curve.empty()) json["moves_curve"] = CurveJson(plan, input);
   json["cut_layers"] = std::count_if(plan.result.notes.begin(), plan.result.notes.end(),
                                      [](const LayerNotes& note) { return note.cut; });

@@ -180,6 +180,19 @@ std::string MovesText(const Migration& migration, const PlanInput& input) {
   return text + "\n";
 }
 
+/// Returns the transitions between layers that stay on their GPU and node.
+std::string TransitionsText(const PlannedTransitions& transitions) {
+  const Transitions& after = transitions.after;
+  std::string text = "affinity  " + Share(after.gpu_share()) +
+                     " of the transitions between layers stay on their gpu, " +
+                     Share(after.node_share()) + " on their node";
+  if (transitions.before) {
+    text += "\n          before gpus were exchanged: " + Share(transitions.before->gpu_share()) +
+            " and " + Share(transitions.before->node_share());
+  }
+  return text + "\n";
+}
+
 /// Returns balance by moves, in a few points.
 std::string CurveText(const std::vector<MovesPoint>& curve) {
   constexpr std::size_t kShown = 8;
@@ -313,6 +326,7 @@ std::string SummaryText(const PlanRequest& request, const PlanInput& input, cons
     text += "          " + Share(SurvivalAt(plan.model_recovery, request.node_failure)) +
             " when each " + UnitName(request) + " fails with " + Share(request.node_failure) + "\n";
   }
+  if (row.affinity) text += TransitionsText(*row.affinity);
   if (!plan.volumes.empty()) text += VolumesText(plan, input.cluster.param_bytes);
   if (plan.migration) text += MovesText(*plan.migration, input);
   if (plan.result.moves_curve.size() > 1) text += CurveText(plan.result.moves_curve);

@@ -5,6 +5,7 @@ import json
 import os
 import pathlib
 import random
+import struct
 import subprocess
 import sys
 import tempfile
@@ -40,6 +41,23 @@ def trace(seed=1, records=4, layers=LAYERS, experts=EXPERTS):
 def jsonl(records):
     return "".join(json.dumps({"iteration": 100 * step, "tokens": tokens}) + "\n"
                    for step, tokens in enumerate(records))
+
+
+def flat(nested):
+    return [x for part in nested for x in flat(part)] if isinstance(nested, list) else [nested]
+
+
+def shape_of(nested):
+    return (len(nested), *shape_of(nested[0])) if isinstance(nested, list) else ()
+
+
+def npy(values, kind="<i8", code="q", fortran=False, shape=None):
+    """A .npy file, from its published form."""
+    header = str({"descr": kind, "fortran_order": fortran, "shape": shape or shape_of(values)})
+    header += " " * (-(len(header) + 11) % 64) + "\n"
+    numbers = flat(values)
+    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header.encode() + \
+        struct.pack(f"<{len(numbers)}{code}", *numbers)
 
 
 def timeless(value):

@@ -10,29 +10,12 @@ import pathlib
 import struct
 import sys
 
-from command import CLUSTER, EXPERTS, LAYERS, Case, main, trace
+from command import CLUSTER, EXPERTS, LAYERS, Case, flat, main, npy, shape_of, trace
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "crash"))
 import ptfile  # noqa: E402  pylint: disable=wrong-import-position,import-error
 
 COUNTS = trace()
-
-
-def flat(nested):
-    return [x for part in nested for x in flat(part)] if isinstance(nested, list) else [nested]
-
-
-def shape_of(nested):
-    return (len(nested), *shape_of(nested[0])) if isinstance(nested, list) else ()
-
-
-def npy(values, kind="<i8", code="q", fortran=False, shape=None):
-    """A .npy file, from its published form."""
-    header = str({"descr": kind, "fortran_order": fortran, "shape": shape or shape_of(values)})
-    header += " " * (-(len(header) + 11) % 64) + "\n"
-    numbers = flat(values)
-    return b"\x93NUMPY\x01\x00" + struct.pack("<H", len(header)) + header.encode() + \
-        struct.pack(f"<{len(numbers)}{code}", *numbers)
 
 
 def tensor(values):

@@ -7,7 +7,7 @@ Usage: reports_test.py BIN MPIRUN
 
 import json
 
-from command import CLUSTER, FORMATS, NODES, STRATEGIES, Case, Places, jsonl, main, trace
+from command import CLUSTER, EXPERTS, FORMATS, LAYERS, NODES, STRATEGIES, Case, Places, jsonl, main, trace
 
 try:
     import jsonschema
@@ -36,12 +36,15 @@ class Schemas(Case):
         result = self.validator("moe-replace.schema.json")
         self.plan("--strategy", "eplb", "--at", "0", "-o", "old.json")
         self.write("nodes.csv", NODES + "5000,remove,n2\n6000,remove,n0\n6000,remove,n1\n7000,add,a\n7000,add,b\n")
+        self.write("pairs.json", [[[1] * EXPERTS] * EXPERTS] * (LAYERS - 1))
         more = ["--faults", "1", "--old", "old.json", "--node-failure", "0.01", "--measured-at", "0"]
         for words in (["loads.jsonl", *CLUSTER], ["loads.jsonl", *CLUSTER, *more, "--strategy", "lazarus"],
                       ["compare", "loads.jsonl", *CLUSTER, *more],
                       ["compare", "loads.jsonl", "--nodes", "2", "--gpus", "1", "--slots", "9", "--layers", "2"],
                       ["compare", "loads.jsonl", "--nodes", "2", "--gpus", "2", "--slots", "4", "--groups", "3"],
                       ["simulate-failures", "loads.jsonl", "nodes.csv", *CLUSTER, "--compare", "--faults", "1"],
+                      ["loads.jsonl", *CLUSTER, "--affinity", "pairs.json"],
+                      ["evaluate", "old.json", "loads.jsonl", "--affinity", "pairs.json"],
                       ["evaluate", "old.json", "loads.jsonl"]):
             with self.subTest(words):
                 result.validate(self.report(*words)["result"])
