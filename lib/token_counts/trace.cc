@@ -63,6 +63,7 @@ Status Append(TokenTrace* trace, std::uint64_t iteration, const RecordBuilder& r
   const auto& rows = record.rows();
   if (trace->records.empty()) {
     trace->experts = static_cast<std::uint32_t>(rows.begin()->second.size());
+    trace->layer_id.clear();  // of an idle record that was removed
     for (const auto& [layer, counts] : rows) {
       trace->layer_id.push_back(static_cast<std::uint32_t>(layer));
     }

@@ -64,6 +64,10 @@ TEST(IoLoadsTest, StepsThatSglangDidNotFillAreLeftOut) {
   EXPECT_EQ(trace.format, "sglang");
   ASSERT_EQ(trace.records.size(), 2U);
   EXPECT_EQ(trace.records[1].tokens, (Tokens{3, 4}));
+  const TokenTrace late = Parsed("{\"logical_count\":[[[0,0]],[[0,0]],[[3,4]]]}");
+  ASSERT_EQ(late.records.size(), 1U);
+  EXPECT_EQ(late.layer_id, (std::vector<std::uint32_t>{0}));
+  EXPECT_EQ(late.records[0].tokens, (Tokens{3, 4}));
 }
 
 TEST(IoLoadsTest, PhysicalExpertsOfVllmAddUp) {
