@@ -23,12 +23,12 @@ Status RecordBuilder::Add(std::uint64_t layer, std::vector<std::uint64_t> counts
     return Fail(Errc::kLimit, where_, ": layer ", layer, " of ", counts.size(),
                 " experts: at most ", limits::kMoeLayers, " layers of ", limits::kMoeExperts);
   }
-  if (!rows_.empty() && rows_.begin()->second.size() != counts.size()) {
-    return Fail(Errc::kBadInput, where_, ": layer ", layer, " has ", counts.size(),
-                " experts, layer ", rows_.begin()->first, " has ", rows_.begin()->second.size());
-  }
-  auto [at, fresh] = rows_.try_emplace(layer, std::move(counts));
+  const auto [at, fresh] = rows_.try_emplace(layer, std::move(counts));
   if (fresh) return {};
+  if (at->second.size() != counts.size()) {
+    return Fail(Errc::kBadInput, where_, ": layer ", layer, " has ", at->second.size(),
+                " experts in one place and ", counts.size(), " in another");
+  }
   for (std::size_t e = 0; e < at->second.size(); ++e) {
     SW_TRY_ASSIGN(at->second[e], CheckedAdd(at->second[e], counts[e]));
   }
@@ -57,38 +57,68 @@ Status SumOldest(TokenTrace* trace, const std::string& where) {
 
 }  // namespace
 
+namespace {
+
+/// Numbers of experts of a record's layers.
+struct RecordShape {
+  std::size_t most = 0;
+  std::vector<std::uint32_t> by_layer;
+
+  bool uneven() const {
+    return std::any_of(by_layer.begin(), by_layer.end(), [&](auto count) { return count != most; });
+  }
+};
+
+RecordShape ShapeOf(const RecordBuilder& record) {
+  RecordShape shape;
+  for (const auto& [layer, counts] : record.rows()) {
+    shape.most = std::max(shape.most, counts.size());
+    shape.by_layer.push_back(static_cast<std::uint32_t>(counts.size()));
+  }
+  return shape;
+}
+
+}  // namespace
+
 Status Append(TokenTrace* trace, std::uint64_t iteration, const RecordBuilder& record,
               const std::string& where) {
   if (record.empty()) return Fail(Errc::kBadInput, where, ": no layers");
   const auto& rows = record.rows();
+  const RecordShape shape = ShapeOf(record);
   if (trace->records.empty()) {
-    trace->experts = static_cast<std::uint32_t>(rows.begin()->second.size());
+    trace->experts = static_cast<std::uint32_t>(shape.most);
     trace->layer_id.clear();  // of an idle record that was removed
     for (const auto& [layer, counts] : rows) {
       trace->layer_id.push_back(static_cast<std::uint32_t>(layer));
     }
+    trace->layer_experts = shape.uneven() ? shape.by_layer : std::vector<std::uint32_t>();
   }
-  const std::uint64_t cells = rows.size() * rows.begin()->second.size();
+  const std::uint64_t cells = rows.size() * shape.most;
   if ((trace->records.size() + 1) * cells > limits::kMoeCounts) {
     if (!trace->serving || trace->records.size() < 8) {
       return Fail(Errc::kLimit, where, ": more than ", limits::kMoeCounts, " counts in all");
     }
     SW_TRY(SumOldest(trace, where));
   }
-  if (rows.size() != trace->layer_id.size() || rows.begin()->second.size() != trace->experts) {
-    return Fail(Errc::kBadInput, where, ": ", rows.size(), " layers of ",
-                rows.begin()->second.size(), " experts, the first record has ",
-                trace->layer_id.size(), " of ", trace->experts);
+  if (rows.size() != trace->layer_id.size() || shape.most != trace->experts) {
+    return Fail(Errc::kBadInput, where, ": ", rows.size(), " layers of ", shape.most,
+                " experts, the first record has ", trace->layer_id.size(), " of ", trace->experts);
   }
   TokenTrace::Record made;
   made.iteration = iteration;
   made.tokens.reserve(cells);
   std::size_t at = 0;
   for (const auto& [layer, counts] : rows) {
-    if (layer != trace->layer_id[at++]) {
+    if (layer != trace->layer_id[at]) {
       return Fail(Errc::kBadInput, where, ": layer ", layer, " is not in the first record");
     }
+    if (counts.size() != trace->ExpertsOf(at)) {
+      return Fail(Errc::kBadInput, where, ": layer ", layer, " has ", counts.size(),
+                  " experts, in the first record ", trace->ExpertsOf(at));
+    }
+    ++at;
     made.tokens.insert(made.tokens.end(), counts.begin(), counts.end());
+    made.tokens.resize(at * shape.most, 0);
   }
   trace->records.push_back(std::move(made));
   return {};
@@ -150,13 +180,35 @@ Result<TokenTrace> ReadFile(const std::string& path) {
   SW_TRY_ASSIGN(const os::Identity identity, file.Stat());
   if (identity.bytes > limits::kJsonBytes) return ReadLongLog(file, identity.bytes);
   SW_TRY_ASSIGN(const std::string text, os::ReadWholeText(file, limits::kJsonBytes));
-  SW_TRY_ASSIGN(TokenTrace trace, ParseLoads(text, path));
+  SW_TRY_ASSIGN(TokenTrace trace, ParseUnevenLoads(text, path));
   trace.bytes_read = text.size();
   trace.files_read = 1;
   return trace;
 }
 
+/// Fails for layers with different numbers of experts.
+Status CheckEven(const TokenTrace& trace, const std::string& where) {
+  for (std::size_t row = 1; row < trace.layer_experts.size(); ++row) {
+    if (trace.layer_experts[row] == trace.layer_experts[0]) continue;
+    return Fail(Errc::kBadInput, where, ": layer ", trace.layer_id[row], " has ",
+                trace.layer_experts[row], " experts, layer ", trace.layer_id[0], " has ",
+                trace.layer_experts[0]);
+  }
+  return {};
+}
+
 }  // namespace
+
+Result<TokenTrace> ParseLoads(std::string_view text, const std::string& where) {
+  SW_TRY_ASSIGN(TokenTrace trace, ParseUnevenLoads(text, where));
+  SW_TRY(CheckEven(trace, where));
+  return trace;
+}
+
+Result<TokenTrace> ReadUnevenLoads(const std::string& path) {
+  SW_TRY_ASSIGN(const bool folder, os::IsDir(path));
+  return folder ? ReadFolder(path) : ReadFile(path);
+}
 
 Result<TokenTrace> ReadLoads(const std::string& path, std::uint64_t after) {
   std::optional<TokenTrace> trace;
@@ -165,8 +217,9 @@ Result<TokenTrace> ReadLoads(const std::string& path, std::uint64_t after) {
     SW_TRY_ASSIGN(trace, ReadLogEnd(path, after));
   }
   if (!trace) {
-    SW_TRY_ASSIGN(trace, folder ? ReadFolder(path) : ReadFile(path));
+    SW_TRY_ASSIGN(trace, ReadUnevenLoads(path));
   }
+  SW_TRY(CheckEven(*trace, path));
   trace->after = after;
   const auto needed = std::find_if(trace->records.begin(), trace->records.end(),
                                    [&](const auto& record) { return record.iteration > after; });

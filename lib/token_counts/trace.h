@@ -19,18 +19,18 @@
 
 namespace shardwright::token_counts {
 
-/// Token counts over time, as read from a file. Every record has the same layers
-/// and experts.
+/// Token counts over time, as read from a file. Every record has the same layers and experts.
 struct TokenTrace {
   struct Record {
     std::uint64_t iteration = 0;
-    std::vector<std::uint64_t> tokens;  ///< [layers][experts]
+    std::vector<std::uint64_t> tokens;  ///< [layers][experts]; 0 for experts that a layer lacks
   };
   std::string format;  ///< "jsonl", "json", "csv", "npy", "pt", "sglang", "vllm", "tensorrt-llm",
                        ///< "checkpoint"
-  std::uint32_t experts = 0;
-  std::vector<std::uint32_t> layer_id;  ///< by layer: its number in the model
-  std::vector<Record> records;          ///< in ascending order of iterations, not empty
+  std::uint32_t experts = 0;                 ///< the largest number in a layer
+  std::vector<std::uint32_t> layer_id;       ///< by layer: its number in the model
+  std::vector<std::uint32_t> layer_experts;  ///< by layer; empty: all have `experts`
+  std::vector<Record> records;               ///< in ascending order of iterations, not empty
   std::uint64_t after = 0;  ///< of the records up to this iteration, only the newest may be present
   std::uint64_t bytes_read = 0;
   std::uint64_t files_read = 0;
@@ -41,6 +41,11 @@ struct TokenTrace {
   /// Number of records that the first record is the sum of. It is 1, except for recordings of
   /// serving engines with too many counts. The reader adds up their oldest records.
   std::uint64_t first_sums = 1;
+
+  /// Returns the number of experts of a layer, given by its position.
+  std::uint32_t ExpertsOf(std::size_t layer) const {
+    return layer_experts.empty() ? experts : layer_experts[layer];
+  }
 };
 
 /// Reads token counts in any format of docs/formats/loads.md, and detects the format from the
@@ -49,9 +54,14 @@ struct TokenTrace {
 /// \param after  records up to this iteration are not needed. A log of JSON lines, which
 ///        grows during training, is then read backward from its end, as far as necessary.
 ///        Limits apply to the part that is read.
-/// \error kNotFound; kBadInput  names file, record, layer and expert; kLimit; kUnsupported
+/// \error kNotFound; kBadInput  names file, record, layer and expert, or two layers with different
+///        numbers of experts; kLimit; kUnsupported
 /// Local.
 Result<TokenTrace> ReadLoads(const std::string& path, std::uint64_t after = 0);
+
+/// Reads token counts as ReadLoads, but layers may have different numbers of experts.
+/// Local.
+Result<TokenTrace> ReadUnevenLoads(const std::string& path);
 
 /// Reads token counts from a text: JSONL, JSON or CSV.
 /// \param where  name of the text for messages

@@ -138,11 +138,17 @@ Result<Columns> ReadHeading(const std::vector<std::string_view>& cells, const st
 
 using Cell = std::tuple<std::uint64_t, std::uint64_t, std::uint64_t>;  // iteration, layer, expert
 
-/// Converts counts by cell to records. A missing cell is an error, or 0 in a sparse table.
+/// Converts counts by cell to records. A missing cell is an error. In a sparse table it is 0, and
+/// all layers have the same number of experts.
 Status AddCells(const std::map<Cell, std::uint64_t>& counts, bool sparse, const std::string& where,
                 TokenTrace* trace) {
-  std::uint64_t experts = 0;
-  for (const auto& [cell, tokens] : counts) experts = std::max(experts, std::get<2>(cell) + 1);
+  std::uint64_t most = 0;
+  std::map<std::uint64_t, std::uint64_t> experts_of;  // by layer
+  for (const auto& [cell, tokens] : counts) {
+    std::uint64_t& experts = experts_of[std::get<1>(cell)];
+    experts = std::max(experts, std::get<2>(cell) + 1);
+    most = std::max(most, experts);
+  }
   std::uint64_t missing = 0;
   auto at = counts.begin();
   while (at != counts.end()) {
@@ -151,6 +157,7 @@ Status AddCells(const std::map<Cell, std::uint64_t>& counts, bool sparse, const 
     RecordBuilder record(place);
     while (at != counts.end() && std::get<0>(at->first) == iteration) {
       const std::uint64_t layer = std::get<1>(at->first);
+      const std::uint64_t experts = sparse ? most : experts_of[layer];
       std::vector<std::uint64_t> row;
       for (std::uint64_t e = 0; e < experts; ++e) {
         if (at != counts.end() && at->first == Cell{iteration, layer, e}) {
@@ -171,7 +178,7 @@ Status AddCells(const std::map<Cell, std::uint64_t>& counts, bool sparse, const 
     trace->notes.push_back(StrCat(where, ": ", missing,
                                   " counts have no row and are set to 0; the highest "
                                   "expert_id implies ",
-                                  experts, " experts"));
+                                  most, " experts"));
   }
   return {};
 }

@@ -28,7 +28,7 @@ class RecordBuilder {
   /// \param where  prefix of messages
   explicit RecordBuilder(std::string where) : where_(std::move(where)) {}
 
-  /// Adds a layer's counts. \error kBadInput the number of experts differs from other layers
+  /// Adds a layer's counts. \error kBadInput the number of experts differs from an earlier row
   Status Add(std::uint64_t layer, std::vector<std::uint64_t> counts);
 
   bool empty() const { return rows_.empty(); }
@@ -76,6 +76,8 @@ Result<TokenTrace> ReadLongLog(const os::File& file, std::uint64_t bytes);
 /// \error as ReadLoads
 Result<std::optional<TokenTrace>> ReadLogEnd(const std::string& path, std::uint64_t after);
 
+/// Reads a text as ParseLoads, but layers may have different numbers of experts.
+Result<TokenTrace> ParseUnevenLoads(std::string_view text, const std::string& where);
 Result<TokenTrace> ParseCsvLoads(std::string_view text, const std::string& where);
 /// Reads a `.pt` file: a tensor, a dump of SGLang's recorder, or physical counts with their map.
 Result<TokenTrace> ReadTensorFile(const std::string& path);

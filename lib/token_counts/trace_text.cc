@@ -378,7 +378,7 @@ Status AddMatrix(const Json& matrix, const std::string& where, RecordBuilder* re
   return {};
 }
 
-Result<TokenTrace> ParseLoads(std::string_view text, const std::string& where) {
+Result<TokenTrace> ParseUnevenLoads(std::string_view text, const std::string& where) {
   const std::string_view body = Trimmed(text);
   if (body.empty()) return Fail(Errc::kBadInput, where, ": is empty");
   if (body.front() != '{' && body.front() != '[') return ParseCsvLoads(text, where);

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <map>
 #include <numeric>
 #include <set>
 #include <string>
@@ -12,6 +13,7 @@
 
 #include "support/base/checked.h"
 #include "support/base/limits.h"
+#include "support/base/text.h"
 
 namespace shardwright::token_counts {
 namespace {
@@ -47,6 +49,24 @@ Result<std::vector<std::size_t>> LayersIn(const TokenTrace& trace,
   return rows;
 }
 
+/// Returns the number of experts of some layers.
+/// \param rows  indices of the layers, at least one
+/// \error kBadInput  they differ: lists the layers of each number
+Result<std::uint32_t> ExpertsIn(const TokenTrace& trace, const std::vector<std::size_t>& rows) {
+  std::map<std::uint32_t, std::vector<std::uint64_t>> layers_of;  // by number of experts
+  for (const std::size_t row : rows) {
+    layers_of[trace.ExpertsOf(row)].push_back(trace.layer_id[row]);
+  }
+  if (layers_of.size() == 1) return layers_of.begin()->first;
+  std::string found;
+  for (const auto& [experts, layers] : layers_of) {
+    found += StrCat(found.empty() ? "" : "; ", Plural(experts, "expert"), " in layer",
+                    layers.size() > 1 ? "s " : " ", Ranges(layers));
+  }
+  return Fail(Errc::kBadInput, "layers have different numbers of experts: ", found,
+              "; choose layers of one number with --layers, and plan the others separately");
+}
+
 /// Returns the index of a window's first record and the index after its last record.
 Result<std::pair<std::size_t, std::size_t>> RangeOf(const TokenTrace& trace,
                                                     const LoadWindow& window,
@@ -74,7 +94,10 @@ Result<std::pair<std::size_t, std::size_t>> RangeOf(const TokenTrace& trace,
 
 /// Checks that recordings have the same shape and can be added.
 Status CheckShape(const TokenTrace& first, const TokenTrace& other) {
-  if (other.experts == first.experts && other.layer_id == first.layer_id) return {};
+  if (other.experts == first.experts && other.layer_id == first.layer_id &&
+      other.layer_experts == first.layer_experts) {
+    return {};
+  }
   const auto shape = [](const TokenTrace& trace) {
     return std::to_string(trace.layer_id.size()) + " layers of " + std::to_string(trace.experts) +
            " experts, the first layer is " + std::to_string(trace.layer_id.front());
@@ -88,14 +111,15 @@ class Sum {
   explicit Sum(std::size_t cells) : whole_(cells, 0), real_(cells, 0) {}
 
   /// \param rows  layers of the trace to add
+  /// \param experts  number in each of these layers
   void Add(const TokenTrace& trace, std::size_t record, const std::vector<std::size_t>& rows,
-           double weight) {
+           std::uint32_t experts, double weight) {
     const bool counts = weight == std::floor(weight) && weight <= 1e9;
     const auto times = counts ? static_cast<std::uint64_t>(weight) : 0;
     exact_ = exact_ && counts;
     std::size_t at = 0;
     for (const std::size_t row : rows) {
-      for (std::size_t e = 0; e < trace.experts; ++e, ++at) {
+      for (std::size_t e = 0; e < experts; ++e, ++at) {
         const std::uint64_t tokens = trace.records[record].tokens[row * trace.experts + e];
         real_[at] += weight * static_cast<double>(tokens);
         if (!exact_) continue;
@@ -173,22 +197,23 @@ Result<TokenCounts> PickFrom(std::span<const Weighted> recordings, const LoadWin
   const TokenTrace& main = *recordings.front().first;
   for (const Weighted& other : recordings) SW_TRY(CheckShape(main, *other.first));
   SW_TRY_ASSIGN(const auto rows, LayersIn(main, window.layers));
+  SW_TRY_ASSIGN(const std::uint32_t experts, ExpertsIn(main, rows));
   std::vector<std::uint64_t> windows = window.windows;
   if (windows.empty()) windows.push_back(main.serving ? kAllRecords : 1);
   TokenCounts loads;
-  loads.experts = main.experts;
+  loads.experts = experts;
   loads.layers = static_cast<std::uint32_t>(rows.size());
   for (const std::size_t row : rows) loads.layer_id.push_back(main.layer_id[row]);
   std::vector<Sum> sums;
   for (const std::uint64_t records : windows) {
-    Sum& sum = sums.emplace_back(rows.size() * main.experts);
+    Sum& sum = sums.emplace_back(rows.size() * experts);
     std::uint64_t added = 0;
     for (const auto& [trace, weight] : recordings) {
       SW_TRY_ASSIGN(const auto range, RangeOf(*trace, window, records));
       for (std::size_t r = range.first; r < range.second; ++r) {
         const auto age = static_cast<double>(range.second - 1 - r);
         const double faded = window.half_life > 0 ? std::exp2(-age / window.half_life) : 1;
-        sum.Add(*trace, r, rows, weight * faded);
+        sum.Add(*trace, r, rows, experts, weight * faded);
       }
       added += range.second - range.first;
       if (range.first == 0) added += trace->first_sums - 1;
@@ -197,10 +222,10 @@ Result<TokenCounts> PickFrom(std::span<const Weighted> recordings, const LoadWin
     loads.records = std::max(loads.records, added);
   }
   if (sums.size() > 1) {
-    for (const Sum& sum : sums) loads.windows.push_back(sum.Counts(main.experts).first);
-    sums.push_back(MeanOf(sums, rows.size(), main.experts));
+    for (const Sum& sum : sums) loads.windows.push_back(sum.Counts(experts).first);
+    sums.push_back(MeanOf(sums, rows.size(), experts));
   }
-  std::tie(loads.tokens, loads.unit) = sums.back().Counts(main.experts);
+  std::tie(loads.tokens, loads.unit) = sums.back().Counts(experts);
   loads.iterations = sums.back().iterations();
   return loads;
 }

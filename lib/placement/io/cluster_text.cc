@@ -174,6 +174,11 @@ class Builder {
     if (const Json* speed = json::Find(object, "speed")) {
       SW_TRY_ASSIGN(outer.speed, SpeedOf(*speed, where));
     }
+    if (slots != nullptr && slots->is_array()) {
+      return Fail(Errc::kBadInput, where,
+                  ": slots: one number for all layers expected, found a list; choose layers of one "
+                  "number with --layers, and plan the others separately");
+    }
     if (slots != nullptr) {
       outer.memory_bytes.reset();
       SW_TRY_ASSIGN(outer.slots, json::WholeOf(*slots, 0, limits::kMoeSlots, where + ": slots"));

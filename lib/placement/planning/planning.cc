@@ -36,7 +36,7 @@ auto InArena(unsigned threads, const Body& body) {
 Result<token_counts::TokenTrace> ReadTrace(const std::string& path, bool counts,
                                            std::uint64_t* idle_records, Sink& sink) {
   sink.Pass("read");
-  SW_TRY_ASSIGN(token_counts::TokenTrace trace, token_counts::ReadLoads(path));
+  SW_TRY_ASSIGN(token_counts::TokenTrace trace, token_counts::ReadUnevenLoads(path));
   const std::size_t records = trace.records.size();
   const std::vector<std::uint64_t> idle = token_counts::RemoveIdle(&trace);
   *idle_records += idle.size();
@@ -84,9 +84,13 @@ Status ReadRecordings(const PlanRequest& request, bool counts, PlanInput* input,
 /// Reads the file of --affinity, if there is one.
 Status ReadTransitions(const PlanRequest& request, PlanInput* input) {
   if (request.affinity.empty()) return {};
-  SW_TRY_ASSIGN(input->affinity,
-                ReadAffinity(request.affinity, input->recordings.front().trace.layer_id,
-                             input->loads.layer_id, input->loads.experts));
+  const token_counts::TokenTrace& trace = input->recordings.front().trace;
+  if (!trace.layer_experts.empty()) {
+    return Fail(Errc::kUnsupported, request.loads,
+                ": --affinity requires the same number of experts in all layers of the file");
+  }
+  SW_TRY_ASSIGN(input->affinity, ReadAffinity(request.affinity, trace.layer_id,
+                                              input->loads.layer_id, input->loads.experts));
   return {};
 }
 

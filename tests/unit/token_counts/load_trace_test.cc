@@ -148,6 +148,12 @@ INSTANTIATE_TEST_SUITE_P(
                    "x:3: 4 columns expected, found 2"),
         std::tuple("{\"iteration\":-1,\"tokens\":[[1]]}", Errc::kBadInput, "iteration: a whole"),
         std::tuple("{\"tokens\":[[1]]}\n[1]\n", Errc::kBadInput, "x:2: an object expected"),
+        std::tuple("layer,expert,tokens\n3,0,1\n3,2,1\n5,0,1\n", Errc::kBadInput,
+                   "no count for layer 3 expert 1"),
+        std::tuple("layer,expert,tokens\n3,0,1\n5,0,1\n5,1,1\n", Errc::kBadInput,
+                   "x: layer 5 has 2 experts, layer 3 has 1"),
+        std::tuple("{\"tokens\":[[1,2],[3]]}\n{\"tokens\":[[1],[3,4]]}", Errc::kBadInput,
+                   "x:2: layer 0 has 1 experts, in the first record 2"),
         std::tuple("{\"logical_count\":[[[0]]]}", Errc::kBadInput, "contains no token counts"),
         std::tuple("{\"record_type\":\"other\"}", Errc::kBadInput, "eplb_load_stats"),
         std::tuple(

@@ -185,6 +185,41 @@ TEST(LoadWindowTest, WindowsThatDoNotFitAreRefused) {
   EXPECT_NE(Pick(trace, window).error().message.find("layer 3"), std::string::npos);
 }
 
+class UnevenLoads : public os::Scratch {};
+
+TEST_F(UnevenLoads, LayersOfOneNumberAreAdded) {
+  std::ofstream(At("mixed.jsonl")) << "{\"iteration\":1,\"tokens\":[[1,2,3],[4,5],[6,7,8]]}\n"
+                                      "{\"iteration\":2,\"tokens\":[[1,1,1],[1,1],[0,0,1]]}\n";
+  const auto refused = ReadLoads(At("mixed.jsonl"));
+  ASSERT_FALSE(refused);
+  EXPECT_NE(refused.error().message.find("layer 1 has 2 experts, layer 0 has 3"), std::string::npos)
+      << refused.error().message;
+  const auto trace = ReadUnevenLoads(At("mixed.jsonl"));
+  ASSERT_TRUE(trace) << trace.error().message;
+  EXPECT_EQ(trace->layer_experts, (std::vector<std::uint32_t>{3, 2, 3}));
+  EXPECT_EQ(trace->records[0].tokens, (Counts{1, 2, 3, 4, 5, 0, 6, 7, 8}));
+  LoadWindow window;
+  window.windows = {kAllRecords};
+  const auto all = Pick(*trace, window);
+  ASSERT_FALSE(all);
+  EXPECT_EQ(all.error().code, Errc::kBadInput);
+  EXPECT_NE(all.error().message.find("2 experts in layer 1; 3 experts in layers 0, 2"),
+            std::string::npos)
+      << all.error().message;
+  window.layers = {1};
+  const auto small = Pick(*trace, window);
+  ASSERT_TRUE(small);
+  EXPECT_EQ(small->experts, 2U);
+  EXPECT_EQ(small->tokens, (Counts{5, 6}));
+  window.layers = {0, 2};
+  window.windows = {1, kAllRecords};
+  const auto large = Pick(*trace, window);
+  ASSERT_TRUE(large);
+  EXPECT_EQ(large->experts, 3U);
+  EXPECT_EQ(large->windows[0], (Counts{1, 1, 1, 0, 0, 1}));
+  EXPECT_EQ(large->windows[1], (Counts{2, 3, 4, 6, 7, 9}));
+}
+
 TEST(LoadWindowTest, ListsAreRead) {
   EXPECT_EQ(*ParseLayers("3"), (std::vector<std::uint32_t>{3}));
   EXPECT_EQ(*ParseLayers("5,0-2,1"), (std::vector<std::uint32_t>{0, 1, 2, 5}));
