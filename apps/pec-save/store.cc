@@ -112,7 +112,6 @@ int CollectMain(int argc, const char* const* argv) {
   app.AddInput(&store, "store to clean up", "STORE");
   app.Use({cli::Shared::kDryRun, cli::Shared::kTakeOver});
   app.ShowInShortHelp({"--keep-last", "--keep-every"});
-  rules.keep_last = 0;
   app.AddCount("--keep-last", &rules.keep_last, 1, kMany,
                "number of newest checkpoints to keep; this flag or --keep-every is required");
   app.AddCount("--keep-every", &rules.keep_every, 1, kMany,

@@ -6,10 +6,10 @@
 
 atoms: `ucp-union` to 351 small atoms of 34 KB, against `cp -r` of the atoms and `sync -f`. large: `ucp-load` of a ZeRO-2
 checkpoint to three ranks (a few large files), against `cp -r` of its output and `sync -f`. `sync -f` does nothing on FUSE,
-where `sync` is called with the names of all files instead. Both read from the page cache of
-the local file system. Runs alternate. The file systems are those of tests/filesystems/mounts.py, so this needs root; those
-that cannot be mounted are printed with the reason. Creating the checkpoints needs the Python with PyTorch of scripts/peers;
---work keeps them for later calls, also for those in a virtual machine:
+where `sync` is called with the names of all files instead. Both read from the page cache of the local file system. Runs
+alternate. The file systems are those of tests/filesystems/mounts.py, so this needs root; those that cannot be mounted are
+printed with the reason. Creating the checkpoints needs the Python with PyTorch of scripts/peers; --work keeps them for later
+calls, also for those in a virtual machine:
 
     tests/filesystems/vm --share DIR -- tests/perf/filesystems_bench.py --work DIR --only nfs4,nfs3,vfat,exfat
 """

@@ -15,7 +15,7 @@ namespace shardwright::partial {
 /// Rules for the checkpoints that a garbage collection keeps. The newest one always stays,
 /// because it refers to the last version of every module. Abandoned ones are removed.
 struct Retention {
-  std::uint64_t keep_last = 1;  ///< number of newest checkpoints to keep
+  std::uint64_t keep_last = 0;  ///< number of newest checkpoints to keep
   /// Also keep checkpoints at multiples of this iteration number; absent: none.
   std::optional<std::uint64_t> keep_every;
 };

@@ -374,8 +374,9 @@ Result<EvaluatedPlan> EvaluatePlan(const PlanRequest& request, const std::string
   PlanInput& input = answer.input;
   const Status counts = ReadRecordings(request, true, &input, sink);
   const Result<PlanFile> read = ReadPlan(plan_file);
-  if (!counts || !read)
+  if (!counts || !read) {
     return WithOrder(request, plan_file, counts ? read.error() : counts.error());
+  }
   const PlanFile& plan = *read;
   if (request.cluster.told()) {
     SW_TRY_ASSIGN(input.cluster, ClusterOf(request.cluster, input.loads.layers));

@@ -24,6 +24,12 @@ EXPERT = re.compile(r"^(.*\.deepspeed_moe\.experts)\.deepspeed_experts\.(\d+)\.(
 ENGINE_KEYS = {"global_steps", "global_samples", "skipped_steps", "lr_scheduler", "ds_config", "num_experts",
                "csr_tensor_module_names", "sparse_tensor_module_names", "data_sampler", "random_ltd", "ds_autoep_layers"}
 
+
+def client_state_of(kept: dict[str, object]) -> dict[str, object]:
+    """Returns the client state in the contents of a model file: all that does not belong to the engine."""
+    return {key: value for key, value in kept.items() if key not in ENGINE_KEYS}
+
+
 # A flat tensor of an optimizer and its parameters: (parameter, position of its elements in the flat tensor, number of elements,
 # first element in the parameter).
 Flat = tuple[torch.Tensor, list[tuple[torch.Tensor, int, int, int]]]
@@ -264,4 +270,4 @@ class DeepSpeedTrainer:
                 self.not_set.append("the learning rate scheduler: the checkpoint has no state for it")
             else:
                 engine.lr_scheduler.load_state_dict(kept["lr_scheduler"])
-        self.client_state = {key: value for key, value in kept.items() if key not in ENGINE_KEYS}
+        self.client_state = client_state_of(kept)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ._deepspeed import ENGINE_KEYS
+from ._deepspeed import client_state_of
 from ._errors import UNSUPPORTED, USAGE, Error
 from ._library import value_of
 from ._optimizers import SavedOptimizer, materialise, set_step, states_of
@@ -59,7 +59,7 @@ class TorchTrainer:
     def set_state(self, saved: SavedOptimizer, answer: dict[str, Any]) -> None:
         """Sets step counts and hyper-parameters, after the tensors were filled. Lists a DeepSpeed engine's state as not set."""
         kept = value_of(answer["engine"]) or {}
-        self.client_state = {key: value for key, value in kept.items() if key not in ENGINE_KEYS}
+        self.client_state = client_state_of(kept)
         if self.client_state:
             self.not_set.append(f"the client state ({', '.join(sorted(self.client_state))}): the attribute client_state has it")
         self.not_set += [f"{key} of DeepSpeed's engine" for key in ("lr_scheduler", "data_sampler", "random_ltd") if kept.get(key)]
