@@ -3,16 +3,16 @@
 """Measures how commands handle checkpoints with many files, and prints a Markdown table.
 
     scan_bench.py [--bin build/release/bin] [--before OTHER/bin] [--runs 5] [--only slow,ranks,many,atoms,outputs,formats]
-                  [--work DIR]
+                  [--hidden 512] [--work DIR]
 
 slow: --dry-run of 768 files (384 ZeRO-3 ranks, 200 tensors) with 0, 2 and 20 ms added to every open and read of them.
 ranks: the same with 2 ms under mpirun with 4 ranks. many: 32,768 files from the page cache with 2 threads. atoms: 351 small
 atoms written and read with 2 ms added to every open, read, write, sync and rename. outputs: 30,000 files written with the
-same delay. With --plain the rows atoms and outputs are repeated without delays, next to cp -r and sync. formats: 1.2 GB
-converted from DeepSpeed to each format and back, without delays. The delays come from slow_files.c, which is compiled and
-preloaded. With --before each run is paired with one of other binaries. "Memory" is the largest resident set. Needs the
-Python with PyTorch of scripts/peers, a C compiler, and 1 GB in the work folder, or 1 GB for each run of outputs, or 7 GB
-for formats.
+same delay. With --plain the rows atoms and outputs are repeated without delays, next to cp -r and sync. formats: a model of
+this hidden size (512: 1.2 GB, 1024: 4.7 GB) converted from DeepSpeed to each format and back, without delays. The delays
+come from slow_files.c, which is compiled and preloaded. With --before each run is paired with one of other binaries.
+"Memory" is the largest resident set. Needs the Python with PyTorch of scripts/peers, a C compiler, and 1 GB in the work
+folder, or 1 GB for each run of outputs, or three times the model for formats.
 """
 import argparse
 import os
@@ -144,22 +144,21 @@ class Bench:
             self.formats()
 
     def formats(self):
-        base = self.work / "model"
+        base = self.work / f"model-{self.args.hidden}"
         if not base.exists():
             torchrun = pathlib.Path(self.args.python).parent / "torchrun"
-            subprocess.run([torchrun, "--nproc-per-node", "2", HERE / "make_checkpoint.py", base, "--hidden", "512"], check=True,
-                           env=dict(os.environ, DS_ACCELERATOR="cpu"), stdout=subprocess.DEVNULL)
+            subprocess.run([torchrun, "--nproc-per-node", "2", HERE / "make_checkpoint.py", base, "--hidden",
+                            str(self.args.hidden)], check=True, env=dict(os.environ, DS_ACCELERATOR="cpu"), stdout=subprocess.DEVNULL)
         out = self.work / "out"
         self.row("union", ["ucp-union", base, out], clean=out, keep=False)
         self.row("load", ["ucp-load", base, out, "--target", "zero=2,dp=3"], clean=out, keep=False)
         for name, target in (("dcp", "dp_shard=4"), ("dtensor", "dp_shard=4"), ("megatron", "optimizer=fully_reshardable")):
             source = self.work / name
-            if not source.exists():
-                subprocess.run([self.args.bin / "ucp-load", base, source, "--format", name, "--target", target, "-q"],
-                               check=True)
+            subprocess.run([self.args.bin / "ucp-load", base, source, "--format", name, "--target", target, "-q"], check=True)
             self.row(f"to {name}", ["ucp-load", base, out, "--format", name, "--target", target], clean=out, keep=False)
             self.row(f"from {name}", ["ucp-load", source, out, "--format", "deepspeed", "--target", "zero=2,dp=3"], clean=out,
                      keep=False)
+            shutil.rmtree(source)
 
 
 def main():
@@ -169,6 +168,7 @@ def main():
     parser.add_argument("--python", default=str(PEERS))
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--only", default="slow,ranks,many,atoms,outputs")
+    parser.add_argument("--hidden", type=int, default=512)
     parser.add_argument("--plain", action="store_true")
     parser.add_argument("--work", type=pathlib.Path, help="keeps the checkpoints for the next call")
     args = parser.parse_args()
