@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "placement/planning/planning.h"
+#include "placement/planning/simulate_events.h"
 #include "support/base/result.h"
 #include "support/cli/app.h"
 
@@ -62,6 +62,12 @@ struct MoeFlags {
 
 /// Adds --strategy.
 void AddStrategy(cli::App& app, std::string* strategy);
+
+/// Adds the flags about the throughput of a simulated run.
+void AddThroughput(cli::App& app, placement::EventsRequest* events);
+/// Checks rules that combine several flags about throughput.
+/// \error kUsage
+Status CheckThroughput(const cli::App& app, const placement::EventsRequest& events);
 
 // The subcommands. Each takes all arguments and returns the exit code.
 int CompareMain(int argc, const char* const* argv);

@@ -106,12 +106,14 @@ int SimulateFailuresMain(int argc, const char* const* argv) {
   app.Group("Plans");
   AddStrategy(app, &events.strategy);
   flags.AddStrategyOptionsTo(app, false);
+  AddThroughput(app, &events);
   app.Group("Outputs");
   app.AddText("--html", &flags.report, "HTML report with a timeline to write, as a single file",
               "FILE");
   app.Check([&]() -> Status {
     SW_TRY(flags.CheckRules(app, true));
     SW_TRY(CheckForce(app, flags));
+    SW_TRY(CheckThroughput(app, events));
     flags.request.options.copies_may_fall = true;
     if (!compare) return flags.CheckKnown(app, events.strategy, true, false);
     SW_TRY(app.Exclude({"--strategy"}, "--compare"));

@@ -185,6 +185,9 @@ struct Options {
   bool distinct = false;  ///< lazarus: no more replicas of an expert than nodes
   std::uint64_t seed = 0;
 
+  /// vanilla: GPUs that share the experts of a layer (the EP size). All GPUs beyond a multiple of
+  /// it stay empty. 0: the largest size that fits.
+  std::uint32_t expert_parallel = 0;
   EplbPolicy eplb_policy = EplbPolicy::kAuto;  ///< best, eplb: if groups stay on a node
   std::uint32_t eplb_groups = 1;               ///< expert groups of the model's router
 

@@ -117,6 +117,19 @@ std::uint64_t ReplicaCount(const Placement& placement) {
                     [](std::int32_t expert) { return expert != kNoExpert; }));
 }
 
+std::uint32_t GpusUsed(const Placement& placement) {
+  std::uint32_t used = 0;
+  for (std::uint32_t d = 0; d < placement.device_count(); ++d) {
+    for (std::uint32_t l = 0; l < placement.layers; ++l) {
+      const auto slots = placement.slots(l, d);
+      if (std::all_of(slots.begin(), slots.end(), [](auto e) { return e == kNoExpert; })) continue;
+      ++used;
+      break;
+    }
+  }
+  return used;
+}
+
 class Run {
  public:
   Run(comm::Comm& comm, const Strategy& strategy, const token_counts::TokenTrace& trace,
@@ -181,14 +194,28 @@ class Run {
     }
     step.nodes_live = machines_.cluster().live_nodes();
     if (current_) step.experts_lost = ExpertsLost(*current_);
-    if (step.experts_lost > 0) {
-      current_.reset();
-      restore_ = true;
-    }
+    const bool restart = options_.recovery == Recovery::kRestart && step.failure;
+    if (restart || step.experts_lost > 0) LeaveState();
     planned_ms_ = time;
     SW_TRY(PlanMoment(&step));
     result_.steps.push_back(std::move(step));
     return {};
+  }
+
+  /// Makes the next plan read all state from a checkpoint.
+  void LeaveState() {
+    current_.reset();
+    restore_ = true;
+  }
+
+  /// Returns the cluster of the next plan.
+  Cluster UsableCluster(const SimulationStep& step) const {
+    Cluster cluster = machines_.cluster();
+    const bool survivors = options_.recovery == Recovery::kSurvivors && step.nodes_added == 0;
+    for (std::uint32_t n = 0; survivors && current_ && n < cluster.node_count(); ++n) {
+      cluster.nodes[n].alive = cluster.nodes[n].alive && HoldsAnything(*current_, cluster, n);
+    }
+    return cluster;
   }
 
   Result<TokenCounts> LoadsAt(SimulationStep* step) const {
@@ -210,7 +237,7 @@ class Run {
 
   Status PlanMoment(SimulationStep* step) {
     SW_TRY_ASSIGN(const TokenCounts loads, LoadsAt(step));
-    const Cluster& cluster = machines_.cluster();
+    const Cluster cluster = UsableCluster(*step);
     if (cluster.live_slots() < loads.experts) {
       step->reason = std::to_string(loads.experts) + " experts do not fit in " +
                      std::to_string(cluster.live_slots()) + " live slots";
@@ -234,12 +261,18 @@ class Run {
     rules.cluster_slots = !planned->owners.has_value();
     SW_TRY(Validate(planned->placement, loads, cluster, rules));
     step->imbalance = Measure(planned->placement, loads, cluster).imbalance_mean;
+    step->gpus_used = GpusUsed(planned->placement);
+    step->imbalance_used = step->imbalance * step->gpus_used / cluster.live_devices();
     for (const LayerNotes& note : planned->notes) {
       const bool first = step->copies_min == 0;
       step->copies_min = first ? note.copies_min : std::min(step->copies_min, note.copies_min);
     }
     // Copies for one iteration have no state: survival depends on the owners.
     Placement state = planned->owners ? *std::move(planned->owners) : std::move(planned->placement);
+    if (options_.recovery == Recovery::kRestart && current_ &&
+        GpusUsed(state) > GpusUsed(*current_)) {
+      LeaveState();
+    }
     const Status moved = Move(state, cluster, step);
     // All ranks stop together, before the next step.
     if (!moved && moved.error().code == Errc::kStopped) return {};

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // lib/placement/failure_simulation: simulates a run in which machines join and leave.
 // Every event causes a new plan. The results add up moved experts, lost experts and times, so
-// that strategies can be compared on the same trace and the same events.
+// that strategies can be compared on the same trace and the same events. deepspeed.h simulates
+// baselines, throughput.h computes the samples that are trained, incidents.h picks times with
+// losses, and failures_page.h makes the HTML report.
 
 #pragma once
 
@@ -19,6 +21,13 @@
 
 namespace shardwright::placement {
 
+/// How a job resumes after nodes left or joined.
+enum class Recovery : std::uint8_t {
+  kElastic,    ///< on all live nodes, from replicas; from a checkpoint only if an expert is lost
+  kSurvivors,  ///< as kElastic, but idle nodes are used only after a join or a lost expert
+  kRestart,    ///< from a checkpoint if a used node failed or if more GPUs can be used
+};
+
 /// Options of a simulation.
 struct SimulationOptions {
   Options plan;
@@ -28,6 +37,7 @@ struct SimulationOptions {
   /// True if any machine of the events may take any node of the cluster. False if the nodes
   /// are the machines of the same names.
   bool nodes_are_places = false;
+  Recovery recovery = Recovery::kElastic;
   std::function<double()> seconds;  ///< a clock to measure planning time
 };
 
@@ -57,6 +67,8 @@ struct SimulationStep {
   std::uint32_t copies_min = 0;  ///< the threshold that the plan meets
   double imbalance_before = 0;   ///< of the previous placement, with these counts; 0 without one
   double imbalance = 0;          ///< of the new plan
+  double imbalance_used = 0;     ///< busiest GPU over the mean of the GPUs that have experts
+  std::uint32_t gpus_used = 0;   ///< GPUs that have experts
   double plan_seconds = 0;
   std::string reason;  ///< reason for a missing plan
 };

@@ -1,40 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "placement/planning/planning.h"
 
-#include <tbb/task_arena.h>
-
 #include <algorithm>
 #include <chrono>
-#include <set>
 #include <string_view>
 #include <utility>
 
-#include "engine/exec/for_each.h"
-#include "placement/core/node_events.h"
 #include "placement/core/parallel.h"
 #include "placement/io/cluster_text.h"
 #include "placement/io/plan_file.h"
 #include "placement/planning/everywhere.h"
+#include "placement/planning/planning_internal.h"
 #include "support/base/bytes.h"
 #include "support/base/limits.h"
 #include "support/base/stop.h"
 #include "support/base/text.h"
 
 namespace shardwright::placement {
-namespace {
 
-/// Runs `body` with the given number of threads.
-template <class Body>
-auto InArena(unsigned threads, const Body& body) {
-  tbb::task_arena arena(exec::ArenaThreads(threads));
-  return arena.execute(body);
-}
-
-/// Reads one recording without its idle records.
-/// \param counts  true on the rank that reports its reading
-/// \param idle_records  increased by the number of idle records
-Result<token_counts::TokenTrace> ReadTrace(const std::string& path, bool counts,
-                                           std::uint64_t* idle_records, Sink& sink) {
+Result<token_counts::TokenTrace> internal::ReadTrace(const std::string& path, bool counts,
+                                                     std::uint64_t* idle_records, Sink& sink) {
   sink.Pass("read");
   SW_TRY_ASSIGN(token_counts::TokenTrace trace, token_counts::ReadUnevenLoads(path));
   const std::size_t records = trace.records.size();
@@ -51,6 +36,20 @@ Result<token_counts::TokenTrace> ReadTrace(const std::string& path, bool counts,
   }
   return trace;
 }
+
+Status internal::CheckRates(const PlanRequest& request, const Cluster& cluster) {
+  if (request.options.hecate.nonmoe_seconds <= 0) return {};
+  const bool rates = cluster.device_bytes_per_s > 0 || cluster.node_bytes_per_s > 0;
+  if (rates && cluster.param_bytes > 0) return {};
+  return Fail(Errc::kUsage,
+              "--nonmoe-seconds requires a --cluster with bandwidth and expert_bytes");
+}
+
+namespace {
+
+using internal::CheckRates;
+using internal::InArena;
+using internal::ReadTrace;
 
 /// Reads the recordings of a request, and picks the token counts for planning and those for
 /// measuring balance.
@@ -92,15 +91,6 @@ Status ReadTransitions(const PlanRequest& request, PlanInput* input) {
   SW_TRY_ASSIGN(input->affinity, ReadAffinity(request.affinity, trace.layer_id,
                                               input->loads.layer_id, input->loads.experts));
   return {};
-}
-
-/// Fails without rates: no copy would be in time, and hecate would silently copy nothing.
-Status CheckRates(const PlanRequest& request, const Cluster& cluster) {
-  if (request.options.hecate.nonmoe_seconds <= 0) return {};
-  const bool rates = cluster.device_bytes_per_s > 0 || cluster.node_bytes_per_s > 0;
-  if (rates && cluster.param_bytes > 0) return {};
-  return Fail(Errc::kUsage,
-              "--nonmoe-seconds requires a --cluster with bandwidth and expert_bytes");
 }
 
 /// Returns the limit of moves as a number of replicas.
@@ -148,18 +138,6 @@ Result<PlanInput> ReadLocal(const PlanRequest& request, bool counts, Sink& sink)
   if (!fits) return Within(request.old_plan, fits.error());
   input.current = *std::move(current);
   return input;
-}
-
-/// Fails for a simulation in which even the whole cluster is too small for the experts.
-Status CheckSimulation(const PlanRequest& request, const token_counts::TokenTrace& trace,
-                       Cluster cluster) {
-  for (Node& node : cluster.nodes) node.alive = true;
-  token_counts::LoadWindow window;
-  window.layers = request.window.layers;
-  SW_TRY_ASSIGN(const TokenCounts loads, token_counts::Pick(trace, window));
-  SW_TRY(Validate(loads, cluster));
-  SW_TRY(CheckRates(request, cluster));
-  return CheckFaults(request.faults, loads, cluster, request.options.failure_unit);
 }
 
 /// Verifies that a plan from a file fits counts and cluster, and measures it.
@@ -417,64 +395,6 @@ const PlannedRow* FirstPlan(const std::vector<PlannedRow>& rows) {
   const auto at = std::find_if(rows.begin(), rows.end(),
                                [](const PlannedRow& row) { return row.plan.has_value(); });
   return at == rows.end() ? nullptr : &*at;
-}
-
-namespace {
-
-/// Warns if the events name fewer machines than the cluster has places for.
-void WarnOfFewMachines(const std::string& file, const std::vector<NodeEvent>& events,
-                       const Cluster& cluster, Sink& sink) {
-  std::set<std::string_view> names;
-  for (const NodeEvent& event : events) names.insert(event.node);
-  if (names.size() >= cluster.node_count()) return;
-  sink.Warn(StrCat(file, " names ", Plural(names.size(), "node"), ", so at most ", names.size(),
-                   " of the ", cluster.node_count(),
-                   " nodes of --nodes exist; add a line "
-                   "\"0,add,NAME\" for each other node, or describe all nodes with --cluster"));
-}
-
-}  // namespace
-
-Result<FailureSimulations> SimulateEvents(comm::Comm& comm, const PlanRequest& request,
-                                          const EventsRequest& events, Sink& sink) {
-  const Interruptible simulating(sink);
-  FailureSimulations simulations;
-  std::uint64_t idle_records = 0;
-  Result<token_counts::TokenTrace> trace =
-      ReadTrace(request.loads, comm.rank() == 0, &idle_records, sink);
-  std::vector<NodeEvent> moments;
-  const auto read = [&]() -> Status {
-    if (!trace) return tl::unexpected<Error>(trace.error());
-    SW_TRY_ASSIGN(moments, ReadNodeEvents(events.events));
-    const std::size_t layers = trace->layer_id.size();
-    SW_TRY_ASSIGN(simulations.cluster,
-                  ClusterOf(request.cluster, static_cast<std::uint32_t>(layers)));
-    SW_TRY(Validate(simulations.cluster));
-    if (request.cluster.file.empty()) {
-      WarnOfFewMachines(events.events, moments, simulations.cluster, sink);
-    }
-    return CheckSimulation(request, *trace, simulations.cluster);
-  };
-  SW_TRY(comm.Agree(read()));
-  SimulationOptions options;
-  options.plan = request.options;
-  options.plan.stop = StopOf(sink);
-  options.window = request.window;
-  options.iteration_ms = events.iteration_seconds * 1e3;
-  options.rebalance_every = events.rebalance_every;
-  // Nodes that are specified by a number have no names of their own.
-  options.nodes_are_places = request.cluster.file.empty();
-  options.seconds = ClockSeconds;
-  for (const Strategy& strategy : Strategies()) {
-    if (!events.strategy.empty() && strategy.name != events.strategy) continue;
-    sink.Pass("simulate failures");
-    SW_TRY_ASSIGN(SimulationResult result, InArena(request.threads, [&]() {
-                    return SimulateFailures(comm, strategy, *trace, simulations.cluster, moments,
-                                            options, sink);
-                  }));
-    simulations.results.push_back(std::move(result));
-  }
-  return simulations;
 }
 
 }  // namespace shardwright::placement

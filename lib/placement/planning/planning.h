@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // lib/placement/planning: the operations of moe-replace: plan, compare and measure.
 // A request contains the options of the user. The functions here read the files that it names,
-// plan, verify and compare. planning_json.h and planning_text.h format the results for programs
-// and for people. plan_page.cc makes the HTML report. The command in apps parses the flags.
+// plan, verify and compare; simulate_events.h simulates node failures. planning_json.h and
+// planning_text.h format the results for programs and for people. plan_page.cc makes the HTML
+// report. The command in apps parses the flags.
 
 #pragma once
 
@@ -14,7 +15,6 @@
 #include "placement/affinity/affinity.h"
 #include "placement/core/metrics.h"
 #include "placement/core/types.h"
-#include "placement/failure_simulation/failure_simulation.h"
 #include "placement/io/plan_text.h"
 #include "placement/verify/verify.h"
 #include "support/base/result.h"
@@ -168,26 +168,5 @@ std::string PlanPage(const PlanRequest& request, const PlanInput& input, const P
 /// no row has one. Strategies come in order of merit.
 /// Pure.
 const PlannedRow* FirstPlan(const std::vector<PlannedRow>& rows);
-
-/// Options of a simulation with node events.
-struct EventsRequest {
-  std::string events;            ///< file of nodes that join and leave
-  double iteration_seconds = 0;  ///< 0: the run is as long as the events
-  std::uint64_t rebalance_every = 0;
-  std::string strategy;  ///< empty: all, in their order
-};
-
-/// A simulation with each requested strategy.
-struct FailureSimulations {
-  Cluster cluster;
-  std::vector<SimulationResult> results;
-};
-
-/// Reads token counts, cluster and events, fails if the experts do not fit the whole cluster,
-/// and simulates the run.
-/// \error as SimulateFailures, CheckFaults and the readers
-/// Collective.
-Result<FailureSimulations> SimulateEvents(comm::Comm& comm, const PlanRequest& request,
-                                          const EventsRequest& events, Sink& sink);
 
 }  // namespace shardwright::placement

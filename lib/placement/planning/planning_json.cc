@@ -253,6 +253,32 @@ Json SimulationJson(const SimulationResult& result) {
           {"steps", std::move(steps)}};
 }
 
+/// Returns the throughput of a run over time. \param baseline  null: no ratio
+Json ThroughputJson(const Throughput& run, const Throughput* baseline) {
+  Json timeline = Json::array();
+  for (const ThroughputSpan& span : run.spans) {
+    const double seconds = span.end_seconds - span.begin_seconds;
+    timeline.push_back({{"begin_seconds", span.begin_seconds},
+                        {"end_seconds", span.end_seconds},
+                        {"activity", ActivityName(span.activity)},
+                        {"gpus", span.gpus},
+                        {"samples", span.samples},
+                        {"samples_per_second", span.samples / seconds}});
+  }
+  Json seconds = {{"total", run.total_seconds}};
+  for (std::size_t i = 0; i < kActivities; ++i) {
+    seconds[std::string(ActivityName(static_cast<Activity>(i)))] = run.seconds[i];
+  }
+  Json json = {{"strategy", run.strategy},         {"samples", run.samples},
+               {"samples_lost", run.samples_lost}, {"samples_per_second", run.rate()},
+               {"checkpoints", run.checkpoints},   {"restores", run.restores},
+               {"seconds", std::move(seconds)},    {"timeline", std::move(timeline)}};
+  if (baseline != nullptr && baseline->samples > 0) {
+    json["ratio"] = run.samples / baseline->samples;
+  }
+  return json;
+}
+
 }  // namespace
 
 Json PlanJson(const PlanRequest& request, const PlanInput& input, const PlannedRow& row) {
@@ -273,7 +299,12 @@ Json FailureSimulationsJson(const FailureSimulations& simulations) {
   Json strategies = Json::array();
   for (const SimulationResult& result : simulations.results)
     strategies.push_back(SimulationJson(result));
-  return {{"strategies", std::move(strategies)}};
+  Json json = {{"strategies", std::move(strategies)}};
+  const Throughput* const baseline = BaselineOf(simulations.throughput);
+  for (const Throughput& run : simulations.throughput) {
+    json["throughput"].push_back(ThroughputJson(run, baseline));
+  }
+  return json;
 }
 
 }  // namespace shardwright::placement

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "placement/planning/planning.h"
+#include "placement/planning/simulate_events.h"
 
 // JSON reports for programs: docs/report.md, "moe-replace".
 

@@ -239,6 +239,36 @@ std::string IncidentTable(const std::vector<SimulationResult>& results) {
                     "that moment.");
 }
 
+/// Returns a table of the samples that each strategy trains; nothing if none were computed.
+std::string ThroughputTable(const std::vector<Throughput>& runs) {
+  if (runs.empty()) return "";
+  const Throughput* const baseline = BaselineOf(runs);
+  text::Table table({Column{"STRATEGY"}, Column{"SAMPLES", kRight}, Column{"PER S", kRight},
+                     Column{"RATIO", kRight}, Column{"TRAIN", kRight}, Column{"REDONE", kRight},
+                     Column{"SAVE", kRight}, Column{"DETECT", kRight}, Column{"REBALANCE", kRight},
+                     Column{"COPY", kRight}, Column{"RESTART", kRight}, Column{"STALLED", kRight}});
+  for (const Throughput& run : runs) {
+    const auto share = [&](double seconds) {
+      return run.total_seconds > 0 ? Share(seconds / run.total_seconds) : "-";
+    };
+    const bool ratio = baseline != nullptr && baseline->samples > 0;
+    table.AddRow({run.strategy, Fixed(run.samples, 0), Fixed(run.rate(), 2),
+                  ratio ? Fixed(run.samples / baseline->samples, 2) : "-",
+                  share(run.of(Activity::kTrain)), share(run.of(Activity::kRecompute)),
+                  share(run.of(Activity::kCheckpoint)), share(run.of(Activity::kDetection)),
+                  share(run.of(Activity::kRebalance)), share(run.of(Activity::kMigration)),
+                  share(run.of(Activity::kRestart) + run.of(Activity::kRestore)),
+                  share(run.of(Activity::kStalled))});
+  }
+  return "\n" + table.Render(0) +
+         text::Legend(
+             "SAMPLES: trained from the first plan to the last event. RATIO: samples / samples of "
+             "ds. The other columns are shares of the time. TRAIN: steps that count. REDONE: steps "
+             "that a restart discards. SAVE: writing checkpoints. DETECT: of failures. REBALANCE: "
+             "new placements, without COPY of experts. RESTART: with reading the checkpoint. "
+             "STALLED: no plan.");
+}
+
 /// Returns the legend of a comparison table.
 /// \param chance  heading of the column of survival
 std::string ComparisonLegend(const PlanRequest& request, const std::string& chance,
@@ -407,7 +437,7 @@ std::string FailureSimulationsText(const std::string& events,
              "which every expert still had a replica; after the others, state is RESTORED from a "
              "checkpoint. STALLED: time without a plan. MOVES: replicas copied. BALANCE: busiest "
              "gpu / mean. TIME: of a plan, mean.") +
-         IncidentTable(results);
+         ThroughputTable(simulations.throughput) + IncidentTable(results);
 }
 
 }  // namespace shardwright::placement

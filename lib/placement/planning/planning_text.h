@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "placement/planning/planning.h"
+#include "placement/planning/simulate_events.h"
 
 // Text reports for people: lines and tables of at most 100 columns, except for long names.
 

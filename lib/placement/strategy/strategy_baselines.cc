@@ -7,6 +7,7 @@
 #include "placement/strategy/lazarus.h"
 #include "placement/strategy/strategies.h"
 #include "placement/strategy/units.h"
+#include "support/base/text.h"
 
 namespace shardwright::placement::internal {
 namespace {
@@ -26,6 +27,17 @@ std::uint32_t GroupSize(std::uint32_t experts, std::uint32_t devices, std::uint3
     if (experts % size == 0 && experts / size <= slots && devices / size >= copies_min) return size;
   }
   return 0;
+}
+
+// Returns the requested size of the expert-parallel group.
+Result<std::uint32_t> FixedGroupSize(std::uint32_t size, std::uint32_t experts,
+                                     std::uint32_t devices, std::uint32_t slots) {
+  if (devices < size) {
+    return Fail(Errc::kInfeasible, "vanilla: ", Plural(devices, "gpu"),
+                ", but expert parallelism needs ", size);
+  }
+  if (experts % size == 0 && experts / size <= slots) return size;
+  return tl::unexpected(TooNarrow("vanilla", experts, size, slots));
 }
 
 // Deals replicas to units with free slots, in order: either the next unit for each replica, or one
@@ -126,6 +138,10 @@ Result<StrategyResult> DraftVanilla(const TokenCounts& loads, const Cluster& clu
   StrategyResult result;
   result.placement = EmptyPlacement(loads, cluster);
   std::uint32_t size = GroupSize(loads.experts, devices.size(), slots, options.copies_min);
+  if (options.expert_parallel > 0) {
+    SW_TRY_ASSIGN(size,
+                  FixedGroupSize(options.expert_parallel, loads.experts, devices.size(), slots));
+  }
   if (size == 0 && options.copies_may_fall) {
     size = GroupSize(loads.experts, devices.size(), slots, 1);
   }
