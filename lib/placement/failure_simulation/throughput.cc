@@ -78,11 +78,11 @@ class Job {
 
   /// Discards the steps since the last checkpoint.
   void Discard() {
-    out_.samples -= open_samples_;
-    out_.samples_lost += open_samples_;
-    of(Activity::kTrain) -= open_seconds_;
-    of(Activity::kRecompute) += open_seconds_;
-    open_samples_ = open_seconds_ = open_steps_ = 0;
+    out_.samples_lost += out_.samples - saved_samples_;
+    out_.samples = saved_samples_;
+    of(Activity::kRecompute) += of(Activity::kTrain) - saved_seconds_;
+    of(Activity::kTrain) = saved_seconds_;
+    open_steps_ = 0;
   }
 
   /// Spends queued pauses. What does not end before `end` remains queued.
@@ -103,15 +103,16 @@ class Job {
     of(Activity::kTrain) += seconds;
     out_.samples += steps * samples_per_step;
     out_.spans.back().samples += steps * samples_per_step;
-    open_seconds_ += seconds;
-    open_samples_ += steps * samples_per_step;
     open_steps_ += steps;
   }
 
   void WriteCheckpoints(double seconds, std::uint64_t count) {
     of(Activity::kCheckpoint) += seconds;
     out_.checkpoints += count;
-    if (count > 0) open_samples_ = open_seconds_ = open_steps_ = 0;
+    if (count == 0) return;
+    saved_samples_ = out_.samples;
+    saved_seconds_ = of(Activity::kTrain);
+    open_steps_ = 0;
   }
 
   /// Trains until `end`, with checkpoints. One that `end` interrupts begins again afterwards.
@@ -148,10 +149,10 @@ class Job {
   Throughput out_;
   double now_ = 0;
   std::vector<std::pair<Activity, double>> pauses_;
-  std::uint32_t gpus_ = 0;   // GPUs of the last plan
-  double open_samples_ = 0;  // since the last checkpoint
-  double open_seconds_ = 0;
-  double open_steps_ = 0;
+  std::uint32_t gpus_ = 0;    // GPUs of the last plan
+  double saved_samples_ = 0;  // samples in the last checkpoint
+  double saved_seconds_ = 0;  // training time until the last checkpoint
+  double open_steps_ = 0;     // steps since then
 };
 
 }  // namespace

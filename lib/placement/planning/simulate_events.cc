@@ -70,8 +70,9 @@ Result<FailureSimulations> SimulateEvents(comm::Comm& comm, const PlanRequest& r
                   ClusterOf(request.cluster, static_cast<std::uint32_t>(layers)));
     SW_TRY(Validate(cluster));
     if (request.cluster.file.empty()) WarnOfFewMachines(events.events, moments, cluster, sink);
+    SW_TRY(CheckSimulation(request, events, *trace, cluster));
     if (timed) WarnOfFreeCopies(cluster, sink);
-    return CheckSimulation(request, events, *trace, cluster);
+    return {};
   };
   SW_TRY(comm.Agree(read()));
   SimulationOptions options;

@@ -45,6 +45,7 @@ class Schemas(Case):
                       ["simulate-failures", "loads.jsonl", "nodes.csv", *CLUSTER, "--compare", "--faults", "1"],
                       ["loads.jsonl", *CLUSTER, "--affinity", "pairs.json"],
                       ["evaluate", "old.json", "loads.jsonl", "--affinity", "pairs.json"],
+                      ["simulate-failures", "loads.jsonl", "nodes.csv", *CLUSTER, "--compare", "--step-time", "1", "--ep", "4"],
                       ["evaluate", "old.json", "loads.jsonl"]):
             with self.subTest(words):
                 result.validate(self.report(*words)["result"])
