@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <algorithm>
 #include <cmath>
+#include <random>
 
 #include <gtest/gtest.h>
 
@@ -171,24 +173,7 @@ TEST(AutoConfig, BottlenecksComeFromThePlan) {
   EXPECT_FALSE(BottleneckByK(model, 0, 1));
 }
 
-// The largest share of the first checkpoints of every K, planned one by one.
-std::vector<std::uint64_t> PlannedBottlenecks(const SavedModel& model, std::uint32_t checkpoints) {
-  std::vector<std::uint64_t> bytes;
-  const LayerExperts experts = model.map.experts();
-  for (std::uint32_t k = 1; k <= *std::max_element(experts.begin(), experts.end()); ++k) {
-    LevelState state = MakeLevelState(experts, k);
-    std::uint64_t largest = 0;
-    for (std::uint32_t t = 0; t < checkpoints; ++t) {
-      const Selection selection = SelectSequential(model.map, state, k);
-      largest = std::max(largest, PlanSave(model, selection)->bottleneck);
-      EXPECT_TRUE(CompleteSave(&state, BeginSave(state, selection, t)));
-    }
-    bytes.push_back(largest);
-  }
-  return bytes;
-}
-
-TEST(AutoConfig, EqualExpertsNeedOnePlanPerK) {
+TEST(AutoConfig, EqualExpertsNeedNoPlans) {
   SavedModel model;
   model.map = *EvenExpertMap({8, 16, 8}, 4);
   model.expert_bytes = {std::vector<ExpertBytes>(8, {10, 3}), std::vector<ExpertBytes>(16, {7, 5}),
@@ -196,20 +181,20 @@ TEST(AutoConfig, EqualExpertsNeedOnePlanPerK) {
   model.kept_bytes = {Counts::value_type(8, 2), Counts::value_type(16, 1), Counts::value_type(8)};
   model.nonexpert_bytes = {40, 31, 7, 300};
   model.ranks = {12, {}};
-  int plans = 0;
-  const StopCheck count = [&plans] { return ++plans < 0; };
+  int steps = 0;
+  const StopCheck count = [&steps] { return ++steps < 0; };
   auto table = BottleneckByK(model, 4, 1, count);
   ASSERT_TRUE(table) << table.error().message;
-  EXPECT_EQ(plans, 16);
-  EXPECT_EQ(table->bytes, PlannedBottlenecks(model, 4));
+  EXPECT_EQ(steps, 16);
+  EXPECT_EQ(table->bytes, PlannedBottleneckByK(model, 4, 1)->bytes);
 
   // Ranks that save different modules need every checkpoint.
   const auto needs_all = [&](const SavedModel& other) {
-    plans = 0;
+    steps = 0;
     table = BottleneckByK(other, 4, 1, count);
-    EXPECT_TRUE(table);
-    EXPECT_EQ(plans, 16 * 4);
-    EXPECT_EQ(table->bytes, PlannedBottlenecks(other, 4));
+    ASSERT_TRUE(table) << table.error().message;
+    EXPECT_EQ(steps, 16 * 4);
+    EXPECT_EQ(table->bytes, PlannedBottleneckByK(other, 4, 1)->bytes);
   };
   SavedModel other = model;
   other.expert_bytes[1][3].cut = 400;
@@ -224,6 +209,60 @@ TEST(AutoConfig, EqualExpertsNeedOnePlanPerK) {
   other.map.rank[2] = {0, 0, 0, 1, 1, 2, 2, 3};
   other.map = *MakeExpertMap(other.map.rank, 4);
   needs_all(other);
+  other = model;
+  other.options.nonexpert_split = 13;  // one rank saves one byte more
+  needs_all(other);
+}
+
+// Returns a model of equal experts, with sizes that leave remainders.
+SavedModel RandomEvenModel(std::mt19937_64& random) {
+  const auto below = [&random](std::uint64_t end) { return random() % end; };
+  const auto ep = static_cast<std::uint32_t>(1 + below(8));
+  LayerExperts experts(1 + below(6));
+  for (std::uint32_t& n : experts) n = ep * static_cast<std::uint32_t>(1 + below(4));
+  SavedModel model;
+  model.map = *EvenExpertMap(experts, ep);
+  model.ranks.dp = ep * static_cast<std::uint32_t>(1 + below(6));
+  const bool keeps = below(2) == 0;
+  const bool splits = below(2) == 0;
+  for (const std::uint32_t n : experts) {
+    model.expert_bytes.emplace_back(n, ExpertBytes{below(60), splits ? below(60) : 0});
+    if (keeps) model.kept_bytes.emplace_back(n, below(30));
+  }
+  for (std::uint64_t modules = below(20); modules > 0; --modules) {
+    model.nonexpert_bytes.push_back(below(2) == 0 ? 24 : below(400));
+  }
+  model.options.nonexpert_split = model.ranks.dp * below(50);
+  model.options.split_above = below(2) == 0 ? 0 : 1 + below(90);
+  return model;
+}
+
+TEST(AutoConfig, EqualExpertsHaveTheBottlenecksOfThePlans) {
+  std::mt19937_64 random(20);
+  for (int i = 0; i < 400; ++i) {
+    const SavedModel model = RandomEvenModel(random);
+    const LayerExperts experts = model.map.experts();
+    std::uint32_t steps = 0;
+    const auto table = BottleneckByK(model, model.map.ep, 1, [&] { return ++steps == 0; });
+    ASSERT_TRUE(table) << i << ": " << table.error().message;
+    EXPECT_EQ(steps, *std::max_element(experts.begin(), experts.end())) << i;
+    const auto planned = PlannedBottleneckByK(model, model.map.ep, 1);
+    ASSERT_TRUE(planned) << i << ": " << planned.error().message;
+    ASSERT_EQ(table->bytes, planned->bytes) << i;
+  }
+}
+
+TEST(AutoConfig, EqualExpertsThatAreTooLargeFailAsTheirPlans) {
+  SavedModel model;
+  model.map = *EvenExpertMap({4}, 4);
+  model.expert_bytes.assign(1, std::vector<ExpertBytes>(4, {std::uint64_t{1} << 62, 0}));
+  model.ranks = {4, {}};
+  const auto table = BottleneckByK(model, 4, 1);  // K = 4 does not fit in 64 bits
+  ASSERT_FALSE(table);
+  EXPECT_EQ(table.error().code, Errc::kBadInput);
+  EXPECT_EQ(table.error().message, PlannedBottleneckByK(model, 4, 1).error().message);
+  model.expert_bytes.pop_back();  // sizes of other layers
+  EXPECT_EQ(BottleneckByK(model, 4, 1).error().code, Errc::kMismatch);
 }
 
 double Cost(std::uint32_t k) { return 0.0025 * (16.0 / k - 1) / 15; }

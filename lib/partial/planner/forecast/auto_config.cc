@@ -3,48 +3,17 @@
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
 #include <string>
-#include <utility>
 
 #include "partial/select/lost_tokens.h"
-#include "partial/select/selection.h"
 #include "support/base/checked.h"
 
 namespace shardwright::partial {
 namespace {
 
-/// Returns the most bytes that consecutive ranks with a common link save together.
-Result<std::uint64_t> LargestLink(const std::vector<std::uint64_t>& rank_bytes,
-                                  std::uint32_t ranks_per_node) {
-  std::uint64_t largest = 0;
-  for (std::size_t first = 0; first < rank_bytes.size(); first += ranks_per_node) {
-    const std::size_t last = std::min(rank_bytes.size(), first + ranks_per_node);
-    std::uint64_t sum = 0;
-    for (std::size_t r = first; r < last; ++r) {
-      SW_TRY_ASSIGN(sum, CheckedAdd(sum, rank_bytes[r]));
-    }
-    largest = std::max(largest, sum);
-  }
-  return largest;
-}
-
 Status CheckPositive(const char* what, double value) {
   if (std::isfinite(value) && value > 0) return {};
   return Fail(Errc::kUsage, what, " is ", value, ", expected a positive number");
-}
-
-Status Check(const AutoInput& input) {
-  if (input.snapshot.bytes.empty() || input.snapshot.bytes.size() != input.persist.bytes.size()) {
-    return Fail(Errc::kUsage, "largest shares for ", input.snapshot.bytes.size(),
-                " values of K for snapshots and for ", input.persist.bytes.size(),
-                " for persists: expected K from 1 to N for both");
-  }
-  SW_TRY(CheckPositive("the snapshot bandwidth in bytes per second", input.snapshot_bytes_per_s));
-  SW_TRY(CheckPositive("the persist bandwidth in bytes per second", input.persist_bytes_per_s));
-  SW_TRY(CheckPositive("the time of forward and backward in seconds", input.forward_backward_s));
-  SW_TRY(CheckPositive("the time of an iteration in seconds", input.iteration_s));
-  return CheckPositive("the length of the run in iterations", input.iterations);
 }
 
 double SnapshotSeconds(const AutoInput& input, std::uint32_t k) {
@@ -155,67 +124,23 @@ Result<ReplayConfig> ReplayWithK(const AutoInput& input, std::uint32_t k, double
   return out;
 }
 
-/// Returns true if the values within each layer are equal.
-template <class Rows, class Equal>
-bool AreEven(const Rows& rows, const Equal& equal) {
-  return std::all_of(rows.begin(), rows.end(), [&](const auto& row) {
-    return std::all_of(row.begin(), row.end(), [&](const auto& one) { return equal(one, row[0]); });
-  });
-}
-
-/// Returns true if all checkpoints of a K differ only by a permutation of the expert-parallel
-/// ranks, so that their largest shares are equal and one of them suffices. This is the case if the
-/// experts of a layer have equal bytes and are assigned to the ranks in turn: each checkpoint
-/// then shifts every layer by K ranks. Called by BottleneckByK.
-bool OnlyRanksChange(const SavedModel& model) {
-  const ExpertMap& map = model.map;
-  for (std::size_t m = 0; m < map.ring.size(); ++m) {
-    const std::vector<std::uint32_t>& ring = map.ring[m];
-    if (ring.size() % map.ep != 0) return false;
-    for (std::size_t i = 0; i < ring.size(); ++i) {
-      if (map.rank[m][ring[i]] != i % map.ep) return false;
-    }
-  }
-  const auto same_bytes = [](const ExpertBytes& a, const ExpertBytes& b) {
-    return a.cut == b.cut && a.split == b.split;
-  };
-  const SaveOptions& options = model.options;
-  return AreEven(model.expert_bytes, same_bytes) && AreEven(model.kept_bytes, std::equal_to<>()) &&
-         model.ranks.excluded.empty() && options.adaptive && options.start.empty() &&
-         options.nonexpert_split % model.ranks.dp == 0;
-}
-
 }  // namespace
 
-Result<BottleneckTable> BottleneckByK(const SavedModel& model, std::uint32_t checkpoints,
-                                      std::uint32_t ranks_per_node, const StopCheck& stop) {
-  if (checkpoints == 0 || ranks_per_node == 0) {
-    return Fail(Errc::kUsage, checkpoints, " checkpoints and ", ranks_per_node,
-                " ranks per node, expected at least one of each");
+Status Validate(const AutoInput& input) {
+  if (input.snapshot.bytes.empty() || input.snapshot.bytes.size() != input.persist.bytes.size()) {
+    return Fail(Errc::kUsage, "largest shares for ", input.snapshot.bytes.size(),
+                " values of K for snapshots and for ", input.persist.bytes.size(),
+                " for persists: expected K from 1 to N for both");
   }
-  const LayerExperts experts = model.map.experts();
-  SW_TRY(ValidateExperts(experts));
-  SW_TRY(Validate(model.ranks, model.map.ep));
-  if (ranks_per_node == 1 && OnlyRanksChange(model)) checkpoints = 1;
-  BottleneckTable table;
-  for (std::uint32_t k = 1; k <= *std::max_element(experts.begin(), experts.end()); ++k) {
-    LevelState state = MakeLevelState(experts, k);
-    std::uint64_t largest = 0;
-    for (std::uint32_t t = 0; t < checkpoints; ++t) {
-      SW_TRY(CheckStop(stop));
-      const Selection selection = SelectSequential(model.map, state, k);
-      SW_TRY_ASSIGN(const SavePlan plan, PlanSave(model, selection));
-      SW_TRY_ASSIGN(const std::uint64_t bytes, LargestLink(plan.rank_bytes, ranks_per_node));
-      largest = std::max(largest, bytes);
-      SW_TRY(CompleteSave(&state, BeginSave(state, selection, t)));
-    }
-    table.bytes.push_back(largest);
-  }
-  return table;
+  SW_TRY(CheckPositive("the snapshot bandwidth in bytes per second", input.snapshot_bytes_per_s));
+  SW_TRY(CheckPositive("the persist bandwidth in bytes per second", input.persist_bytes_per_s));
+  SW_TRY(CheckPositive("the time of forward and backward in seconds", input.forward_backward_s));
+  SW_TRY(CheckPositive("the time of an iteration in seconds", input.iteration_s));
+  return CheckPositive("the length of the run in iterations", input.iterations);
 }
 
 Result<AutoConfig> ChooseConfig(const AutoInput& input, const StopCheck& stop) {
-  SW_TRY(Check(input));
+  SW_TRY(Validate(input));
   AutoConfig config;
   config.k_snapshot = ChooseSnapshot(input);
   config.snapshot_s = SnapshotSeconds(input, config.k_snapshot);
@@ -231,7 +156,7 @@ Result<AutoConfig> ChooseConfig(const AutoInput& input, const StopCheck& stop) {
 }
 
 Result<std::optional<ReplayConfig>> ChooseReplay(const AutoInput& input, const StopCheck& stop) {
-  SW_TRY(Check(input));
+  SW_TRY(Validate(input));
   std::optional<ReplayConfig> best;
   for (std::uint32_t k = 1; k < input.persist.bytes.size(); ++k) {
     SW_TRY(CheckStop(stop));

@@ -3,31 +3,14 @@
 
 #include <cstdint>
 #include <optional>
-#include <span>
-#include <vector>
 
 #include "partial/planner/forecast/overhead.h"
 #include "partial/planner/forecast/replay_costs.h"
-#include "partial/select/sharding/sharding.h"
-#include "partial/select/types.h"
+#include "partial/select/sharding/bottleneck.h"
 #include "support/base/result.h"
 #include "support/base/stop.h"
 
 namespace shardwright::partial {
-
-/// Cost of a checkpoint with K experts per layer, for every K: the bytes of the
-/// rank that saves most, or of the node, matching the unit of the bandwidths.
-struct BottleneckTable {
-  std::vector<std::uint64_t> bytes;  ///< [K - 1], K = 1 .. N
-};
-
-/// Computes bottlenecks from shard plans of sequential selections: for each K the largest of
-/// the first `checkpoints` checkpoints (with equal experts, PhaseCount(K, ep) of them suffice).
-/// \param ranks_per_node  consecutive data-parallel ranks that share a link; 1: one link per rank
-/// \error kUsage  0 checkpoints or ranks per node; kStopped; as PlanSave
-/// Pure but for `stop`. Source: docs/pec-planning.md section 8.1.
-Result<BottleneckTable> BottleneckByK(const SavedModel& model, std::uint32_t checkpoints,
-                                      std::uint32_t ranks_per_node, const StopCheck& stop = {});
 
 /// Measurements and targets of a tuning.
 struct AutoInput {
@@ -48,6 +31,12 @@ struct AutoInput {
   double replay_elems_per_s = 0;          ///< per rank
 };
 
+/// Checks the numbers that every choice needs.
+/// \error kUsage  tables that are empty or of different lengths, bandwidths or times that
+///        are not positive
+/// Pure.
+Status Validate(const AutoInput& input);
+
 /// A configuration with the model's predictions.
 struct AutoConfig {
   std::uint32_t k_snapshot = 1;
@@ -66,8 +55,7 @@ struct AutoConfig {
 /// behind forward and backward (if none does: 1, with a stall). K_persist is 1, raised while the
 /// expected PLT exceeds the limit and the persist still ends within the interval. I is the larger
 /// of persist time and best interval. Finally both K are raised while the bottleneck does not grow.
-/// \error kUsage  tables that are empty or of different lengths, bandwidths or times that
-///        are not positive; kStopped; as the functions of overhead.h and lost_tokens.h
+/// \error kStopped; as Validate and the functions of overhead.h and lost_tokens.h
 /// Pure but for `stop`. Source: docs/pec-planning.md section 8.1.
 Result<AutoConfig> ChooseConfig(const AutoInput& input, const StopCheck& stop = {});
 

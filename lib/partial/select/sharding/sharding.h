@@ -2,8 +2,9 @@
 // lib/partial/select/sharding: which rank saves what. Several ranks have the
 // same experts and the same non-expert modules. PlanSave divides the work so
 // that the largest share is small. saved_model.h describes the bytes to divide
-// at each ZeRO stage, and replica_placement.h selects the nodes that keep
-// copies. All of it is pure. Source: docs/pec-planning.md, sections 7 and 9.3.
+// at each ZeRO stage, bottleneck.h computes the largest share for every K, and
+// replica_placement.h selects the nodes that keep copies. All of it is pure.
+// Source: docs/pec-planning.md, sections 7, 8.1 and 9.3.
 
 #pragma once
 
