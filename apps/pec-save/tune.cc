@@ -78,6 +78,9 @@ int TuneMain(int argc, const char* const* argv) {
   app.AddReal("--plt-limit", &request.plt_limit, 1e-9, 1, "acceptable share of lost tokens");
   app.AddReal("--lost-share", &request.lost_share, 0, 1,
               "share of the memory copies that a fault destroys [default: the share of one node]");
+  app.AddCount("--zero", &request.zero_stage, 0, 3,
+               "ZeRO stage. From stage 1, each rank saves its part of the optimizer state; with "
+               "stage 3, also of the weights");
   app.AddText("--measure", &measure,
               "measure both bandwidths, in the FOLDER of the future store. Every rank writes, "
               "syncs and removes 256 MiB there, and copies as much in memory",

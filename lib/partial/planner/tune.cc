@@ -4,22 +4,38 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "partial/planner/forecast/baselines.h"
 #include "partial/planner/forecast/overhead.h"
 #include "partial/select/sharding/saved_model.h"
 #include "support/base/bytes.h"
+#include "support/base/checked.h"
 
 namespace shardwright::partial {
 namespace {
 
 using Json = nlohmann::json;
 
-Result<TunedNumbers> NumbersOf(const Job& job, const AutoInput& input, const AutoConfig& config) {
+/// Returns the bytes that ranks save. With ZeRO, all ranks have equal parts of the
+/// non-expert state, the last one padded, as in the trainers that implement it.
+Result<SavedModel> ModelOf(const Job& job, const Keep& keep, std::uint64_t zero_stage) {
+  SW_TRY_ASSIGN(SavedModel model, SavedModelOf(job.model, keep, job.map, job.ranks,
+                                               static_cast<std::uint32_t>(zero_stage)));
+  std::uint64_t& split = model.options.nonexpert_split;
+  const std::uint64_t part = CeilDiv(split, model.ranks.dp);
+  SW_TRY_ASSIGN(split, CheckedMul(part, model.ranks.dp));
+  return model;
+}
+
+/// \param snapshot_rank_bytes, persist_rank_bytes  of the rank that saves most
+Result<TunedNumbers> NumbersOf(const Job& job, const AutoInput& input, const AutoConfig& config,
+                               std::uint64_t snapshot_rank_bytes,
+                               std::uint64_t persist_rank_bytes) {
   TunedNumbers n;
   n.config = config;
   SW_TRY_ASSIGN(n.snapshot, SizeForK(job.model, n.config.k_snapshot, job.keep));
   SW_TRY_ASSIGN(n.persist, SizeForK(job.model, n.config.k_persist, job.keep));
-  n.snapshot_rank_bytes = input.snapshot.bytes[n.config.k_snapshot - 1];
-  n.persist_rank_bytes = input.persist.bytes[n.config.k_persist - 1];
+  n.snapshot_rank_bytes = snapshot_rank_bytes;
+  n.persist_rank_bytes = persist_rank_bytes;
   const auto interval = static_cast<double>(n.config.interval);
   const double faults = input.fault_rate * input.iterations;
   n.stalls_s = n.config.stall_s * input.iterations / interval;
@@ -28,6 +44,12 @@ Result<TunedNumbers> NumbersOf(const Job& job, const AutoInput& input, const Aut
   SW_TRY_ASSIGN(n.rate_s, OverheadRate({n.config.stall_s, interval, input.iteration_s,
                                         input.fault_rate, input.restart_s}));
   return n;
+}
+
+/// Returns the numbers of checkpoints that the ranks divide as the tables of the input state.
+Result<TunedNumbers> NumbersOf(const Job& job, const AutoInput& input, const AutoConfig& config) {
+  return NumbersOf(job, input, config, input.snapshot.bytes[config.k_snapshot - 1],
+                   input.persist.bytes[config.k_persist - 1]);
 }
 
 /// Returns the numbers of the same job with full checkpoints (K = N).
@@ -68,6 +90,35 @@ Status TuneReplay(const Job& job, const StopCheck& stop, Tuning* tuning) {
   return {};
 }
 
+/// Sets the numbers of full checkpoints of other systems, in which copies do not share the work.
+Status TuneBaselines(const Job& job, std::uint64_t zero_stage, Tuning* tuning) {
+  const AutoInput& input = tuning->input;
+  SW_TRY_ASSIGN(const SavedModel model, ModelOf(job, {}, zero_stage));
+  SW_TRY_ASSIGN(const std::vector<std::uint64_t> rank_bytes,
+                UnsharedBytes(model, SelectAll(job.experts())));
+  const std::uint64_t most = *std::max_element(rank_bytes.begin(), rank_bytes.end());
+  SW_TRY_ASSIGN(const AutoConfig checkfreq, CheckFreqConfig(input, most));
+  SW_TRY_ASSIGN(tuning->checkfreq, NumbersOf(job, input, checkfreq, most, most));
+  SW_TRY_ASSIGN(const AutoConfig blocking, BlockingConfig(input, most));
+  SW_TRY_ASSIGN(tuning->blocking, NumbersOf(job, input, blocking, most, most));
+  return {};
+}
+
+/// Sets the reduction of the stall and the speed-up of every configuration.
+void CompareWithBlocking(Tuning* tuning) {
+  const AutoInput& input = tuning->input;
+  const double blocking_s = tuning->blocking.config.stall_s;
+  std::vector<TunedNumbers*> all = {&tuning->chosen, &tuning->full, &tuning->checkfreq,
+                                    &tuning->blocking};
+  if (tuning->replay) all.push_back(&tuning->replay->numbers);
+  for (TunedNumbers* const one : all) {
+    const double log_stall_s = one->log_stalls_s / input.iterations;
+    one->stall_reduction = StallReduction(one->config.stall_s, blocking_s);
+    one->speed_up =
+        (input.iteration_s + blocking_s) / (input.iteration_s + one->config.stall_s + log_stall_s);
+  }
+}
+
 TunedBest BestOf(const Tuning& tuning) {
   double least = tuning.full.config.overhead_s;
   TunedBest best = TunedBest::kFull;
@@ -91,6 +142,8 @@ Json NumbersJson(const TunedNumbers& n) {
           {"snapshot_s", n.config.snapshot_s},
           {"persist_s", n.config.persist_s},
           {"stall_s", n.config.stall_s},
+          {"stall_reduction", n.stall_reduction},
+          {"speed_up", n.speed_up},
           {"stalls_s", n.stalls_s},
           {"restarts_s", n.restarts_s},
           {"repeated_s", n.repeated_s},
@@ -135,7 +188,7 @@ Json MeasuredJson(const Bandwidths& measured) {
 
 Result<Tuning> Tune(const TuneRequest& request, const Job& job,
                     const std::optional<Bandwidths>& measured, const StopCheck& stop) {
-  SW_TRY_ASSIGN(const SavedModel model, SavedModelOf(job.model, job.keep, job.map, job.ranks, 0));
+  SW_TRY_ASSIGN(const SavedModel model, ModelOf(job, job.keep, request.zero_stage));
   Tuning tuning;
   tuning.measured = measured;
   AutoInput& input = tuning.input;
@@ -161,6 +214,8 @@ Result<Tuning> Tune(const TuneRequest& request, const Job& job,
   SW_TRY_ASSIGN(tuning.chosen, NumbersOf(job, input, config));
   SW_TRY_ASSIGN(tuning.full, FullNumbers(job, input, stop));
   SW_TRY(TuneReplay(job, stop, &tuning));
+  SW_TRY(TuneBaselines(job, request.zero_stage, &tuning));
+  CompareWithBlocking(&tuning);
   tuning.best = BestOf(tuning);
   return tuning;
 }
@@ -173,6 +228,8 @@ Json TuningJson(const Tuning& tuning) {
           {"closest", in_limit ? Json(nullptr) : partial},
           {"full", NumbersJson(tuning.full)},
           {"replay", ReplayJson(tuning)},
+          {"checkfreq", NumbersJson(tuning.checkfreq)},
+          {"blocking", NumbersJson(tuning.blocking)},
           {"no_replay", tuning.no_replay.empty() ? Json(nullptr) : Json(tuning.no_replay)},
           {"best", NameOf(tuning.best)},
           {"bottleneck_bytes_by_k", input.snapshot.bytes},

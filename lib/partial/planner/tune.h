@@ -22,6 +22,7 @@ struct TuneRequest {
   double plt_limit = 0.0375;
   std::optional<double> lost_share;       ///< as Job::LostShare
   std::optional<std::uint64_t> interval;  ///< absent: choose the best
+  std::uint64_t zero_stage = 0;
 };
 
 /// A configuration with the size of its checkpoints and the terms of eq 4.
@@ -34,7 +35,9 @@ struct TunedNumbers {
   double stalls_s = 0;
   double restarts_s = 0;
   double repeated_s = 0;
-  double rate_s = 0;  ///< overhead per iteration, eq 14 to 16
+  double rate_s = 0;           ///< overhead per iteration, eq 14 to 16
+  double stall_reduction = 0;  ///< share of the stall of blocking checkpoints that is avoided
+  double speed_up = 1;         ///< of an iteration with a checkpoint, against a blocking one
   // For a lossless run:
   double log_stalls_s = 0;  ///< copies of gradients in the whole run
   double replays_s = 0;     ///< steps that restores repeat in the whole run
@@ -50,21 +53,25 @@ struct TunedReplay {
 /// Best result of a tuning: the least overhead within the limit of lost tokens.
 enum class TunedBest : std::uint8_t { kChosen, kFull, kReplay };
 
-/// Chosen partial checkpoints, compared with full ones and a lossless run of the same job.
+/// Chosen partial checkpoints, compared with full ones, a lossless run
+/// and the full checkpoints of other systems, for the same job.
 struct Tuning {
   AutoInput input;
   TunedNumbers chosen;  ///< or closest to the limit if none is within it
   TunedNumbers full;
   std::optional<TunedReplay> replay;
   std::string no_replay;  ///< reason why `replay` is absent
+  TunedNumbers checkfreq;
+  TunedNumbers blocking;
   TunedBest best = TunedBest::kChosen;
   std::optional<Bandwidths> measured;
 };
 
 /// Chooses K of snapshots, K of persisted checkpoints and their interval, also with a gradient log.
 /// \param measured  bandwidths that replace those of the request
-/// \error kStopped; as SavedModelOf, BottleneckByK, ChooseConfig, ChooseReplay and OverheadRate
-/// Pure but for `stop`. Source: docs/pec-planning.md sections 3 and 8.1.
+/// \error kStopped; as SavedModelOf, BottleneckByK, ChooseConfig, ChooseReplay, OverheadRate,
+///        BlockingConfig and CheckFreqConfig
+/// Pure but for `stop`. Source: docs/pec-planning.md sections 3, 8.1 and 8.3.
 Result<Tuning> Tune(const TuneRequest& request, const Job& job,
                     const std::optional<Bandwidths>& measured, const StopCheck& stop = {});
 

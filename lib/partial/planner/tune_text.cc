@@ -26,6 +26,11 @@ std::string NumbersTable(const Tuning& tuning) {
     columns.push_back(Column{"REPLAY", kRight});
     all.push_back(&tuning.replay->numbers);
   }
+  const std::size_t replays = tuning.replay ? columns.size() - 1 : 0;
+  columns.push_back(Column{"CHECKFREQ", kRight});
+  all.push_back(&tuning.checkfreq);
+  columns.push_back(Column{"BLOCKING", kRight});
+  all.push_back(&tuning.blocking);
   text::Table table(columns);
   const auto add = [&](const char* what, const char* eq, const auto& of) {
     std::vector<std::string> row = {what, eq};
@@ -38,8 +43,8 @@ std::string NumbersTable(const Tuning& tuning) {
   const auto add_replay = [&](const char* what, const std::string& text) {
     if (!tuning.replay) return;
     std::vector<std::string> row = {what, ""};
-    row.resize(columns.size() - 1, "-");
-    row.push_back(text);
+    row.resize(columns.size(), "-");
+    row[replays] = text;
     table.AddRow(row);
   };
   add("K of a snapshot", "",
@@ -58,6 +63,8 @@ std::string NumbersTable(const Tuning& tuning) {
   add("snapshot takes", "10", [&](const TunedNumbers& n) { return seconds(n.config.snapshot_s); });
   add("persist takes", "", [&](const TunedNumbers& n) { return seconds(n.config.persist_s); });
   add("stall", "10", [&](const TunedNumbers& n) { return seconds(n.config.stall_s); });
+  add("stall reduction", "", [&](const TunedNumbers& n) { return percent(n.stall_reduction); });
+  add("speed-up", "", [](const TunedNumbers& n) { return Fixed(n.speed_up, 2) + " x"; });
   add("all stalls", "3, 11", [&](const TunedNumbers& n) { return seconds(n.stalls_s); });
   if (tuning.replay) {
     const TunedReplay& replay = *tuning.replay;
@@ -77,6 +84,10 @@ std::string NumbersTable(const Tuning& tuning) {
   if (tuning.chosen.config.plt_in_limit) meaning += " CHOSEN: the best partial checkpoints.";
   meaning += " FULL: full checkpoints.";
   if (tuning.replay) meaning += " REPLAY: a lossless run, which logs gradients.";
+  meaning +=
+      " CHECKFREQ, BLOCKING: full checkpoints in which copies do not share the work, written while "
+      "training runs or waits. The stall reduction, and the speed-up of an iteration with a "
+      "checkpoint, are against BLOCKING.";
   return table.Render(0) + text::Legend(meaning);
 }
 

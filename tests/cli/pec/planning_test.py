@@ -384,6 +384,43 @@ class Planning(Stores):
         hides = [k for k in range(1, 17) if by_k[k - 1] <= 1.25 * 2**31]
         self.assertGreaterEqual(result["chosen"]["k"], max(hides, default=1))
 
+    def test_tune_compares_with_blocking_checkpoints_and_checkfreq(self):
+        # Rank 0 saves two experts of both layers, and the non-expert modules.
+        words = [*SMALL, "--experts", 8, "--moe-layers", 2, "--ep", 4, "--dp", 8, "--fault-rate", 1e-3,
+                 "--iteration-time", 2, "--forward-backward", 1.5, "--snapshot-bandwidth", "200",
+                 "--persist-bandwidth", "50"]
+        for zero, most in ((0, 4 * 70 + 700), (2, 4 * (10 + 60 / 2) + 100 + 75), (3, 4 * 35 + 88)):
+            with self.subTest(zero=zero):
+                result = self.run_tool("pec-save", "tune", *words, "--zero", zero)
+                blocking, checkfreq = result["blocking"], result["checkfreq"]
+                stall = most / 200 + most / 50
+                hidden = most / 50 + min(most / 200, 1.5)
+                self.assertEqual(blocking["bottleneck_bytes"], most)
+                self.assertEqual(checkfreq["snapshot_bottleneck_bytes"], most)
+                self.assertAlmostEqual(blocking["stall_s"], stall, 9)
+                self.assertIn(blocking["interval"] - math.floor(math.sqrt(stall / 1e-3)), (0, 1))
+                self.assertEqual((blocking["stall_reduction"], blocking["speed_up"]), (0, 1))
+                self.assertAlmostEqual(checkfreq["stall_s"], max(0, most / 200 - 1.5), 9)
+                interval = math.ceil(hidden / 2)
+                while checkfreq["stall_s"] > 0.05 * interval * 2:
+                    interval += 2
+                self.assertEqual(checkfreq["interval"], interval)
+                for numbers in (result["chosen"] or result["closest"], result["full"], checkfreq):
+                    self.assertAlmostEqual(numbers["stall_reduction"], 1 - numbers["stall_s"] / stall, 9)
+                    self.assertAlmostEqual(numbers["speed_up"], (2 + stall) / (2 + numbers["stall_s"]), 9)
+                self.assertRegex(self.stdout, r"\nstall reduction +[0-9]+\.[0-9]{3} %")
+        self.run_tool("pec-save", "tune", "--zero", 4, code=2)
+
+    def test_tune_at_scale(self):
+        # Plans for all 4096 values of K would take minutes.
+        result = self.run_tool("pec-save", "tune", "--experts", 4096, "--moe-layers", 24, "--dp", 4096,
+                               "--ep", 4096)
+        by_k = result["bottleneck_bytes_by_k"]
+        self.assertEqual(len(by_k), 4096)
+        # The largest module is on a rank without experts, then on one with an expert of each layer.
+        self.assertEqual(by_k[0], 14 * 52428800)
+        self.assertEqual(by_k[-1], 14 * (52428800 + 24 * 8393728))
+
     def test_the_published_share(self):
         # One of 16 experts with all master weights: 42 % of GPT-350M-16E.
         chosen = self.run_tool("pec-save", "tune", "--keep", "master", "--snapshot-bandwidth",

@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include "partial/planner/forecast/auto_config.h"
+#include "partial/planner/forecast/baselines.h"
 #include "partial/select/dynamic_k.h"
 #include "partial/select/lost_tokens.h"
 
@@ -157,6 +158,54 @@ TEST(AutoConfig, Refusals) {
   input.persist_bytes_per_s = 0;
   EXPECT_EQ(ChooseConfig(input).error().message,
             "the persist bandwidth in bytes per second is 0, expected a positive number");
+}
+
+TEST(Baselines, BlockingCheckpointsStallForBothPhases) {
+  AutoInput input = Input();
+  input.fault_rate = 1.0 / 500;
+  input.restart_s = 20;
+  const auto blocking = BlockingConfig(input, 200);  // 2 s and 20 s
+  ASSERT_TRUE(blocking) << blocking.error().message;
+  EXPECT_EQ(blocking->k_persist, 8U);
+  EXPECT_EQ(blocking->expected_plt, 0);
+  EXPECT_DOUBLE_EQ(blocking->stall_s, 22);
+  EXPECT_EQ(blocking->interval, 105U);  // sqrt(2 * 22 * 500 / 2)
+  EXPECT_DOUBLE_EQ(blocking->overhead_s, 22 * 10'000 / 105.0 + 20 * (20 + 105.0));
+  input.interval = 3;  // shorter than a persist, which does not overlap training
+  EXPECT_EQ(BlockingConfig(input, 200)->interval, 3U);
+  input.interval.reset();
+  input.fault_rate = 0;
+  EXPECT_EQ(BlockingConfig(input, 200)->interval, 10U);
+  input.persist_bytes_per_s = 0;
+  EXPECT_EQ(BlockingConfig(input, 200).error().code, Errc::kUsage);
+}
+
+TEST(Baselines, CheckFreqBoundsItsStalls) {
+  AutoInput input = Input();
+  input.forward_backward_s = 2.5;
+  auto checkfreq = CheckFreqConfig(input, 200);  // 2 s and 20 s, nothing stalls
+  ASSERT_TRUE(checkfreq) << checkfreq.error().message;
+  EXPECT_EQ(checkfreq->stall_s, 0);
+  EXPECT_EQ(checkfreq->interval, 11U);  // 22 s
+  EXPECT_EQ(checkfreq->overhead_s, 0);
+  input.forward_backward_s = 0.25;  // stalls for 1.75 s: 5 % of 35 s
+  checkfreq = CheckFreqConfig(input, 200);
+  EXPECT_DOUBLE_EQ(checkfreq->stall_s, 1.75);
+  EXPECT_EQ(checkfreq->interval, 19U);  // 21 s need 11, which grows by 2 up to at least 17.5
+  EXPECT_LE(checkfreq->stall_s, 0.05 * 19 * 2);
+  EXPECT_GT(checkfreq->stall_s, 0.05 * 17 * 2);
+  input.interval = 12;
+  EXPECT_EQ(CheckFreqConfig(input, 200)->interval, 12U);
+  input.interval = 2;  // the persist takes longer
+  EXPECT_EQ(CheckFreqConfig(input, 200)->interval, 11U);
+  input.persist_bytes_per_s = 1e-30;
+  EXPECT_EQ(CheckFreqConfig(input, 200).error().code, Errc::kUsage);
+}
+
+TEST(Baselines, StallReduction) {
+  EXPECT_DOUBLE_EQ(StallReduction(0.5, 10), 0.95);
+  EXPECT_DOUBLE_EQ(StallReduction(15, 10), -0.5);
+  EXPECT_EQ(StallReduction(0, 0), 0);
 }
 
 TEST(AutoConfig, BottlenecksComeFromThePlan) {

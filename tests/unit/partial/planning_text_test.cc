@@ -286,31 +286,41 @@ TEST(TuningText, NumbersBesideThoseOfFullCheckpoints) {
   tuning.full.config.k_persist = 16;
   tuning.full.config.interval = 1;
   tuning.full.config.expected_plt = 0.5;
-  EXPECT_EQ(TuningText(tuning),
-            "NUMBER              EQ        CHOSEN       FULL\n"
-            "K of a snapshot                    2         16\n"
-            "K of a persist                     1         16\n"
-            "iterations between                 6          1\n"
-            "checkpoint          5, 6         0 B        0 B\n"
-            "share of full       6      100.000 %  100.000 %\n"
-            "snapshot of a rank  8, 9         0 B        0 B\n"
-            "persist of a rank   8, 9         0 B        0 B\n"
-            "snapshot takes      10       0.000 s    0.000 s\n"
-            "persist takes                0.000 s    0.000 s\n"
-            "stall               10       0.000 s    0.000 s\n"
-            "all stalls          3, 11    0.000 s    0.000 s\n"
-            "all restarts        4, 12    0.000 s    0.000 s\n"
-            "repeated work       4, 12    0.000 s    0.000 s\n"
-            "overhead            4, 13    0.000 s    0.000 s\n"
-            "per iteration       14-16  12.500 ms   0.000 ms\n"
-            "lost tokens (PLT)   7        0.000 %   50.000 %\n"
-            "effective time               0.000 %    0.000 %\n"
-            "\n"
-            "EQ: equations of MoC-System (arXiv 2408.04307). CHOSEN: the best partial checkpoints. "
-            "FULL: full\n"
-            "checkpoints.\n"
-            "\n"
-            "use --k 2 --k-persist 1 every 6 iterations\n");
+  tuning.chosen.stall_reduction = 0.985;
+  tuning.chosen.speed_up = 3.254;
+  tuning.checkfreq.config.interval = 24;
+  tuning.blocking.config.stall_s = 4.5;
+  EXPECT_EQ(
+      TuningText(tuning),
+      "NUMBER              EQ        CHOSEN       FULL  CHECKFREQ   BLOCKING\n"
+      "K of a snapshot                    2         16          1          1\n"
+      "K of a persist                     1         16          1          1\n"
+      "iterations between                 6          1         24          1\n"
+      "checkpoint          5, 6         0 B        0 B        0 B        0 B\n"
+      "share of full       6      100.000 %  100.000 %  100.000 %  100.000 %\n"
+      "snapshot of a rank  8, 9         0 B        0 B        0 B        0 B\n"
+      "persist of a rank   8, 9         0 B        0 B        0 B        0 B\n"
+      "snapshot takes      10       0.000 s    0.000 s    0.000 s    0.000 s\n"
+      "persist takes                0.000 s    0.000 s    0.000 s    0.000 s\n"
+      "stall               10       0.000 s    0.000 s    0.000 s    4.500 s\n"
+      "stall reduction             98.500 %    0.000 %    0.000 %    0.000 %\n"
+      "speed-up                      3.25 x     1.00 x     1.00 x     1.00 x\n"
+      "all stalls          3, 11    0.000 s    0.000 s    0.000 s    0.000 s\n"
+      "all restarts        4, 12    0.000 s    0.000 s    0.000 s    0.000 s\n"
+      "repeated work       4, 12    0.000 s    0.000 s    0.000 s    0.000 s\n"
+      "overhead            4, 13    0.000 s    0.000 s    0.000 s    0.000 s\n"
+      "per iteration       14-16  12.500 ms   0.000 ms   0.000 ms   0.000 ms\n"
+      "lost tokens (PLT)   7        0.000 %   50.000 %    0.000 %    0.000 %\n"
+      "effective time               0.000 %    0.000 %    0.000 %    0.000 %\n"
+      "\n"
+      "EQ: equations of MoC-System (arXiv 2408.04307). CHOSEN: the best partial checkpoints. "
+      "FULL: full\n"
+      "checkpoints. CHECKFREQ, BLOCKING: full checkpoints in which copies do not share the work, "
+      "written\n"
+      "while training runs or waits. The stall reduction, and the speed-up of an iteration with a\n"
+      "checkpoint, are against BLOCKING.\n"
+      "\n"
+      "use --k 2 --k-persist 1 every 6 iterations\n");
   tuning.chosen.config.interval = 1;
   EXPECT_TRUE(Has(TuningText(tuning), "\nuse --k 2 --k-persist 1 every iteration\n"));
   tuning.best = TunedBest::kFull;
@@ -330,8 +340,8 @@ TEST(TuningText, NoneWithinTheLimit) {
   tuning.chosen.config.expected_plt = 0.4095;
   tuning.no_replay = "why";
   const std::string text = TuningText(tuning);
-  EXPECT_TRUE(Has(text, "NUMBER              EQ          FULL\n")) << text;
-  EXPECT_TRUE(Has(text, "\nlost tokens (PLT)   7        0.000 %\n")) << text;
+  EXPECT_TRUE(Has(text, "NUMBER              EQ          FULL  CHECKFREQ   BLOCKING\n")) << text;
+  EXPECT_TRUE(Has(text, "\nlost tokens (PLT)   7        0.000 %    0.000 %    0.000 %\n")) << text;
   EXPECT_TRUE(
       Has(text,
           "\n\nno column CHOSEN: no K is within the limit of 3.750 % lost tokens; the closest, "
@@ -341,7 +351,8 @@ TEST(TuningText, NoneWithinTheLimit) {
       << text;
   tuning.no_replay = "";
   tuning.replay.emplace();
-  EXPECT_TRUE(Has(TuningText(tuning), "\na replay                            -    0.000 s\n"))
+  EXPECT_TRUE(Has(TuningText(tuning),
+                  "\na replay                            -    0.000 s          -          -\n"))
       << TuningText(tuning);
 }
 
@@ -360,12 +371,13 @@ TEST(TuningText, ALosslessRun) {
       "\nuse shardwright.PartialCheckpoints(k=3, every=2, lossless=True, "
       "flags=[\"--policy\", \"gradient-log\"])\n";
   for (const char* line :
-       {"NUMBER               EQ        CHOSEN       FULL       REPLAY\n",
-        "\nK of a snapshot                     1          1            3\n",
-        "\ngradients copied                    -          -  2.00 KiB/it\n",
-        "\ncopies of gradients                 -          -      4.000 s\n",
-        "\na replay                            -          -      0.500 s\n",
-        "\nall replays                         -          -      5.000 s\n", use}) {
+       {"NUMBER               EQ        CHOSEN       FULL       REPLAY  CHECKFREQ   BLOCKING\n",
+        "\nK of a snapshot                     1          1            3          1          1\n",
+        "\ngradients copied                    -          -  2.00 KiB/it          -          -\n",
+        "\ncopies of gradients                 -          -      4.000 s          -          -\n",
+        "\na replay                            -          -      0.500 s          -          -\n",
+        "\nall replays                         -          -      5.000 s          -          -\n",
+        use}) {
     EXPECT_TRUE(Has(text, line)) << line << "in:\n" << text;
   }
 }

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // lib/partial/planner/forecast: cost of checkpoint policies, predicted before a run. Simulate
 // simulates a trace of token counts with faults. auto_config.h chooses K and the interval,
-// planned_checkpoints.h plans the contents of the next checkpoints, replay_costs.h predicts
-// the cost of a gradient log. overhead.h, bubbles.h and extra_capacity.h have the formulas of
-// the papers. This folder reads and writes no checkpoints. Source: docs/pec-planning.md.
+// baselines.h describes full checkpoints of other systems, planned_checkpoints.h plans the
+// contents of the next checkpoints, replay_costs.h predicts the cost of a gradient log.
+// overhead.h, bubbles.h and extra_capacity.h have the formulas of the papers. This folder
+// reads and writes no checkpoints. Source: docs/pec-planning.md.
 
 #pragma once
 
