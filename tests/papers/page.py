@@ -9,6 +9,7 @@ Usage: page.py [--check] [PAGE]
 
 import argparse
 import difflib
+import json
 import pathlib
 import sys
 import textwrap
@@ -45,6 +46,35 @@ not this page.
 
 Where a paper prints no value, the column describes its figure.
 [Planning](pec-planning.md#10-published-figures) and [placement](placement.md) describe the commands.
+"""
+
+LOSS = """\
+## Loss after lost tokens
+
+A checkpoint with some of the experts restores the others from older versions, which lose tokens. MoC-System (figure 7)
+and MoEtion (figure 8) measure what this does to the validation loss. This command repeats both with a small model on
+CPUs:
+
+    tests/papers/loss/run.py build/release/bin OUT && tests/papers/loss/record.py OUT
+
+{setup}
+
+![Validation loss after one and after four faults, and without](loss-curves.svg)
+
+![Difference of the final validation loss by PLT](loss-plt.svg)
+"""
+LOSS_SETUP = """\
+DeepSpeed {deepspeed} trains {layers} layers of width {width} on {ranks} ranks. Every second layer has {experts} experts
+and top-1 routing. {iterations} iterations read {megabytes:.0f} MiB of Python source, as bytes. `pec-save` or an agent
+saves, a fault ends the training, `pec-restore` restores, and DeepSpeed trains to the end. PLT is the one in the store's
+report. A loss is *back* when it stays within {tolerance} nats per byte of the uninterrupted run until the next fault.
+"""
+LOSS_HEAD = ("Run", "Seeds", "PLT", "Final validation loss, minus uninterrupted", "Range over seeds", "Largest rise", "Back within")
+LOSS_NOTES = """\
+K is the number of experts in each checkpoint, of two levels those in memory and in storage. I is the number of
+iterations between checkpoints. If all experts are saved, all losses after a restore equal the uninterrupted ones bit
+for bit. The model is small and its loss still falls, so directions can be compared with the papers, and loss values
+cannot. Accuracy in other tasks is not measured.
 """
 
 
@@ -97,6 +127,17 @@ def count_line(paper):
             *(str(found.count(verdict)) for verdict in rows.VERDICTS))
 
 
+def loss_section():
+    """Losses of a real training, which loss/record.py has recorded."""
+    recorded_loss = json.loads((rows.FOLDER / "results" / "loss.json").read_text(encoding="utf-8"))
+    setup = recorded_loss["setup"]
+    lines = [(line["run"], str(line["seeds"]), f"{100 * line['plt']:.2f} %", f"{line['difference']:+.4f}",
+              f"{line['least']:+.4f} to {line['most']:+.4f}", f"{line['spike']:+.4f}",
+              "not always" if line["back"] is None else f"{line['back']} iterations") for line in recorded_loss["lines"]]
+    text = LOSS_SETUP.format(**setup, megabytes=setup["training_bytes"] / 2**20)
+    return [LOSS.format(setup=textwrap.fill(" ".join(text.split()), 120)), table(LOSS_HEAD, lines), LOSS_NOTES]
+
+
 def used_inputs(papers):
     names = {name for paper in papers for row in paper["rows"] for name in row.get("inputs", [])}
     return [(f"`{name}`", text) for name, (text, _) in inputs.INPUTS.items() if name in names]
@@ -111,7 +152,7 @@ def page(papers):
     for paper in papers:
         parts += [f"## {paper['paper']}\n", textwrap.fill(f"Source: {paper['source']}. {paper.get('note', '')}".strip(), 120) + "\n",
                   table(HEAD, lines_of(paper))]
-    return "\n".join(parts)
+    return "\n".join(parts + loss_section())
 
 
 def main():

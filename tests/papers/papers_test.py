@@ -58,7 +58,7 @@ class Page(unittest.TestCase):
             if line.startswith("|"):
                 cells = re.split(r"(?<!\\)\|", line)[1:-1]
                 self.assertTrue(all(cell.strip() for cell in cells), line)
-                self.assertIn(len(cells), (2, len(page.HEAD), len(rows.VERDICTS) + 3), line)
+                self.assertIn(len(cells), (2, len(page.HEAD), len(page.LOSS_HEAD), len(rows.VERDICTS) + 3), line)
 
     def test_cells(self):
         (paper,) = rows.joined([PAPER], MEASURED, None)

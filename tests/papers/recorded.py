@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values that other tests have recorded: benchmarks, and resumes of real trainers."""
+"""Values that other tests have recorded: benchmarks, resumes of real trainers, and throughput in simulated failures."""
 
 import csv
 import re
@@ -7,6 +7,7 @@ import re
 from rows import ROOT, Wrong
 
 BENCHMARKS = ROOT / "docs" / "benchmarks.md"
+PLACEMENT = ROOT / "docs" / "placement.md"
 RESUMES = ROOT / "tests" / "interop" / "formats" / "results.tsv"
 
 
@@ -36,8 +37,17 @@ def resumes(source):
             f"losses differ by at most {largest:.2g}")
 
 
-READERS = {"benchmark": benchmark, "resumes": resumes}
-WRITERS = {"benchmark": "tests/perf/bench.py", "resumes": "tests/interop/formats/matrix.py --all --record"}
+def throughput(figure):
+    """\\returns the ratios of lazarus to DeepSpeed for GPT-S and GPT-L, in the table of docs/placement.md"""
+    found = re.findall(rf"^\| {figure}\b[^|]*\| GPT-[SL] \| ([0-9.]+) \|", PLACEMENT.read_text(encoding="utf-8"), re.MULTILINE)
+    if len(found) != 2:
+        raise Wrong(f"docs/placement.md has {len(found)} ratios of figure {figure}, not 2")
+    return " and ".join(found) + " times"
+
+
+READERS = {"benchmark": benchmark, "resumes": resumes, "throughput": throughput}
+WRITERS = {"benchmark": "tests/perf/bench.py", "resumes": "tests/interop/formats/matrix.py --all --record",
+           "throughput": "ctest -R placement_trace_test"}
 
 
 def value(row):

@@ -83,7 +83,7 @@ SUBMODULES = {
         "verify": ["strategy"],
         "io": ["verify", "io/html"],
         "io/html": [],
-        "failure_simulation": ["migration"],
+        "failure_simulation": ["migration", "strategy"],
         "planning": ["affinity", "io", "failure_simulation"],
     },
     "partial": {
