@@ -2,11 +2,14 @@
 #include "partial/select/budget.h"
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 #include <string>
 #include <tuple>
 #include <utility>
 
+#include "partial/select/selection.h"
+#include "support/base/bytes.h"
 #include "support/base/checked.h"
 
 namespace shardwright::partial {
@@ -59,6 +62,29 @@ void ShareOut(std::uint64_t amount, std::vector<Claim>* claims) {
   for (std::size_t i = 0; i < left; ++i) ++(*claims)[i].share;
 }
 
+/// Divides `total` over the layers as LayerShares, at most `most` experts of each.
+std::vector<std::uint64_t> SharesUpTo(const std::vector<std::uint64_t>& tokens,
+                                      const LayerExperts& most, std::uint64_t total) {
+  std::vector<std::uint64_t> shares(most.size(), 0);
+  std::uint64_t left = std::min(total, std::accumulate(most.begin(), most.end(), std::uint64_t{0}));
+  std::vector<Claim> claims;
+  while (left > 0) {
+    claims.clear();
+    for (std::size_t m = 0; m < most.size(); ++m) {
+      if (shares[m] < most[m]) claims.push_back({m, tokens[m], 0, 0});
+    }
+    ShareOut(left, &claims);
+    left = 0;
+    for (const Claim& claim : claims) {
+      const std::uint64_t room = most[claim.layer] - shares[claim.layer];
+      const std::uint64_t taken = std::min(room, claim.share);
+      shares[claim.layer] += taken;
+      left += claim.share - taken;
+    }
+  }
+  return shares;
+}
+
 /// An expert to select. Of equally busy ones, the one with the oldest copy comes first.
 struct Candidate {
   std::uint64_t tokens = 0;
@@ -72,13 +98,13 @@ struct Candidate {
   }
 };
 
-std::vector<Candidate> CandidatesOf(const Counts& popularity, const Counts& version,
-                                    std::size_t layer) {
+std::vector<Candidate> CandidatesOf(const Selection& from, const Counts& popularity,
+                                    const Counts& version, std::size_t layer) {
   std::vector<Candidate> candidates;
-  candidates.reserve(popularity[layer].size());
-  for (std::size_t e = 0; e < popularity[layer].size(); ++e) {
-    candidates.push_back({popularity[layer][e], version[layer][e],
-                          static_cast<std::uint32_t>(layer), static_cast<std::uint32_t>(e)});
+  candidates.reserve(from[layer].size());
+  for (const std::uint32_t e : from[layer]) {
+    candidates.push_back(
+        {popularity[layer][e], version[layer][e], static_cast<std::uint32_t>(layer), e});
   }
   return candidates;
 }
@@ -114,10 +140,20 @@ Result<BudgetSelection> EmptySelection(const Counts& popularity, const Counts& v
 
 }  // namespace
 
+Result<std::uint64_t> BytesPerIteration(std::uint64_t bandwidth, double iteration_s) {
+  const double bytes = std::round(static_cast<double>(bandwidth) * iteration_s);
+  // Also false for NaN. 2^64 is exact in a double.
+  if (bytes >= 0 && bytes < 0x1p64) return static_cast<std::uint64_t>(bytes);
+  return Fail(Errc::kUsage, FormatBytes(bandwidth), "/s in iterations of ", iteration_s,
+              " s: the budget does not fit in 64 bits");
+}
+
 Result<ExpertBudget> BudgetOf(std::uint64_t budget_bytes, std::uint64_t expert_bytes,
                               std::uint64_t nonexpert_bytes) {
   if (expert_bytes == 0) return Fail(Errc::kUsage, "an expert of 0 bytes fits any budget");
   ExpertBudget budget;
+  budget.expert_bytes = expert_bytes;
+  budget.nonexpert_bytes = nonexpert_bytes;
   if (budget_bytes < nonexpert_bytes) {
     budget.stall_bytes = nonexpert_bytes - budget_bytes;
   } else {
@@ -146,55 +182,47 @@ Result<ExpertBudget> BudgetOf(std::uint64_t budget_bytes, const ModelBytes& mode
 }
 
 Result<std::vector<std::uint64_t>> LayerShares(const Counts& popularity, std::uint64_t total) {
-  const LayerExperts experts = ShapeOf(popularity);
-  SW_TRY(ValidateExperts(experts));
+  SW_TRY(ValidateExperts(ShapeOf(popularity)));
   SW_TRY_ASSIGN(const std::vector<std::uint64_t> tokens, LayerSums(popularity));
-  std::vector<std::uint64_t> shares(experts.size(), 0);
-  std::uint64_t left =
-      std::min(total, std::accumulate(experts.begin(), experts.end(), std::uint64_t{0}));
-  std::vector<Claim> claims;
-  while (left > 0) {
-    claims.clear();
-    for (std::size_t m = 0; m < experts.size(); ++m) {
-      if (shares[m] < experts[m]) claims.push_back({m, tokens[m], 0, 0});
-    }
-    ShareOut(left, &claims);
-    left = 0;
-    for (const Claim& claim : claims) {
-      const std::uint64_t room = experts[claim.layer] - shares[claim.layer];
-      const std::uint64_t taken = std::min(room, claim.share);
-      shares[claim.layer] += taken;
-      left += claim.share - taken;
-    }
-  }
-  return shares;
+  return SharesUpTo(tokens, ShapeOf(popularity), total);
 }
 
-Result<BudgetSelection> SelectByLayerShares(const Counts& popularity, const Counts& version,
-                                            std::uint64_t total) {
+Result<BudgetSelection> SelectFrom(const Selection& from, BudgetSpread spread,
+                                   const Counts& popularity, const Counts& version,
+                                   std::uint64_t total) {
   SW_TRY_ASSIGN(BudgetSelection budget, EmptySelection(popularity, version, total));
-  SW_TRY_ASSIGN(const std::vector<std::uint64_t> shares, LayerShares(popularity, total));
-  for (std::size_t m = 0; m < popularity.size(); ++m) {
-    std::vector<Candidate> candidates = CandidatesOf(popularity, version, m);
-    KeepFirst(shares[m], &candidates);
+  SW_TRY(Validate(from, ShapeOf(popularity)));
+  std::vector<Candidate> candidates;
+  if (spread == BudgetSpread::kLayers) {
+    SW_TRY_ASSIGN(const std::vector<std::uint64_t> tokens, LayerSums(popularity));
+    const std::vector<std::uint64_t> shares = SharesUpTo(tokens, ShapeOf(from), total);
+    for (std::size_t m = 0; m < from.size(); ++m) {
+      candidates = CandidatesOf(from, popularity, version, m);
+      KeepFirst(shares[m], &candidates);
+      Take(candidates, &budget);
+    }
+  } else {
+    for (std::size_t m = 0; m < from.size(); ++m) {
+      const std::vector<Candidate> layer = CandidatesOf(from, popularity, version, m);
+      candidates.insert(candidates.end(), layer.begin(), layer.end());
+    }
+    KeepFirst(std::min<std::uint64_t>(total, candidates.size()), &candidates);
     Take(candidates, &budget);
   }
   budget.at_risk_tokens -= budget.saved_tokens;
   return budget;
 }
 
+Result<BudgetSelection> SelectByLayerShares(const Counts& popularity, const Counts& version,
+                                            std::uint64_t total) {
+  const Selection all = SelectAll(ShapeOf(popularity));
+  return SelectFrom(all, BudgetSpread::kLayers, popularity, version, total);
+}
+
 Result<BudgetSelection> SelectGlobally(const Counts& popularity, const Counts& version,
                                        std::uint64_t total) {
-  SW_TRY_ASSIGN(BudgetSelection budget, EmptySelection(popularity, version, total));
-  std::vector<Candidate> candidates;
-  for (std::size_t m = 0; m < popularity.size(); ++m) {
-    const std::vector<Candidate> layer = CandidatesOf(popularity, version, m);
-    candidates.insert(candidates.end(), layer.begin(), layer.end());
-  }
-  KeepFirst(std::min<std::uint64_t>(total, candidates.size()), &candidates);
-  Take(candidates, &budget);
-  budget.at_risk_tokens -= budget.saved_tokens;
-  return budget;
+  const Selection all = SelectAll(ShapeOf(popularity));
+  return SelectFrom(all, BudgetSpread::kGlobal, popularity, version, total);
 }
 
 }  // namespace shardwright::partial

@@ -14,7 +14,16 @@ namespace shardwright::partial {
 struct ExpertBudget {
   std::uint64_t experts = 0;      ///< S_total
   std::uint64_t stall_bytes = 0;  ///< bytes of the non-expert part above the budget
+  std::uint64_t expert_bytes = 0;
+  std::uint64_t nonexpert_bytes = 0;
 };
+
+/// Returns the budget B = bandwidth * iteration_s, rounded to whole bytes: what a link of
+/// `bandwidth` bytes per second moves in an iteration. B_local with the bandwidth from device to
+/// host memory, B_remote with that of the network.
+/// \error kUsage  a time below 0, or a budget that does not fit in 64 bits
+/// Pure. Source: MoEtion section 4.2; docs/pec-planning.md section 9.1.
+Result<std::uint64_t> BytesPerIteration(std::uint64_t bandwidth, double iteration_s);
 
 /// S_total = floor((budget - nonexpert) / expert), 0 if the non-expert part does not fit.
 /// \param nonexpert_bytes  non-expert bytes that a rank must move; 0 gives the printed formula
@@ -64,5 +73,20 @@ Result<BudgetSelection> SelectByLayerShares(const Counts& popularity, const Coun
 /// Pure. Source: docs/pec-planning.md section 9.2.
 Result<BudgetSelection> SelectGlobally(const Counts& popularity, const Counts& version,
                                        std::uint64_t total);
+
+/// Ways to spend a budget.
+enum class BudgetSpread : std::uint8_t {
+  kLayers,  ///< as SelectByLayerShares
+  kGlobal,  ///< as SelectGlobally
+};
+
+/// Selects at most `total` experts of the set `from`, such as those that a local copy contains. The
+/// share of a layer follows from the tokens of all its experts, and is capped at its experts
+/// in `from`. Tokens at risk are those of all experts that are not selected.
+/// \error kBadInput, kMismatch  a set that does not fit; as SelectByLayerShares
+/// Pure. Source: MoEtion Algorithm 1; docs/pec-planning.md section 9.2.
+Result<BudgetSelection> SelectFrom(const Selection& from, BudgetSpread spread,
+                                   const Counts& popularity, const Counts& version,
+                                   std::uint64_t total);
 
 }  // namespace shardwright::partial

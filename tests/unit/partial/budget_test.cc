@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
+
 namespace shardwright::partial {
 namespace {
 
@@ -76,6 +78,47 @@ TEST(Budget, Bytes) {
   EXPECT_EQ(budget->experts, 0U);
   EXPECT_EQ(budget->stall_bytes, 3U);
   EXPECT_FALSE(BudgetOf(5, 0, 0));
+}
+
+TEST(Budget, OfABandwidth) {
+  EXPECT_EQ(*BytesPerIteration(12'500'000'000, 0.8), 10'000'000'000U);
+  EXPECT_EQ(*BytesPerIteration(25'000'000'000, 4), 100'000'000'000U);
+  EXPECT_EQ(*BytesPerIteration(3, 0.5), 2U);  // rounded
+  EXPECT_EQ(*BytesPerIteration(3, 0), 0U);
+  EXPECT_EQ(*BytesPerIteration(std::uint64_t{1} << 62, 2), std::uint64_t{1} << 63);
+  for (const double seconds : {-1.0, 4.0, std::numeric_limits<double>::infinity(),
+                               std::numeric_limits<double>::quiet_NaN()}) {
+    const auto bytes = BytesPerIteration(std::uint64_t{1} << 62, seconds);
+    ASSERT_FALSE(bytes) << seconds;
+    EXPECT_EQ(bytes.error().code, Errc::kUsage);
+  }
+}
+
+TEST(Budget, OfTheExpertsOfASet) {
+  const Counts version = MakeCounts({4, 4, 4});
+  const Selection local = {{0, 1}, {0}, {}};
+  const auto select = [&](const Selection& from, BudgetSpread spread, std::uint64_t total) {
+    auto budget = SelectFrom(from, spread, kExample, version, total);
+    EXPECT_TRUE(budget) << budget.error().message;
+    return budget ? *std::move(budget) : BudgetSelection();
+  };
+  const BudgetSelection one = select(local, BudgetSpread::kLayers, 1);
+  EXPECT_EQ(one.selected, (Selection{{0}, {}, {}}));
+  EXPECT_EQ(one.saved_tokens, 40U);
+  EXPECT_EQ(one.at_risk_tokens, 170U);
+  EXPECT_EQ(select(local, BudgetSpread::kLayers, 2).selected, (Selection{{0}, {0}, {}}));
+  // The shares of the other layers are not in the set.
+  const BudgetSelection all = select(local, BudgetSpread::kLayers, 12);
+  EXPECT_EQ(all.share, (List{2, 1, 0}));
+  EXPECT_EQ(all.at_risk_tokens, 75U);
+  EXPECT_EQ(select(local, BudgetSpread::kGlobal, 1).selected, (Selection{{}, {0}, {}}));
+  EXPECT_EQ(select({{3}, {1}, {}}, BudgetSpread::kGlobal, 1).selected, (Selection{{}, {1}, {}}));
+  EXPECT_EQ(select({{3}, {1}, {}}, BudgetSpread::kGlobal, 9).saved_tokens, 35U);
+  EXPECT_EQ(select({{}, {}, {}}, BudgetSpread::kLayers, 9).at_risk_tokens, 210U);
+  EXPECT_EQ(SelectFrom({{0}}, BudgetSpread::kGlobal, kExample, version, 1).error().code,
+            Errc::kMismatch);
+  EXPECT_EQ(SelectFrom({{4}, {}, {}}, BudgetSpread::kLayers, kExample, version, 1).error().code,
+            Errc::kBadInput);
 }
 
 TEST(Budget, OfAModel) {
