@@ -36,10 +36,11 @@ constexpr Need kNeeds[] = {{"--pp", {"--copies", "--micro-batches"}},
                            {"--capacity", {"--lost-tokens"}},
                            {"--lost-tokens", {"--capacity"}},
                            {"--checkpoint-time", {"--retrieval-time"}},
-                           {"--iteration-time", {"--retrieval-time"}},
+                           {"--iteration-time", {"--retrieval-time", "--host-bandwidth"}},
+                           {"--host-bandwidth", {"--iteration-time"}},
                            {"--snapshot-bandwidth", {"--micro-batches", "--retrieval-time"}},
                            {"--interval", {"--gradients", "--retrieval-time", "--dynamic-k"}},
-                           {"--ranks-per-node", {"--copies", "--dynamic-k"}},
+                           {"--ranks-per-node", {"--copies", "--dynamic-k", "--network-bandwidth"}},
                            {"--lost-share", {"--dynamic-k"}}};
 
 Status CheckNeeds(const cli::App& app, partial::Policy policy) {
@@ -77,6 +78,7 @@ struct PlanFlags {
 
  private:
   Status CheckPairs(const cli::App& app) const;
+  Status CheckBandwidths(const cli::App& app) const;
 };
 
 void PlanFlags::AddTo(cli::App& app) {
@@ -99,6 +101,14 @@ void PlanFlags::AddTo(cli::App& app) {
               "dynamic K: share of the memory copies that a fault destroys [default: the share of "
               "one node]");
   job.AddTo(app, &request.job, true);
+  app.Group("Budgets from bandwidths");
+  app.AddBandwidth("--host-bandwidth", &request.host_bandwidth,
+                   "bytes per second from the device of a rank to host memory. With "
+                   "--iteration-time it gives the budget of the budget policies, in place of "
+                   "--budget; 0: it does not (docs/pec-planning.md)");
+  app.AddBandwidth("--network-bandwidth", &request.network_bandwidth,
+                   "bytes per second from a rank to other nodes. Selects which experts of a "
+                   "snapshot are sent there in the same iteration; 0: none");
   app.Group("Copies on other nodes");
   app.AddCount("--copies", &request.copies, 1, kMostWorkers,
                "number of copies of each worker's part of a snapshot on other nodes");
@@ -153,11 +163,30 @@ Status PlanFlags::CheckPairs(const cli::App& app) const {
   return app.Exclude({"--experts", "--moe-layers"}, "--tokens: the file provides them");
 }
 
+Status PlanFlags::CheckBandwidths(const cli::App& app) const {
+  if (selection.policy != partial::Policy::kBudget &&
+      selection.policy != partial::Policy::kBudgetGlobal) {
+    SW_TRY(app.Require({"--host-bandwidth"}, "--policy budget or budget-global"));
+  }
+  if (request.network_bandwidth > 0) {
+    if (request.host_bandwidth == 0) {
+      return Fail(Errc::kUsage,
+                  "--network-bandwidth requires --host-bandwidth: only experts in host memory are "
+                  "sent to other nodes");
+    }
+    SW_TRY(app.Exclude({"--dead-ranks"}, "--network-bandwidth: all workers send"));
+  }
+  if (request.host_bandwidth == 0) return {};
+  return app.Exclude({"--k", "--k-persist", "--budget", "--dynamic-k"},
+                     "--host-bandwidth, which determines the number of experts");
+}
+
 Status PlanFlags::CheckRules(const cli::App& app) {
   SW_TRY(selection.CheckRules(app));
   SW_TRY(job.Complete(app, &request.job));
   SW_TRY(CheckNeeds(app, selection.policy));
   SW_TRY(CheckPairs(app));
+  SW_TRY(CheckBandwidths(app));
   request.policy = selection.policy;
   request.k = selection.k;
   request.k_persist = selection.k_persist;

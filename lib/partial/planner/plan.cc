@@ -11,6 +11,7 @@
 #include "partial/planner/forecast/simulate.h"
 #include "partial/select/lost_tokens.h"
 #include "partial/store/token_log.h"
+#include "support/base/bytes.h"
 #include "support/base/checked.h"
 #include "support/base/stop.h"
 #include "token_counts/trace.h"
@@ -71,8 +72,10 @@ bool IsBudget(Policy policy) {
 
 bool NeedsTokens(Policy policy) { return policy == Policy::kLoadAware || IsBudget(policy); }
 
-Result<SelectionOptions> OptionsOf(const PlanRequest& request, const Job& job, Sink& sink,
+Result<SelectionOptions> OptionsOf(const PlanAnswer& answer, Sink& sink,
                                    std::uint64_t* stall_bytes) {
+  const PlanRequest& request = answer.request;
+  const Job& job = answer.job;
   SelectionOptions options;
   const std::uint32_t most = job.most_experts();
   options.policy = request.policy;
@@ -90,6 +93,9 @@ Result<SelectionOptions> OptionsOf(const PlanRequest& request, const Job& job, S
   if (request.policy == Policy::kReplay) {
     options.k_persist = options.k_snapshot;
     options.replay.budget_bytes = request.budget_bytes;
+  } else if (answer.levels) {
+    options.budget = answer.levels->local.budget.experts;
+    *stall_bytes = answer.levels->local.budget.stall_bytes;
   } else if (request.budget_bytes > 0) {
     SW_TRY_ASSIGN(const ExpertBudget budget, BudgetOf(request.budget_bytes, job.model, job.keep));
     options.budget = budget.experts;
@@ -122,24 +128,63 @@ Result<BudgetAnswer> BudgetFor(const PlanAnswer& answer, const CheckpointPlanInp
   return budget;
 }
 
+/// Limits the workers, because PlaceReplicas and CopyBytes may compare every pair of them.
+Status CheckWorkers(const PlanAnswer& answer, const char* flag) {
+  const std::uint64_t stages = answer.request.pipeline_stages;
+  if (answer.job.ranks.dp <= kMostWorkers / stages) return {};
+  return Fail(Errc::kLimit, flag, ": ", answer.job.ranks.dp, " x ", stages,
+              " workers: expected at most ", kMostWorkers);
+}
+
+/// Warns if the experts of a level are never copied.
+void WarnIfEmpty(const LevelBudget& level, const char* flag, const char* effect, Sink& sink) {
+  const ExpertBudget& budget = level.budget;
+  if (budget.experts > 0) return;
+  sink.Warn(StrCat(flag, ": a budget of ", FormatBytes(level.bytes),
+                   " per iteration holds no expert of ", FormatBytes(budget.expert_bytes),
+                   " in addition to ", FormatBytes(budget.nonexpert_bytes),
+                   " of other modules; no expert is ", effect));
+}
+
+/// Completes the budgets of both levels.
+/// \param remote  versions and tokens of the copies on other nodes, before the plan
+Status PlanLevels(const CheckpointPlanInput& input, LevelState remote, const StopCheck& stop,
+                  Sink& sink, PlanAnswer* answer) {
+  const PlanRequest& request = answer->request;
+  LevelBudget& local = answer->levels->local;
+  local.bottleneck_bytes = answer->checkpoints.front().snapshot.shares.adaptive.bottleneck;
+  WarnIfEmpty(local, "--host-bandwidth", "copied to host memory", sink);
+  if (request.network_bandwidth == 0) return {};
+  SW_TRY(CheckWorkers(*answer, "--network-bandwidth"));
+  const std::uint64_t workers = std::uint64_t{answer->job.ranks.dp} * request.pipeline_stages;
+  RemoteInput level;
+  level.bandwidth = request.network_bandwidth;
+  level.iteration_s = request.job.iteration_s;
+  level.copies = std::min(request.copies.value_or(1), std::max<std::uint64_t>(workers - 1, 1));
+  level.zero_stage = static_cast<std::uint32_t>(request.zero_stage);
+  level.spread = request.policy == Policy::kBudget ? BudgetSpread::kLayers : BudgetSpread::kGlobal;
+  level.state = std::move(remote);
+  level.between = input.between;
+  level.iteration = input.iteration;
+  SW_TRY_ASSIGN(answer->levels->remote,
+                PlanRemote(answer->job, std::move(level), answer->checkpoints, stop));
+  WarnIfEmpty(answer->levels->remote->level, "--network-bandwidth", "sent to other nodes", sink);
+  return {};
+}
+
 Result<CopiesAnswer> PlanCopies(const PlanAnswer& answer, const StopCheck& stop) {
   const Job& job = answer.job;
   const PlanRequest& request = answer.request;
   const std::uint64_t stages = request.pipeline_stages;
-  // PlaceReplicas compares every pair of workers if it cannot use rotation.
-  if (job.ranks.dp > kMostWorkers / stages) {
-    return Fail(Errc::kLimit, "--copies: ", job.ranks.dp, " x ", stages,
-                " workers: expected at most ", kMostWorkers);
-  }
+  SW_TRY(CheckWorkers(answer, "--copies"));
   CopiesAnswer copies;
   SW_TRY_ASSIGN(copies.grid, StageMajorGrid(job.ranks.dp, static_cast<std::uint32_t>(stages),
                                             job.ranks_per_node));
   SW_TRY_ASSIGN(copies.plan,
                 PlaceReplicas(copies.grid, static_cast<std::uint32_t>(*request.copies), stop));
-  SW_TRY_ASSIGN(
-      const std::vector<std::uint64_t> bytes,
-      CopyBytes(copies.grid, job.map, job.model, answer.checkpoints.front().snapshot.selection,
-                job.keep, static_cast<std::uint32_t>(request.zero_stage)));
+  SW_TRY_ASSIGN(const std::vector<std::uint64_t> bytes,
+                CopyBytes(copies.grid, job.map, job.model, answer.SentExperts(0), job.keep,
+                          static_cast<std::uint32_t>(request.zero_stage)));
   copies.sends.assign(bytes.size(), 0);
   copies.receives.assign(bytes.size(), 0);
   for (std::size_t i = 0; i < bytes.size(); ++i) {
@@ -205,7 +250,7 @@ Result<std::vector<GradientAnswer>> PlanGradients(const PlanAnswer& answer, cons
   GradientChains chains = GradientChains::Make(answer.job.experts());
   for (std::size_t t = 0; t < answer.checkpoints.size(); ++t) {
     SW_TRY(CheckStop(stop));
-    const Selection& selection = answer.checkpoints[t].snapshot.selection;
+    const Selection& selection = answer.SentExperts(t);
     SW_TRY_ASSIGN(const std::uint64_t iteration, CheckedMul(t + 1, interval));
     GradientAnswer& one = list.emplace_back();
     SW_TRY_ASSIGN(one.plan,
@@ -369,8 +414,13 @@ Result<PlanAnswer> PlanCheckpoints(const PlanRequest& request, Sink& sink) {
   SW_TRY_ASSIGN(answer.job, ReadJob(request.job, shape));
   Job& job = answer.job;
   job.ranks.excluded = request.dead_ranks;
+  if (request.host_bandwidth > 0) {
+    answer.levels.emplace();
+    SW_TRY_ASSIGN(answer.levels->local,
+                  LocalBudget(job, request.host_bandwidth, request.job.iteration_s));
+  }
   std::uint64_t stall_bytes = 0;
-  SW_TRY_ASSIGN(answer.options, OptionsOf(request, job, sink, &stall_bytes));
+  SW_TRY_ASSIGN(answer.options, OptionsOf(answer, sink, &stall_bytes));
   CheckpointPlanInput input;
   input.options = answer.options;
   input.checkpoints = request.checkpoints;
@@ -387,12 +437,17 @@ Result<PlanAnswer> PlanCheckpoints(const PlanRequest& request, Sink& sink) {
                 " needs the tokens per expert: pass --tokens, or a store with "
                 "token counts");
   }
+  // Storage stands for the other nodes, because a store does not record their versions. The
+  // checkpoints of the plan are local copies.
+  LevelState remote = input.persist;
+  if (answer.levels) input.persist = input.snapshot;
   SW_TRY_ASSIGN(answer.full, SizeOfCheckpoint(job.model, SelectAll(job.experts()), job.keep));
   SW_TRY_ASSIGN(answer.checkpoints, PlanCheckpoints(input, stop));
   SW_TRY_ASSIGN(answer.selection_record, SelectionRecord(answer));
   if (IsBudget(request.policy)) {
     SW_TRY_ASSIGN(answer.budget, BudgetFor(answer, input, stall_bytes));
   }
+  if (answer.levels) SW_TRY(PlanLevels(input, std::move(remote), stop, sink, &answer));
   TellEvenness(&answer);
   SW_TRY(AnswerSections(input.saved, stop, &answer));
   return answer;

@@ -10,6 +10,7 @@
 #include "partial/planner/forecast/bubbles.h"
 #include "partial/planner/forecast/planned_checkpoints.h"
 #include "partial/planner/job.h"
+#include "partial/planner/level_budgets.h"
 #include "partial/select/budget.h"
 #include "partial/select/dynamic_k.h"
 #include "partial/select/gradient_plan.h"
@@ -27,7 +28,11 @@ struct PlanRequest {
   std::optional<std::uint64_t> k_persist;  ///< absent: k
   std::optional<std::uint64_t> max_age;
   std::uint64_t budget_bytes = 0;  ///< 0: k experts per layer on average
-  std::string tokens;              ///< token log; empty: use the counts of the store
+  /// Bytes per second from the device of a rank to host memory. With job.iteration_s it gives the
+  /// budget in place of budget_bytes; 0: it does not.
+  std::uint64_t host_bandwidth = 0;
+  std::uint64_t network_bandwidth = 0;  ///< of a rank to other nodes; 0: plan no remote level
+  std::string tokens;                   ///< token log; empty: use the counts of the store
   std::uint64_t checkpoints = 1;
   std::uint64_t zero_stage = 0;
   std::uint64_t split_above = 0;          ///< split modules above this many bytes; 0: never
@@ -131,13 +136,22 @@ struct PlanAnswer {
   std::optional<bool> uneven;           ///< eq 9; absent: does not apply
   std::optional<std::uint32_t> phases;  ///< number of different share plans; absent as `uneven`
   std::optional<BudgetAnswer> budget;
-  std::optional<LogAnswer> log;  ///< for Policy::kReplay
+  std::optional<LevelBudgets> levels;  ///< with a host bandwidth
+  std::optional<LogAnswer> log;        ///< for Policy::kReplay
   std::optional<CopiesAnswer> copies;
   std::vector<GradientAnswer> gradients;
   std::optional<BubblesAnswer> bubbles;
   std::optional<ExtraCapacityAnswer> extra_capacity;
   std::optional<WastedAnswer> wasted;
   std::optional<DynamicKAnswer> dynamic_k;
+
+  /// Returns the experts that a checkpoint sends to other nodes: those of the remote level, or
+  /// without one the whole snapshot.
+  /// \pre t < checkpoints.size()
+  const Selection& SentExperts(std::size_t t) const {
+    return levels && levels->remote ? levels->remote->sent[t].selected
+                                    : checkpoints[t].snapshot.selection;
+  }
 };
 
 /// Plans the next checkpoints of a store or of given sizes, with the requested extra sections.

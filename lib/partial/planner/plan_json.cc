@@ -79,6 +79,44 @@ Json BudgetJson(const BudgetAnswer& budget) {
           {"record", RecordJson(budget.record)}};
 }
 
+Json LevelJson(const LevelBudget& level) {
+  return {{"bytes_per_s", level.bandwidth},
+          {"ranks", level.ranks},
+          {"rank_bytes", level.rank_bytes},
+          {"bytes", level.bytes},
+          {"expert_bytes", level.budget.expert_bytes},
+          {"nonexpert_bytes", level.budget.nonexpert_bytes},
+          {"s_total", level.budget.experts},
+          {"stall_bytes", level.budget.stall_bytes},
+          {"bottleneck_bytes", level.bottleneck_bytes},
+          {"seconds", level.seconds()},
+          {"stall_s", level.stall_s()}};
+}
+
+Json LevelsJson(const LevelBudgets& levels) {
+  Json json = {{"iteration_s", levels.local.iteration_s},
+               {"local", LevelJson(levels.local)},
+               {"remote", nullptr}};
+  if (!levels.remote) return json;
+  Json remote = LevelJson(levels.remote->level);
+  Json checkpoints = Json::array();
+  for (std::size_t t = 0; t < levels.remote->sent.size(); ++t) {
+    const BudgetSelection& sent = levels.remote->sent[t];
+    Json layers = Json::object();
+    for (std::size_t m = 0; m < sent.selected.size(); ++m) {
+      layers[std::to_string(m)] = sent.selected[m];
+    }
+    checkpoints.push_back({{"t", t},
+                           {"layers", std::move(layers)},
+                           {"saved_tokens", sent.saved_tokens},
+                           {"at_risk_tokens", sent.at_risk_tokens}});
+  }
+  remote["copies"] = levels.remote->copies;
+  remote["checkpoints"] = std::move(checkpoints);
+  json["remote"] = std::move(remote);
+  return json;
+}
+
 Json CopiesJson(const CopiesAnswer& copies) {
   Json workers = Json::array();
   for (std::size_t i = 0; i < copies.sends.size(); ++i) {
@@ -195,6 +233,7 @@ Status AddCheckpoints(const PlanAnswer& answer, Json* result) {
 void AddSections(const PlanAnswer& answer, Json* result) {
   const PlanRequest& request = answer.request;
   if (answer.budget) (*result)["budget"] = BudgetJson(*answer.budget);
+  if (answer.levels) (*result)["levels"] = LevelsJson(*answer.levels);
   if (answer.log) (*result)["log"] = LogJson(answer);
   if (answer.copies) (*result)["copies"] = CopiesJson(*answer.copies);
   if (!answer.gradients.empty()) (*result)["gradients"] = GradientsJson(answer.gradients);

@@ -83,23 +83,59 @@ std::string BudgetText(const BudgetAnswer& budget) {
   return text;
 }
 
+std::string LevelsText(const LevelBudgets& levels) {
+  text::Table table({Column{"LEVEL"}, Column{"BUDGET", kRight}, Column{"RANKS", kRight},
+                     Column{"EXPERT", kRight}, Column{"OTHER", kRight}, Column{"EXPERTS", kRight},
+                     Column{"LARGEST", kRight}, Column{"TIME", kRight}, Column{"STALL", kRight}});
+  const auto add = [&](const char* name, const LevelBudget& level) {
+    table.AddRow({name, FormatBytes(level.rank_bytes), std::to_string(level.ranks),
+                  FormatBytes(level.budget.expert_bytes), FormatBytes(level.budget.nonexpert_bytes),
+                  std::to_string(level.budget.experts), FormatBytes(level.bottleneck_bytes),
+                  Seconds(level.seconds()), Seconds(level.stall_s())});
+  };
+  add("local", levels.local);
+  if (levels.remote) add("remote", levels.remote->level);
+  return "\nbudgets of an iteration of " + Seconds(levels.local.iteration_s) + "\n" +
+         table.Render(0) +
+         text::Legend(
+             "local: to host memory; remote: to other nodes. BUDGET: bandwidth x time, for each of "
+             "the RANKS. EXPERT, OTHER: bytes to move for an expert, and for all other modules. "
+             "EXPERTS: how many fit. LARGEST: bytes of the rank that moves most. TIME: of that "
+             "rank. STALL: TIME above the iteration.");
+}
+
 std::string SelectionText(const PlanAnswer& answer) {
-  text::Table table({Column{"CHECKPOINT", kRight}, Column{"LAYER", kRight}, Column{"EXPERTS"},
-                     Column{"PERSISTED"}, Column{"AT RISK %", kRight}});
+  const RemoteLevel* const remote =
+      answer.levels && answer.levels->remote ? &*answer.levels->remote : nullptr;
+  std::vector<Column> columns{Column{"CHECKPOINT", kRight}, Column{"LAYER", kRight},
+                              Column{"EXPERTS"}, Column{remote != nullptr ? "SENT" : "PERSISTED"},
+                              Column{"AT RISK %", kRight}};
+  if (remote != nullptr) columns.push_back(Column{"UNSENT %", kRight});
+  text::Table table(columns);
   for (std::size_t t = 0; t < answer.checkpoints.size(); ++t) {
     const PlannedCheckpoint& one = answer.checkpoints[t];
+    const Selection& second = remote != nullptr ? remote->sent[t].selected : one.stored().selection;
     for (std::size_t m = 0; m < answer.job.layer_id.size(); ++m) {
       const bool first = m == 0;
-      table.AddRow({first ? std::to_string(t) : "", std::to_string(answer.job.layer_id[m]),
-                    text::Ranges(one.snapshot.selection[m]),
-                    text::Ranges(one.stored().selection[m]),
-                    first && one.risk ? InPercent(one.risk->fraction()) : ""});
+      std::vector<std::string> row{first ? std::to_string(t) : "",
+                                   std::to_string(answer.job.layer_id[m]),
+                                   text::Ranges(one.snapshot.selection[m]), text::Ranges(second[m]),
+                                   first && one.risk ? InPercent(one.risk->fraction()) : ""};
+      if (remote != nullptr) {
+        const BudgetSelection& sent = remote->sent[t];
+        row.push_back(first ? Of(sent.at_risk_tokens, sent.at_risk_tokens + sent.saved_tokens)
+                            : "");
+      }
+      table.AddRow(row);
     }
   }
   return "\n" + table.Render(0) +
-         text::Legend(
-             "EXPERTS: copied to memory. PERSISTED: of these, written to storage. AT RISK: "
-             "unsaved tokens of all other experts.");
+         text::Legend(remote != nullptr
+                          ? "EXPERTS: copied to memory. SENT: of these, sent to other nodes. AT "
+                            "RISK: unsaved tokens of all other experts. UNSENT: tokens that no "
+                            "version on another node includes."
+                          : "EXPERTS: copied to memory. PERSISTED: of these, written to "
+                            "storage. AT RISK: unsaved tokens of all other experts.");
 }
 
 std::string RanksText(const PlannedLevel& level, const std::string& name) {
@@ -277,6 +313,7 @@ std::string PlanText(const PlanAnswer& answer) {
   const PlannedCheckpoint& first = answer.checkpoints.front();
   std::string text = SizeText(answer);
   if (answer.budget) text += BudgetText(*answer.budget);
+  if (answer.levels) text += LevelsText(*answer.levels);
   text += SelectionText(answer);
   text += RanksText(first.stored(), first.persist ? "persist" : "both levels");
   if (first.persist) text += RanksText(first.snapshot, "snapshot");
