@@ -138,6 +138,78 @@ class Plan(Stores):
                            "--expert-params", 1, "--nonexpert-params", 8, "--param-bytes", "1,0,0")
         self.assertEqual((result["budget"]["s_total"], result["budget"]["stall_bytes"]), (0, 3))
 
+    # Section 9.1: the worked example. Experts of 9 GB, other modules of 7 GB.
+    def test_budgets_from_bandwidths(self):
+        trace = self.tokens_file([[40, 25, 20, 15], [70, 20, 6, 4], [10, 0, 0, 0]])
+        words = ["--tokens", trace, "--ep", 4, "--expert-params", "900000000", "--nonexpert-params", "700000000",
+                 "--param-bytes", "2,0,8", "--policy", "budget", "--iteration-time", 0.8]
+        both = [*words, "--host-bandwidth", "12.5GB/s", "--network-bandwidth", "5GB/s", "--ranks-per-node", 1]
+        result = self.plan(*both, "--copies", 1, "--checkpoints", 3)
+        levels = result["levels"]
+        self.assertEqual(levels["iteration_s"], 0.8)
+        self.assertEqual({key: levels["local"][key] for key in ("bytes_per_s", "rank_bytes", "ranks", "bytes", "s_total",
+                                                                "bottleneck_bytes", "stall_bytes")},
+                         {"bytes_per_s": 12_500_000_000, "rank_bytes": 10**10, "ranks": 4, "bytes": 4 * 10**10,
+                          "s_total": 3, "bottleneck_bytes": 18 * 10**9, "stall_bytes": 0})
+        self.assertAlmostEqual(levels["local"]["seconds"], 1.44, 9)
+        self.assertAlmostEqual(levels["local"]["stall_s"], 0.64, 9)
+        remote = levels["remote"]
+        self.assertEqual((remote["rank_bytes"], remote["expert_bytes"], remote["nonexpert_bytes"], remote["s_total"]),
+                         (4 * 10**9, 9 * 10**9, 0, 1))
+        self.assertEqual(result["budget"]["record"]["selected"], [[0, 1], [0], []])
+        self.assertEqual(remote["checkpoints"][0],
+                         {"t": 0, "layers": {"0": [0], "1": [], "2": []}, "saved_tokens": 40, "at_risk_tokens": 170})
+        # In each checkpoint, the experts that are sent are in host memory.
+        for sent, local in zip(remote["checkpoints"], result["selection"]["checkpoints"], strict=True):
+            for layer, experts in sent["layers"].items():
+                self.assertLessEqual(set(experts), set(local["layers"][layer]))
+        self.assertEqual(remote["checkpoints"][1]["layers"], {"0": [], "1": [0], "2": []})
+        self.assertEqual([w["send_bytes"] for w in result["copies"]["workers"]], [9 * 10**9, 0, 0, 0])
+        self.said("remote", "3.73", "GiB", "4")
+        self.said("0", "0", "0-1", "0", "35.7", "81.0")
+
+        alone = self.plan(*words, "--host-bandwidth", "12.5GB/s")
+        self.assertIsNone(alone["levels"]["remote"])
+        self.assertEqual(alone["levels"]["local"], levels["local"])
+        as_bytes = self.plan(*words[:-2], "--budget", "40GB")
+        self.assertNotIn("levels", as_bytes)
+        self.assertEqual(as_bytes["selection"], alone["selection"])
+        # A level without room for one expert copies none, with a warning.
+        few = self.plan(*words, "--host-bandwidth", "4.9GB/s", "--network-bandwidth", "1GB/s", "--ranks-per-node", 1)
+        self.assertEqual((few["levels"]["local"]["s_total"], few["levels"]["remote"]["s_total"]), (0, 0))
+        self.assertIn("--host-bandwidth: a budget of 14.6 GiB per iteration holds no expert of 8.38 GiB in addition to "
+                      "6.52 GiB of other modules; no expert is copied to host memory", self.stderr)
+        self.assertIn("no expert is sent to other nodes", self.stderr)
+
+    # The local level continues the snapshots of a store, and the remote level its checkpoints.
+    def test_budgets_continue_a_store(self):
+        self.save_series(range(3, 8), "--k", 2, "--k-persist", 1, "--tokens", self.tokens_path)
+        words = [self.store, "--tokens", self.tokens_path, "--policy", "budget-global"]
+        stored = self.plan(*words, "--budget", "1GB")["checkpoints"][0]["at_risk"]
+        result = self.plan(*words, "--iteration-time", 1, "--host-bandwidth", "1GB/s", "--network-bandwidth", "1GB/s")
+        sent = result["levels"]["remote"]["checkpoints"][0]
+        self.assertEqual(sent["saved_tokens"] + sent["at_risk_tokens"], stored["of"])
+        self.assertLess(result["checkpoints"][0]["at_risk"]["of"], stored["of"])
+
+    def test_wrong_uses_of_bandwidths(self):
+        host = ["--policy", "budget", "--tokens", self.tokens_path, "--iteration-time", 1, "--host-bandwidth", "1GB/s"]
+        for words, said in ((["--host-bandwidth", 1, "--iteration-time", 1], "--host-bandwidth requires --policy budget"),
+                            (["--policy", "budget", "--host-bandwidth", 1], "--host-bandwidth requires --iteration-time"),
+                            (["--policy", "budget", "--network-bandwidth", 1], "--network-bandwidth requires --host-bandwidth"),
+                            (["--policy", "gradient-log", "--iteration-time", 1, "--host-bandwidth", 1], "--policy budget"),
+                            (["--iteration-time", 1], "--retrieval-time or --host-bandwidth"),
+                            ([*host, "--k", 1], "--k cannot be combined with --host-bandwidth"),
+                            ([*host, "--budget", "1GB"], "--budget cannot be combined with --host-bandwidth"),
+                            ([*host, "--dynamic-k", 0.01], "--dynamic-k cannot be combined with --host-bandwidth"),
+                            ([*host, "--network-bandwidth", 1, "--dead-ranks", 0], "--dead-ranks cannot be combined"),
+                            ([*host[:-2], "--host-bandwidth", "18446744073GB", "--dp", 8],
+                             "the budget does not fit in 64 bits")):
+            with self.subTest(words=words):
+                self.plan(*words, code=2)
+                self.assertIn(said, self.stderr)
+        self.plan(*host, "--network-bandwidth", 1, "--dp", 16400, code=8)
+        self.assertIn("--network-bandwidth: 16400 x 1 workers", self.stderr)
+
     # Section 9.3: even loads where the printed algorithm gives 3, 4, 2, 2, 1, 0.
     def test_copies(self):
         words = [*figure(1, 2, 2, 1), "--copies", 2, "--pp", 3, "--ranks-per-node", 1]

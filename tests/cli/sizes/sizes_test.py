@@ -69,6 +69,7 @@ class Sizes(unittest.TestCase):
         self.assertLessEqual({("--memory", "SIZE"), ("--shard-size", "SIZE"), ("--expert-bytes", "SIZE"), ("--budget", "SIZE"),
                               ("--memory-limit", "SIZE"), ("--log-memory", "SIZE"), ("--split-above", "SIZE"),
                               ("--gradient-budget", "SIZE"), ("--bandwidth", "RATE"), ("--copy-bandwidth", "RATE"),
+                              ("--host-bandwidth", "RATE"), ("--network-bandwidth", "RATE"),
                               ("--snapshot-bandwidth", "RATE"), ("--persist-bandwidth", "RATE")}, seen)
 
     def test_the_environment(self):
