@@ -188,9 +188,8 @@ void MoeFlags::AddInputTo(cli::App& app, bool at) {
                "measure balance on the token counts of another iteration, to see how a plan ages");
   app.AddText(
       "--affinity", &request.affinity,
-      "numbers of tokens that go from each expert to each expert of the next layer: JSON or "
-      ".npy of [layers - 1, experts, experts]. best then exchanges GPUs so that more tokens "
-      "stay on their GPU or node",
+      "tokens from each expert to each expert of the next layer (docs/placement.md). best then "
+      "keeps more of them on their GPU or node",
       "FILE");
 }
 

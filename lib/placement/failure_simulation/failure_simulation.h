@@ -21,7 +21,7 @@
 
 namespace shardwright::placement {
 
-/// How a job resumes after nodes left or joined.
+/// Ways in which a job resumes after nodes left or joined.
 enum class Recovery : std::uint8_t {
   kElastic,    ///< on all live nodes, from replicas; from a checkpoint only if an expert is lost
   kSurvivors,  ///< as kElastic, but idle nodes are used only after a join or a lost expert

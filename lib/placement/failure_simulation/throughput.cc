@@ -10,7 +10,7 @@ namespace {
 
 using State = SimulationStep::State;
 
-/// Tolerance for sums of times, so that rounding does not move a checkpoint past an event.
+/// Tolerance for added times, so that rounding does not move a checkpoint past an event.
 constexpr double kTolerance = 1e-9;
 constexpr double kMostCycles = 1e18;  // fits in the counter
 

@@ -69,9 +69,9 @@ struct Throughput {
   double rate() const { return total_seconds > 0 ? samples / total_seconds : 0; }
 };
 
-/// Computes the samples that a simulated run trains. The run starts with the first plan and ends at
-/// the last event, whose own costs do not count. Every GPU that has experts trains samples_per_gpu
-/// samples in a step. Steps are a continuous quantity.
+/// Computes the samples that a simulated run trains. The run starts with the first plan and
+/// ends at the last event, without the costs of that event. Every GPU that has experts trains
+/// samples_per_gpu samples in a step. Steps are a continuous quantity.
 /// Source: the comparison of the Lazarus paper (arXiv 2407.04656, section 6).
 /// Pure.
 Throughput ComputeThroughput(const SimulationResult& result, const ThroughputOptions& options);

@@ -89,7 +89,7 @@ bool SumsFit(const SavedModel& model) {
                      [&](const auto& row) { return std::all_of(row.begin(), row.end(), add); });
 }
 
-/// A layer whose experts have equal bytes.
+/// A layer with experts of equal bytes.
 struct EvenLayer {
   std::uint32_t experts = 0;
   ExpertBytes bytes;
