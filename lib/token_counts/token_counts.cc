@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "token_counts/token_counts.h"
 
+#include <algorithm>
 #include <string>
 
 #include "support/base/limits.h"
+#include "support/base/text.h"
 
 namespace shardwright::token_counts {
 
@@ -21,6 +23,17 @@ Status Validate(const TokenCounts& loads) {
     return Fail(Errc::kBadInput, "token counts: ", loads.tokens.size(), " counts for ",
                 loads.layers, " layers of ", loads.experts, " experts");
   }
+  if (!loads.layer_experts.empty()) {
+    if (loads.layer_experts.size() != loads.layers ||
+        *std::max_element(loads.layer_experts.begin(), loads.layer_experts.end()) !=
+            loads.experts ||
+        std::find(loads.layer_experts.begin(), loads.layer_experts.end(), 0U) !=
+            loads.layer_experts.end()) {
+      return Fail(Errc::kBadInput, "token counts: the numbers of experts of ",
+                  loads.layer_experts.size(), " layers do not fit ", loads.layers,
+                  " layers of at most ", loads.experts);
+    }
+  }
   for (const auto& window : loads.windows) {
     if (window.size() != loads.tokens.size()) {
       return Fail(Errc::kBadInput, "token counts: one window has ", window.size(),
@@ -37,6 +50,20 @@ Status Validate(const TokenCounts& loads) {
     }
   }
   return {};
+}
+
+std::string ExpertsText(const TokenCounts& loads) {
+  if (loads.layer_experts.empty()) return Plural(loads.experts, "expert");
+  const std::uint32_t fewest =
+      *std::min_element(loads.layer_experts.begin(), loads.layer_experts.end());
+  return StrCat(fewest, " to ", Plural(loads.experts, "expert"));
+}
+
+Status RequireEqualExperts(const TokenCounts& loads, std::string_view what) {
+  if (loads.layer_experts.empty()) return {};
+  return Fail(Errc::kUnsupported, what,
+              " requires the same number of experts in all layers, found ", ExpertsText(loads),
+              "; choose layers of one number with --layers");
 }
 
 }  // namespace shardwright::token_counts

@@ -15,6 +15,7 @@
 #include "support/base/checked.h"
 #include "support/base/limits.h"
 #include "token_counts/trace_internal.h"
+#include "token_counts/window.h"
 
 namespace shardwright::token_counts {
 namespace {
@@ -138,6 +139,26 @@ Result<Columns> ReadHeading(const std::vector<std::string_view>& cells, const st
 
 using Cell = std::tuple<std::uint64_t, std::uint64_t, std::uint64_t>;  // iteration, layer, expert
 
+/// Returns the layers whose expert numbers end in the lower half of all numbers. They may have
+/// fewer experts than the others. Returns an empty text if there are none.
+/// \param experts_of  by layer: the highest expert number plus 1
+/// \param most  the largest of these
+std::string SmallLayers(const std::map<std::uint64_t, std::uint64_t>& experts_of,
+                        std::uint64_t most) {
+  std::vector<std::uint64_t> layers;
+  std::uint64_t highest = 0;
+  for (const auto& [layer, experts] : experts_of) {
+    if (experts > most / 2) continue;
+    layers.push_back(layer);
+    highest = std::max(highest, experts - 1);
+  }
+  if (layers.empty()) return "";
+  return StrCat(" in every layer; in layer", layers.size() > 1 ? "s " : " ", Ranges(layers),
+                " no expert_id is above ", highest,
+                ": for layers with fewer experts use the columns layer,expert,tokens, with a row "
+                "for every count");
+}
+
 /// Converts counts by cell to records. A missing cell is an error. In a sparse table it is 0, and
 /// all layers have the same number of experts.
 Status AddCells(const std::map<Cell, std::uint64_t>& counts, bool sparse, const std::string& where,
@@ -178,7 +199,7 @@ Status AddCells(const std::map<Cell, std::uint64_t>& counts, bool sparse, const 
     trace->notes.push_back(StrCat(where, ": ", missing,
                                   " counts have no row and are set to 0; the highest "
                                   "expert_id implies ",
-                                  most, " experts"));
+                                  most, " experts", SmallLayers(experts_of, most)));
   }
   return {};
 }

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <charconv>
 #include <cmath>
-#include <map>
 #include <numeric>
 #include <set>
 #include <string>
@@ -49,22 +48,16 @@ Result<std::vector<std::size_t>> LayersIn(const TokenTrace& trace,
   return rows;
 }
 
-/// Returns the number of experts of some layers.
+/// Sets the numbers of experts of the chosen layers.
 /// \param rows  indices of the layers, at least one
-/// \error kBadInput  they differ: lists the layers of each number
-Result<std::uint32_t> ExpertsIn(const TokenTrace& trace, const std::vector<std::size_t>& rows) {
-  std::map<std::uint32_t, std::vector<std::uint64_t>> layers_of;  // by number of experts
+void SetExperts(const TokenTrace& trace, const std::vector<std::size_t>& rows, TokenCounts* loads) {
+  bool equal = true;
   for (const std::size_t row : rows) {
-    layers_of[trace.ExpertsOf(row)].push_back(trace.layer_id[row]);
+    loads->layer_experts.push_back(trace.ExpertsOf(row));
+    loads->experts = std::max(loads->experts, trace.ExpertsOf(row));
+    equal = equal && trace.ExpertsOf(row) == loads->layer_experts.front();
   }
-  if (layers_of.size() == 1) return layers_of.begin()->first;
-  std::string found;
-  for (const auto& [experts, layers] : layers_of) {
-    found += StrCat(found.empty() ? "" : "; ", Plural(experts, "expert"), " in layer",
-                    layers.size() > 1 ? "s " : " ", Ranges(layers));
-  }
-  return Fail(Errc::kBadInput, "layers have different numbers of experts: ", found,
-              "; choose layers of one number with --layers, and plan the others separately");
+  if (equal) loads->layer_experts.clear();
 }
 
 /// Returns the index of a window's first record and the index after its last record.
@@ -111,7 +104,7 @@ class Sum {
   explicit Sum(std::size_t cells) : whole_(cells, 0), real_(cells, 0) {}
 
   /// \param rows  layers of the trace to add
-  /// \param experts  number in each of these layers
+  /// \param experts  the largest number in these layers
   void Add(const TokenTrace& trace, std::size_t record, const std::vector<std::size_t>& rows,
            std::uint32_t experts, double weight) {
     const bool counts = weight == std::floor(weight) && weight <= 1e9;
@@ -197,11 +190,11 @@ Result<TokenCounts> PickFrom(std::span<const Weighted> recordings, const LoadWin
   const TokenTrace& main = *recordings.front().first;
   for (const Weighted& other : recordings) SW_TRY(CheckShape(main, *other.first));
   SW_TRY_ASSIGN(const auto rows, LayersIn(main, window.layers));
-  SW_TRY_ASSIGN(const std::uint32_t experts, ExpertsIn(main, rows));
   std::vector<std::uint64_t> windows = window.windows;
   if (windows.empty()) windows.push_back(main.serving ? kAllRecords : 1);
   TokenCounts loads;
-  loads.experts = experts;
+  SetExperts(main, rows, &loads);
+  const std::uint32_t experts = loads.experts;
   loads.layers = static_cast<std::uint32_t>(rows.size());
   for (const std::size_t row : rows) loads.layer_id.push_back(main.layer_id[row]);
   std::vector<Sum> sums;

@@ -36,7 +36,7 @@ struct Recording {
 /// \pre at least one recording; weights are positive
 /// \error kUsage  an iteration before the first record, a layer that the recording lacks,
 ///        or a window with more records than there are up to `at`; kBadInput  recordings
-///        with different layers or experts, or chosen layers with different numbers of experts
+///        with different layers or experts
 /// Pure.
 Result<TokenCounts> Pick(std::span<const Recording> recordings, const LoadWindow& window);
 Result<TokenCounts> Pick(const TokenTrace& trace, const LoadWindow& window);

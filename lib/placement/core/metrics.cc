@@ -15,7 +15,7 @@ namespace {
 // Counts the replicas of every expert on live devices.
 std::vector<std::uint32_t> LiveCounts(const Placement& placement, const Cluster& cluster,
                                       std::uint32_t layer) {
-  std::vector<std::uint32_t> counts(placement.experts, 0);
+  std::vector<std::uint32_t> counts(placement.ExpertsOf(layer), 0);
   for (std::uint32_t d = 0; d < placement.device_count(); ++d) {
     if (!cluster.alive(d)) continue;
     for (const std::int32_t e : placement.slots(layer, d)) {
@@ -34,9 +34,10 @@ struct Spread {
 Spread InterNode(const Placement& placement, std::span<const std::uint64_t> tokens,
                  const Cluster& cluster, std::uint32_t layer,
                  const std::vector<std::uint32_t>& counts) {
-  std::vector<double> stays_even(placement.experts, 0);
-  std::vector<double> stays_least(placement.experts, 0);
-  std::vector<std::uint32_t> on_node(placement.experts, 0);
+  const std::uint32_t experts = placement.ExpertsOf(layer);
+  std::vector<double> stays_even(experts, 0);
+  std::vector<double> stays_least(experts, 0);
+  std::vector<std::uint32_t> on_node(experts, 0);
   std::vector<std::uint32_t> seen;
   const double live = cluster.live_devices();
   for (std::uint32_t d = 0; d < placement.device_count();) {
@@ -61,7 +62,7 @@ Spread InterNode(const Placement& placement, std::span<const std::uint64_t> toke
     }
   }
   Spread spread;
-  for (std::uint32_t e = 0; e < placement.experts; ++e) {
+  for (std::uint32_t e = 0; e < experts; ++e) {
     if (counts[e] == 0) continue;
     const auto t = static_cast<double>(tokens[e]);
     spread.even += t * std::max(1 - stays_even[e], 0.0);
@@ -108,7 +109,7 @@ std::vector<std::uint32_t> SpeedWeights(const Cluster& cluster) {
 double LpBound(const Placement& placement, std::span<const std::uint64_t> all,
                const Cluster& cluster, std::uint32_t layer) {
   std::vector<std::uint64_t> tokens(all.begin(), all.end());
-  std::vector<std::vector<std::uint32_t>> holders(placement.experts);
+  std::vector<std::vector<std::uint32_t>> holders(placement.ExpertsOf(layer));
   std::uint32_t live = 0;
   for (std::uint32_t d = 0; d < placement.device_count(); ++d) {
     if (!cluster.alive(d)) continue;
@@ -119,7 +120,7 @@ double LpBound(const Placement& placement, std::span<const std::uint64_t> all,
     }
     ++live;
   }
-  for (std::uint32_t e = 0; e < placement.experts; ++e) {
+  for (std::size_t e = 0; e < holders.size(); ++e) {
     if (holders[e].empty()) tokens[e] = 0;
   }
   std::vector<std::uint32_t> weights = SpeedWeights(cluster);
@@ -205,7 +206,7 @@ LayerMetrics MeasureWindow(const Placement& placement, const TokenCounts& loads,
   LayerMetrics metrics;
   const auto tokens = loads.layer(layer, window);
   metrics.tokens = std::accumulate(tokens.begin(), tokens.end(), std::uint64_t{0});
-  for (std::uint32_t e = 0; e < placement.experts; ++e) {
+  for (std::size_t e = 0; e < counts.size(); ++e) {
     if (counts[e] == 0) metrics.tokens_lost += tokens[e];
     metrics.replicas += counts[e];
   }

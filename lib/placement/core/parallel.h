@@ -9,7 +9,8 @@ namespace shardwright::placement {
 
 /// Plans with the layers drafted on all ranks. Each rank drafts a run of layers, rank 0 finishes,
 /// and all ranks get the result, which has the same bytes for every number of ranks.
-/// \pre as Strategy::plan; all ranks pass the same arguments
+/// \pre as Strategy::plan; all ranks pass the same arguments (layers with different numbers of
+///      experts: call it through PlanEachSize)
 /// \error as Strategy::plan, for the first layers that fail
 /// Collective.
 Result<StrategyResult> PlanOnRanks(comm::Comm& comm, const Strategy& strategy,

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <iterator>
+#include <numeric>
 #include <utility>
 
 #include "support/base/checked.h"
@@ -23,6 +24,11 @@ Status Shapes(const Placement& placement, const TokenCounts& loads, const Cluste
   if (placement.layers != loads.layers) return differ("layers", placement.layers, loads.layers);
   if (placement.experts != loads.experts) {
     return differ("experts", placement.experts, loads.experts);
+  }
+  for (std::uint32_t l = 0; l < loads.layers; ++l) {
+    if (placement.ExpertsOf(l) == loads.ExpertsOf(l)) continue;
+    return differ(StrCat("experts in layer ", loads.layer_id[l]), placement.ExpertsOf(l),
+                  loads.ExpertsOf(l));
   }
   if (placement.device_count() != cluster.device_count()) {
     return differ("gpus", placement.device_count(), cluster.device_count());
@@ -47,9 +53,9 @@ Status OnDevice(const Placement& placement, const TokenCounts& loads, const Clus
     const std::int32_t expert = slots[i];
     if (expert == kNoExpert) continue;
     ++used;
-    if (expert < 0 || static_cast<std::uint32_t>(expert) >= placement.experts) {
+    if (expert < 0 || static_cast<std::uint32_t>(expert) >= loads.ExpertsOf(layer)) {
       return Fail(Errc::kBadInput, ExpertName(loads, layer, expert), ": no such expert, there are ",
-                  placement.experts);
+                  loads.ExpertsOf(layer));
     }
     if (rules.no_device_duplicates &&
         std::find(slots.begin(), slots.begin() + static_cast<std::ptrdiff_t>(i), expert) !=
@@ -72,8 +78,9 @@ Status OnDevice(const Placement& placement, const TokenCounts& loads, const Clus
 // Verifies the number of distinct live nodes per expert. Copies on one node count once.
 Status Copies(const Placement& placement, const TokenCounts& loads, const Cluster& cluster,
               const Rules& rules, std::uint32_t layer) {
-  std::vector<std::uint32_t> count(placement.experts, 0);
-  std::vector<std::uint32_t> last(placement.experts, cluster.node_count());
+  const std::uint32_t experts = loads.ExpertsOf(layer);
+  std::vector<std::uint32_t> count(experts, 0);
+  std::vector<std::uint32_t> last(experts, cluster.node_count());
   for (std::uint32_t d = 0; d < placement.device_count(); ++d) {
     const std::uint32_t node = cluster.devices[d].node;
     if (!cluster.alive(d)) continue;
@@ -84,7 +91,7 @@ Status Copies(const Placement& placement, const TokenCounts& loads, const Cluste
     }
   }
   const std::uint32_t needed = std::max(rules.copies_min, rules.all_experts ? 1U : 0U);
-  for (std::uint32_t e = 0; e < placement.experts; ++e) {
+  for (std::uint32_t e = 0; e < experts; ++e) {
     if (count[e] < needed) {
       return Fail(Errc::kInfeasible, ExpertName(loads, layer, e), ": on ", count[e],
                   " live nodes, ", needed, " needed");
@@ -220,6 +227,7 @@ Placement EmptyPlacement(const TokenCounts& loads, const Cluster& cluster) {
   Placement placement;
   placement.layers = loads.layers;
   placement.experts = loads.experts;
+  placement.layer_experts = loads.layer_experts;
   placement.slot_begin.reserve(cluster.devices.size() + 1);
   placement.slot_begin.push_back(0);
   for (const Device& device : cluster.devices) {
@@ -231,9 +239,12 @@ Placement EmptyPlacement(const TokenCounts& loads, const Cluster& cluster) {
 
 Status Validate(std::span<const Pin> pins, const TokenCounts& loads, const Cluster& cluster) {
   for (const Pin& pin : pins) {
-    if (pin.experts.back() >= loads.experts) {
-      return Fail(Errc::kUsage, "--pin: expert ", pin.experts.back(),
-                  " does not exist, the layers have ", loads.experts, " experts");
+    for (std::uint32_t l = 0; l < loads.layers; ++l) {
+      if (pin.experts.back() < loads.ExpertsOf(l)) continue;
+      return Fail(Errc::kUsage, "--pin: expert ", pin.experts.back(), " does not exist, ",
+                  loads.layer_experts.empty() ? std::string("the layers have ")
+                                              : StrCat("layer ", loads.layer_id[l], " has "),
+                  loads.ExpertsOf(l), " experts");
     }
     if (pin.nodes.back() >= cluster.node_count()) {
       return Fail(Errc::kUsage, "--pin: node ", pin.nodes.back(),
@@ -255,37 +266,57 @@ Status Validate(const Placement& placement, const TokenCounts& loads, const Clus
   return {};
 }
 
-TokenCounts LayersOf(const TokenCounts& loads, std::uint32_t first, std::uint32_t last) {
+TokenCounts LayersOf(const TokenCounts& loads, std::span<const std::uint32_t> layers) {
   TokenCounts part;
-  part.layers = last - first;
-  part.experts = loads.experts;
+  part.layers = static_cast<std::uint32_t>(layers.size());
+  part.experts = loads.ExpertsOf(layers.front());
   part.iteration = loads.iteration;
   part.records = loads.records;
   part.iterations = loads.iterations;
   part.unit = loads.unit;
-  part.layer_id.assign(loads.layer_id.begin() + first, loads.layer_id.begin() + last);
-  const auto range = [&](const std::vector<std::uint64_t>& counts) {
-    const auto row = [&](std::uint32_t layer) {
-      return counts.begin() + static_cast<std::ptrdiff_t>(std::size_t{layer} * loads.experts);
-    };
-    return std::vector<std::uint64_t>(row(first), row(last));
+  part.windows.resize(loads.windows.size());
+  const auto append = [](std::span<const std::uint64_t> row, std::vector<std::uint64_t>* to) {
+    to->insert(to->end(), row.begin(), row.end());
   };
-  part.tokens = range(loads.tokens);
-  part.windows.reserve(loads.windows.size());
-  for (const auto& window : loads.windows) part.windows.push_back(range(window));
+  for (const std::uint32_t l : layers) {
+    part.layer_id.push_back(loads.layer_id[l]);
+    append(loads.layer(l), &part.tokens);
+    for (std::size_t w = 0; w < part.windows.size(); ++w) {
+      append(loads.layer(l, w), &part.windows[w]);
+    }
+  }
   return part;
 }
 
-Placement LayersOf(const Placement& placement, std::uint32_t first, std::uint32_t last) {
+Placement LayersOf(const Placement& placement, std::span<const std::uint32_t> layers) {
   Placement part;
-  part.layers = last - first;
-  part.experts = placement.experts;
+  part.layers = static_cast<std::uint32_t>(layers.size());
+  part.experts = placement.ExpertsOf(layers.front());
   part.slot_begin = placement.slot_begin;
-  const auto begin = placement.slot_expert.begin();
-  const std::size_t slots = placement.slot_count();
-  part.slot_expert.assign(begin + static_cast<std::ptrdiff_t>(first * slots),
-                          begin + static_cast<std::ptrdiff_t>(last * slots));
+  part.slot_expert.reserve(layers.size() * placement.slot_count());
+  for (const std::uint32_t l : layers) {
+    const auto slots = placement.layer(l);
+    part.slot_expert.insert(part.slot_expert.end(), slots.begin(), slots.end());
+  }
   return part;
+}
+
+namespace {
+
+std::vector<std::uint32_t> Range(std::uint32_t first, std::uint32_t last) {
+  std::vector<std::uint32_t> layers(last - first);
+  std::iota(layers.begin(), layers.end(), first);
+  return layers;
+}
+
+}  // namespace
+
+TokenCounts LayersOf(const TokenCounts& loads, std::uint32_t first, std::uint32_t last) {
+  return LayersOf(loads, Range(first, last));
+}
+
+Placement LayersOf(const Placement& placement, std::uint32_t first, std::uint32_t last) {
+  return LayersOf(placement, Range(first, last));
 }
 
 namespace {

@@ -4,7 +4,8 @@
 // and a Placement, which assigns an expert to every slot. A Strategy is a pure function from these
 // records and options to a Placement. metrics.h measures a placement on token counts, dispatch.h
 // distributes tokens over replicas, parallel.h drafts layers on several ranks and threads at once,
-// and node_events.h reads the times at which machines join and leave.
+// layer_groups.h plans layers with different numbers of experts, and node_events.h reads the times
+// at which machines join and leave.
 
 #pragma once
 
@@ -86,7 +87,7 @@ std::string GpuName(const Cluster& cluster, std::uint32_t device);
 Cluster UniformCluster(std::uint32_t nodes, std::uint32_t devices_per_node,
                        std::uint32_t slots_per_device);
 
-/// Experts that are kept on certain nodes only, in every layer.
+/// Experts that are kept on certain nodes only, in every layer. Every layer has them.
 struct Pin {
   std::vector<std::uint32_t> experts;  ///< ascending
   std::vector<std::uint32_t> nodes;    ///< numbers in the cluster, ascending
@@ -110,10 +111,15 @@ Status Validate(std::span<const Pin> pins, const TokenCounts& loads, const Clust
 /// layer. A slot may be empty (kNoExpert).
 struct Placement {
   std::uint32_t layers = 0;
-  std::uint32_t experts = 0;
-  std::vector<std::uint32_t> slot_begin;  ///< by device, plus one past the last: its first slot
-  std::vector<std::int32_t> slot_expert;  ///< [layers][slot_count()]
+  std::uint32_t experts = 0;                 ///< the largest number in a layer
+  std::vector<std::uint32_t> layer_experts;  ///< by layer; empty: all have `experts`
+  std::vector<std::uint32_t> slot_begin;     ///< by device, plus one past the last: its first slot
+  std::vector<std::int32_t> slot_expert;     ///< [layers][slot_count()]
 
+  /// Returns the number of experts of a layer.
+  std::uint32_t ExpertsOf(std::size_t layer) const {
+    return layer_experts.empty() ? experts : layer_experts[layer];
+  }
   std::uint32_t device_count() const {
     return slot_begin.empty() ? 0 : static_cast<std::uint32_t>(slot_begin.size() - 1);
   }
@@ -276,7 +282,8 @@ struct StrategyResult {
 /// A strategy: a pure function of its arguments. The same input gives the same bytes.
 /// `current` is the placement on the devices now, or nullptr if they are empty. It has the shape of
 /// `loads` and the devices of `cluster`, some of which may have died since.
-/// \pre Validate(loads), Validate(cluster); current validated with Rules{false, false, 0, false}
+/// \pre all layers have the same number of experts (layer_groups.h plans others);
+///      Validate(loads), Validate(cluster); current validated with Rules{false, false, 0, false}
 /// \error kInfeasible  no plan exists: names a feasible request; kUsage  options that contradict
 ///        each other; kStopped
 using PlanFunction = Result<StrategyResult> (*)(const TokenCounts& loads, const Cluster& cluster,
@@ -307,7 +314,14 @@ std::span<const Strategy> Strategies();
 /// \error kUsage  no such strategy: lists the names that exist
 Result<const Strategy*> FindStrategy(std::string_view name);
 
+/// Returns some layers of token counts or of a placement, by position, in the given order.
+/// \pre at least one layer; they have the same number of experts
+/// Local.
+TokenCounts LayersOf(const TokenCounts& loads, std::span<const std::uint32_t> layers);
+Placement LayersOf(const Placement& placement, std::span<const std::uint32_t> layers);
+
 /// Returns layers [first, last) of token counts or of a placement.
+/// \pre as above
 /// Local.
 TokenCounts LayersOf(const TokenCounts& loads, std::uint32_t first, std::uint32_t last);
 Placement LayersOf(const Placement& placement, std::uint32_t first, std::uint32_t last);

@@ -8,6 +8,7 @@
 #include <set>
 #include <utility>
 
+#include "placement/core/layer_groups.h"
 #include "placement/core/metrics.h"
 #include "placement/core/parallel.h"
 #include "placement/migration/migration.h"
@@ -102,7 +103,7 @@ bool HoldsAnything(const Placement& placement, const Cluster& cluster, std::uint
 std::uint64_t ExpertsLost(const Placement& placement) {
   std::uint64_t lost = 0;
   for (std::uint32_t l = 0; l < placement.layers; ++l) {
-    std::vector<bool> there(placement.experts, false);
+    std::vector<bool> there(placement.ExpertsOf(l), false);
     for (const std::int32_t expert : placement.layer(l)) {
       if (expert != kNoExpert) there[static_cast<std::size_t>(expert)] = true;
     }
@@ -248,8 +249,11 @@ class Run {
           Measure(*current_, loads, cluster, options_.plan.stop).imbalance_mean;
     }
     const double start = options_.seconds();
-    Result<StrategyResult> planned = PlanOnRanks(comm_, strategy_, loads, cluster,
-                                                 current_ ? &*current_ : nullptr, options_.plan);
+    Result<StrategyResult> planned =
+        PlanEachSize(loads, current_ ? &*current_ : nullptr,
+                     [&](const TokenCounts& group, const Placement* current) {
+                       return PlanOnRanks(comm_, strategy_, group, cluster, current, options_.plan);
+                     });
     step->plan_seconds = options_.seconds() - start;
     if (!planned && planned.error().code == Errc::kInfeasible) {
       step->reason = planned.error().message;

@@ -52,13 +52,48 @@ Status AddRecordLayer(const Json& layer, const std::string& where, PlanFile* pla
     return Fail(Errc::kBadInput, place, ": either all layers or none must have owners");
   }
   SW_TRY_ASSIGN(auto slots, ListedSlots(*devices, place, first, &plan->device_slots));
+  const Json* experts = json::Find(layer, "experts");
+  if (!first && (experts != nullptr) != !plan->layer_experts.empty()) {
+    return Fail(Errc::kBadInput, place, ": either all layers or none must have experts");
+  }
   SW_TRY(AddLayer(plan, id, std::move(slots), place));
+  const auto at =
+      std::lower_bound(plan->layer_id.begin(), plan->layer_id.end(), id) - plan->layer_id.begin();
+  if (experts != nullptr) {
+    SW_TRY_ASSIGN(const std::uint64_t count,
+                  json::WholeOf(*experts, 1, limits::kMoeExperts, place + ": experts"));
+    plan->layer_experts.insert(plan->layer_experts.begin() + at, static_cast<std::uint32_t>(count));
+  }
   if (owners == nullptr) return {};
   SW_TRY_ASSIGN(auto owned,
                 ListedSlots(*owners, place + ": owners", first, &plan->owner_device_slots));
-  const auto at = std::lower_bound(plan->layer_id.begin(), plan->layer_id.end(), id);
-  plan->owner_slots.insert(plan->owner_slots.begin() + (at - plan->layer_id.begin()),
-                           std::move(owned));
+  plan->owner_slots.insert(plan->owner_slots.begin() + at, std::move(owned));
+  return {};
+}
+
+/// Verifies the experts of layers with numbers of their own. Removes these numbers if all are
+/// equal.
+Status CheckLayerExperts(const std::string& where, PlanFile* plan) {
+  if (plan->layer_experts.empty()) return {};
+  const auto most = std::max_element(plan->layer_experts.begin(), plan->layer_experts.end());
+  if (plan->experts != 0 && plan->experts != *most) {
+    return Fail(Errc::kBadInput, where, ": experts is ", plan->experts,
+                ", but the largest number in a layer is ", *most);
+  }
+  plan->experts = *most;
+  for (const auto* const layers : {&plan->slots, &plan->owner_slots}) {
+    for (std::size_t l = 0; l < layers->size(); ++l) {
+      for (const std::int32_t expert : (*layers)[l]) {
+        if (expert < static_cast<std::int32_t>(plan->layer_experts[l])) continue;
+        return Fail(Errc::kBadInput, where, ": layer ", plan->layer_id[l], ": expert ", expert,
+                    " does not exist, there are ", plan->layer_experts[l]);
+      }
+    }
+  }
+  const auto differs = [&](std::uint32_t count) { return count != plan->experts; };
+  if (std::none_of(plan->layer_experts.begin(), plan->layer_experts.end(), differs)) {
+    plan->layer_experts.clear();
+  }
   return {};
 }
 
@@ -80,8 +115,10 @@ Result<std::vector<std::uint32_t>> MigrationRow(const Json& row, const PlanFile&
   if (at == plan.layer_id.end() || *at != numbers[0]) {
     return Fail(Errc::kBadInput, where, ": layer ", numbers[0], " is not in the plan");
   }
-  numbers[0] = static_cast<std::uint32_t>(at - plan.layer_id.begin());
-  return numbers;
+  const std::uint32_t layer =
+      std::exchange(numbers[0], static_cast<std::uint32_t>(at - plan.layer_id.begin()));
+  if (numbers[1] < plan.ExpertsOf(numbers[0])) return numbers;
+  return Fail(Errc::kBadInput, where, ": layer ", layer, " has no expert ", numbers[1]);
 }
 
 Status ParseMigration(const Json& record, const std::string& where, PlanFile* plan) {
@@ -131,6 +168,7 @@ Result<PlanFile> ParseRecord(const Json& root, const std::string& where) {
     plan.experts = static_cast<std::uint32_t>(count);
   }
   for (const Json& layer : layers) SW_TRY(AddRecordLayer(layer, where, &plan));
+  SW_TRY(CheckLayerExperts(where, &plan));
   SW_TRY(Finish(&plan, where));
   if (const Json* cluster = json::Find(root, "cluster")) {
     SW_TRY_ASSIGN(plan.cluster,
@@ -247,7 +285,25 @@ Result<std::vector<Source>> SourcesOf(const PlanFile& plan, const Cluster& clust
   return spread;
 }
 
+/// Verifies that a layer of a plan has the experts of the token counts.
+/// \param row  of the plan
+/// \param layer  of the token counts
+Status CheckExperts(const PlanFile& plan, std::size_t row, const TokenCounts& loads,
+                    std::uint32_t layer) {
+  // Other formats have no number of experts, or one for all layers. They contain only the ids in
+  // use, so a number found from them may be too low.
+  if (plan.format != "plan" && plan.experts <= loads.experts) return {};
+  const std::uint32_t found = plan.ExpertsOf(row);
+  if (found == loads.ExpertsOf(layer)) return {};
+  const bool equal = plan.layer_experts.empty() && loads.layer_experts.empty();
+  const std::string place =
+      equal ? std::string() : StrCat("layer ", loads.layer_id[layer], " has ");
+  return Fail(Errc::kBadInput, "plan: ", place, found, " experts, the token counts have ",
+              loads.ExpertsOf(layer));
+}
+
 /// Returns the row of the plan for every layer of the token counts.
+/// \error kBadInput  the plan lacks a layer, or has other experts in it
 Result<std::vector<std::size_t>> RowsOf(const PlanFile& plan, const TokenCounts& loads) {
   std::vector<std::size_t> rows;
   const bool by_position = plan.positions && plan.layer_id.size() == loads.layers;
@@ -260,6 +316,7 @@ Result<std::vector<std::size_t>> RowsOf(const PlanFile& plan, const TokenCounts&
                   plan.layer_id.back(), "; the token counts have ", loads.layers);
     }
     rows.push_back(static_cast<std::size_t>(at - plan.layer_id.begin()));
+    SW_TRY(CheckExperts(plan, rows.back(), loads, l));
   }
   return rows;
 }
@@ -342,19 +399,12 @@ Result<PlanFile> ReadPlan(const std::string& path) {
 }
 
 Result<Placement> PlacedOn(const PlanFile& plan, const TokenCounts& loads, const Cluster& cluster) {
-  if (plan.experts != loads.experts) {
-    // Formats without a count of experts contain only the ids in use, so the count may be too low.
-    const bool may_be_fewer = plan.format != "plan" && plan.experts < loads.experts;
-    if (!may_be_fewer) {
-      return Fail(Errc::kBadInput, "plan: ", plan.experts, " experts, the token counts have ",
-                  loads.experts);
-    }
-  }
   SW_TRY_ASSIGN(const auto rows, RowsOf(plan, loads));
   SW_TRY_ASSIGN(const auto sources, SourcesOf(plan, cluster));
   Placement placement;
   placement.layers = loads.layers;
   placement.experts = loads.experts;
+  placement.layer_experts = loads.layer_experts;
   placement.slot_begin.push_back(0);
   for (std::uint32_t d = 0; d < cluster.device_count(); ++d) {
     const std::uint32_t slots = std::max(sources[d].count, cluster.devices[d].slots);

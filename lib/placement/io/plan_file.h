@@ -20,9 +20,10 @@ namespace shardwright::placement {
 
 /// A plan from a file, in the format of Shardwright or of another program.
 struct PlanFile {
-  std::string format;  ///< "plan", "eplb", "sglang", "vllm", "tensorrt-llm", "vllm-ascend",
-                       ///< "slot-map", "expert-map"
-  std::uint32_t experts = 0;
+  std::string format;         ///< "plan", "eplb", "sglang", "vllm", "tensorrt-llm", "vllm-ascend",
+                              ///< "slot-map", "expert-map"
+  std::uint32_t experts = 0;  ///< the largest number in a layer
+  std::vector<std::uint32_t> layer_experts;  ///< by layer; empty: all have `experts`
   /// By layer: its number in the model, or its position among the MoE layers (`positions`).
   std::vector<std::uint32_t> layer_id;
   bool positions = false;
@@ -40,6 +41,11 @@ struct PlanFile {
   /// Layers are positions in `layer_id`. The reader does not verify that the migration leads
   /// to this plan; Prove does that.
   std::optional<Migration> migration;
+
+  /// Returns the number of experts of a layer, given by its position.
+  std::uint32_t ExpertsOf(std::size_t layer) const {
+    return layer_experts.empty() ? experts : layer_experts[layer];
+  }
 };
 
 /// Reads a plan and detects its format by content (docs/formats/plan.md).

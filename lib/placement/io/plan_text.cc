@@ -55,7 +55,7 @@ void AppendNodes(std::string* out, const Placement& placement, const Cluster& cl
 }
 
 std::vector<std::uint32_t> ReplicasOf(const Placement& placement, std::uint32_t layer) {
-  std::vector<std::uint32_t> replicas(placement.experts, 0);
+  std::vector<std::uint32_t> replicas(placement.ExpertsOf(layer), 0);
   for (const std::int32_t expert : placement.layer(layer)) {
     if (expert != kNoExpert) ++replicas[static_cast<std::size_t>(expert)];
   }
@@ -65,6 +65,10 @@ std::vector<std::uint32_t> ReplicasOf(const Placement& placement, std::uint32_t 
 void AppendLayer(std::string* out, const VerifiedPlan& plan, const TokenCounts& loads,
                  const Cluster& cluster, std::uint32_t layer) {
   *out += "{\"layer\":" + std::to_string(loads.layer_id[layer]);
+  if (!loads.layer_experts.empty()) {
+    AppendMember(out, "experts");
+    *out += std::to_string(loads.ExpertsOf(layer));
+  }
   AppendMember(out, "loads");
   json::AppendNumbers(out, loads.layer(layer));
   AppendMember(out, "replicas");

@@ -31,8 +31,8 @@ using PlanNotes = std::vector<std::string>;
 /// Returns a placement in the format of another program. Its ranks are the live GPUs in order.
 /// \param groups  expert groups of the model's router, for kEplb
 /// \param trace_layers  layers in the recording; fewer in `loads` mean a partial plan
-/// \error kUnsupported  GPUs with different numbers of experts, or for kAscend an expert twice
-///        on one GPU; kUsage  kPlan
+/// \error kUnsupported  GPUs with different numbers of experts, for kAscend an expert twice on
+///        one GPU, or for kEplb and kVllm layers with different numbers; kUsage  kPlan
 /// Pure.
 Result<std::string> ForeignPlanText(PlanFormat format, const Placement& placement,
                                     const TokenCounts& loads, const Cluster& cluster,

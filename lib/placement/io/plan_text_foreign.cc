@@ -209,6 +209,11 @@ Result<std::string> ForeignPlanText(PlanFormat format, const Placement& placemen
                                     const TokenCounts& loads, const Cluster& cluster,
                                     std::uint32_t groups, std::size_t trace_layers,
                                     PlanNotes* notes) {
+  if (format == PlanFormat::kEplb || format == PlanFormat::kVllm) {
+    // Their files state one number of experts, or of redundant slots, for all layers.
+    SW_TRY(token_counts::RequireEqualExperts(
+        loads, format == PlanFormat::kEplb ? "--format eplb" : "--format vllm"));
+  }
   SW_TRY_ASSIGN(const Flat flat, Flatten(placement, loads, cluster));
   if (flat.slot_count() < loads.experts) {
     return Fail(Errc::kUnsupported, loads.experts, " experts do not fit in ", flat.slot_count(),

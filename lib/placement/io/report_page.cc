@@ -201,7 +201,7 @@ std::string PageText(const ReportPage& report) {
   data["strategy"] = report.plan->strategy;
   data["loads_name"] = report.loads_name;
   data["before_name"] = report.before_name;
-  data["experts"] = report.loads->experts;
+  data["experts"] = token_counts::ExpertsText(*report.loads);
   data["iteration"] = report.loads->iteration ? Json(*report.loads->iteration) : Json();
   AddCluster(report, &data);
   AddMetrics(report, &data);

@@ -28,7 +28,7 @@ bool Has(std::span<const std::int32_t> slots, std::uint32_t expert) {
 // Returns the live devices with a replica of each expert of a layer, ascending.
 std::vector<std::vector<std::uint32_t>> HoldersOf(const Placement& placement,
                                                   const Cluster& cluster, std::uint32_t layer) {
-  std::vector<std::vector<std::uint32_t>> holders(placement.experts);
+  std::vector<std::vector<std::uint32_t>> holders(placement.ExpertsOf(layer));
   for (std::uint32_t d = 0; d < placement.device_count(); ++d) {
     if (!cluster.alive(d)) continue;
     for (const std::int32_t e : placement.slots(layer, d)) {
@@ -218,6 +218,7 @@ Status CountBytes(const Cluster& cluster, Migration* migration) {
 Result<Migration> PlanMigration(const Placement& current, const Placement& next,
                                 const Cluster& cluster, const MigrationOptions& options) {
   if (current.layers != next.layers || current.experts != next.experts ||
+      current.layer_experts != next.layer_experts ||
       current.device_count() != next.device_count() ||
       next.device_count() != cluster.device_count()) {
     return Fail(Errc::kMismatch, "migration: ", next.layers, " layers of ", next.experts,

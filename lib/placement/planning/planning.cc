@@ -6,6 +6,7 @@
 #include <string_view>
 #include <utility>
 
+#include "placement/core/layer_groups.h"
 #include "placement/core/parallel.h"
 #include "placement/io/cluster_text.h"
 #include "placement/io/plan_file.h"
@@ -98,6 +99,7 @@ Status ReadTransitions(const PlanRequest& request, PlanInput* input) {
 Result<std::optional<std::uint64_t>> MovesMax(const MovesLimit& limit, const TokenCounts& loads,
                                               const Cluster& cluster) {
   if (!limit.given()) return std::optional<std::uint64_t>();
+  SW_TRY(token_counts::RequireEqualExperts(loads, "--max-moves"));
   if (limit.replicas) return limit.replicas;
   if (limit.share) {
     const double slots = static_cast<double>(cluster.live_slots()) * loads.layers;
@@ -254,10 +256,11 @@ std::optional<PlannedTransitions> Arrange(const PlanRequest& request, const Plan
 /// Plans the experts that are not on every GPU.
 /// \param current  placement of all experts
 Result<StrategyResult> PlanRestOnRanks(comm::Comm& comm, const PlanRequest& request,
-                                       const PlanInput& input, const Strategy& strategy,
-                                       const Placement* current, Options options) {
+                                       const TokenCounts& loads, const Cluster& cluster,
+                                       const Strategy& strategy, const Placement* current,
+                                       Options options) {
   SW_TRY_ASSIGN(const PlanRest rest,
-                WithoutEverywhere(input.loads, input.cluster, current, request.everywhere));
+                WithoutEverywhere(loads, cluster, current, request.everywhere));
   SW_TRY(Validate(rest.loads, rest.cluster));
   SW_TRY_ASSIGN(options.pins, PinsOfRest(options.pins, request.everywhere));
   options.expert_names = rest.names;
@@ -272,7 +275,7 @@ Result<StrategyResult> PlanRestOnRanks(comm::Comm& comm, const PlanRequest& requ
   SW_TRY_ASSIGN(StrategyResult result,
                 PlanOnRanks(comm, strategy, rest.loads, rest.cluster,
                             rest.current ? &*rest.current : nullptr, options));
-  SW_TRY(AddEverywhere(rest, input.loads, input.cluster, current, request.everywhere, &result));
+  SW_TRY(AddEverywhere(rest, loads, cluster, current, request.everywhere, &result));
   return result;
 }
 
@@ -293,11 +296,14 @@ Result<PlannedRow> PlanWith(comm::Comm& comm, const PlanRequest& request, const 
   Options options = request.options;
   options.stop = StopOf(sink);
   options.moves_max = input.moves_max;
-  auto planned = InArena(request.threads, [&]() {
+  const Cluster& cluster = input.cluster;
+  const GroupPlan plan = [&](const TokenCounts& loads, const Placement* held) {
     return request.everywhere.empty()
-               ? PlanOnRanks(comm, strategy, input.loads, input.cluster, current, options)
-               : PlanRestOnRanks(comm, request, input, strategy, current, options);
-  });
+               ? PlanOnRanks(comm, strategy, loads, cluster, held, options)
+               : PlanRestOnRanks(comm, request, loads, cluster, strategy, held, options);
+  };
+  auto planned =
+      InArena(request.threads, [&]() { return PlanEachSize(input.loads, current, plan); });
   row.seconds = ClockSeconds() - start;
   if (!planned && planned.error().code == Errc::kInfeasible) {
     row.reason = planned.error().message;

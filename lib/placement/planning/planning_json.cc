@@ -190,6 +190,7 @@ Json InputJson(const PlanInput& input) {
                {"live_nodes", input.cluster.live_nodes()},
                {"gpus", input.cluster.device_count()},
                {"live_slots", input.cluster.live_slots()}};
+  if (!input.loads.layer_experts.empty()) json["layer_experts"] = input.loads.layer_experts;
   json["window_records"] = input.loads.records;
   json["token_unit"] = input.loads.unit;
   std::vector<double> speeds;

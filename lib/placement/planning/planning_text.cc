@@ -84,7 +84,7 @@ std::pair<double, double> SpeedsOf(const Cluster& cluster) {
 std::string InputText(const PlanRequest& request, const PlanInput& input) {
   const Cluster& cluster = input.cluster;
   std::string text = "tokens    " + Plural(input.loads.layers, "layer") + " of " +
-                     Plural(input.loads.experts, "expert");
+                     token_counts::ExpertsText(input.loads);
   text += WindowText(request, input);
   if (input.later) {
     text += "; balance measured at iteration " + std::to_string(*input.later->iteration);
@@ -156,7 +156,7 @@ std::string VolumesText(const VerifiedPlan& plan, std::uint64_t expert_bytes) {
   std::uint64_t copies = 0;
   std::uint64_t most = 0;
   for (std::size_t l = 0; l < plan.volumes.size(); ++l) {
-    copies += plan.metrics.layers[l].replicas - plan.result.placement.experts;
+    copies += plan.metrics.layers[l].replicas - plan.result.placement.ExpertsOf(l);
     for (const std::uint64_t experts : plan.volumes[l].in) most = std::max(most, experts);
   }
   std::string text = "copies    " + std::to_string(copies) + " per iteration over all layers";

@@ -199,7 +199,7 @@ bool SolveExactly(const std::vector<Component>& components, const RecoveryOption
 
 std::vector<UnitSet> SetsOf(const Placement& placement, const Cluster& cluster, std::uint32_t layer,
                             const std::vector<std::uint32_t>& unit_of_node, std::uint32_t units) {
-  std::vector<UnitSet> sets(placement.experts, UnitSet(units));
+  std::vector<UnitSet> sets(placement.ExpertsOf(layer), UnitSet(units));
   for (std::uint32_t d = 0; d < placement.device_count(); ++d) {
     const std::uint32_t node = cluster.devices[d].node;
     if (!cluster.nodes[node].alive) continue;

@@ -29,7 +29,7 @@ Status Prove(const StrategyResult& result, const TokenCounts& loads, const Clust
 /// Computes the volumes of a layer's sparse collectives: from the owner to the other replicas.
 SparseVolumes LayerVolumes(const StrategyResult& result, const Cluster& cluster,
                            std::uint32_t layer) {
-  const std::uint32_t experts = result.placement.experts;
+  const std::uint32_t experts = result.placement.ExpertsOf(layer);
   std::vector<std::uint32_t> owner(experts, 0);
   std::vector<std::vector<std::uint32_t>> holders(experts);
   for (std::uint32_t d = 0; d < cluster.device_count(); ++d) {

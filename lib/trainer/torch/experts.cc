@@ -31,6 +31,11 @@ struct Read {
 Result<Read> ReadFor(const std::string& path, std::uint32_t ranks) {
   Read read;
   SW_TRY_ASSIGN(read.file, placement::ReadPlan(path));
+  if (!read.file.layer_experts.empty()) {
+    return Fail(Errc::kUnsupported, path,
+                ": the layers have different numbers of experts: plan each "
+                "number separately with moe-replace --layers");
+  }
   read.shape.layers = static_cast<std::uint32_t>(read.file.layer_id.size());
   read.shape.experts = read.file.experts;
   read.shape.layer_id = read.file.layer_id;

@@ -223,32 +223,6 @@ class BadInput(Case):
         (self.work / "empty").mkdir()
         self.refused(4, "no token counters", "empty", *CLUSTER, "-o", "p")
 
-    def test_layers_with_different_numbers_of_experts(self):
-        dice = random.Random(3)
-        tokens = [[dice.randrange(1, 900) for _ in range(8 if layer in (1, 2) else 16)] for layer in range(LAYERS)]
-        self.write("mixed.json", tokens)
-        self.write("mixed.jsonl", jsonl([tokens, tokens]))
-        self.write("mixed.csv", "layer,expert,tokens\n" + "".join(
-            f"{layer},{e},{count}\n" for layer, row in enumerate(tokens) for e, count in enumerate(row)))
-        part = "layers have different numbers of experts: 8 experts in layers 1-2; 16 experts in layers 0, 3-5; " \
-               "choose layers of one number with --layers"
-        for name in ("mixed.json", "mixed.jsonl", "mixed.csv"):
-            self.refused(4, part, name, *CLUSTER, "-o", "p")
-            self.refused(4, "8 experts in layer 1; 16 experts in layer 0", name, *CLUSTER, "--layers", "0-1", "-o", "p")
-            for layers, experts in (([1, 2], 8), ([0, 3, 4, 5], 16)):
-                chosen = ["--layers", ",".join(map(str, layers))]
-                self.run_in(name, *CLUSTER, *chosen, "-o", "p.json", "--force")
-                plan = self.read("p.json")["layers"]
-                self.assertEqual([layer["layer"] for layer in plan], layers)
-                self.assertEqual([layer["loads"] for layer in plan], [tokens[layer] for layer in layers])
-                self.assertTrue(all(len(layer["replicas"]) == experts for layer in plan))
-                self.run_in("evaluate", "p.json", name, *chosen)
-        self.write("even.json", [[1] * 16] * LAYERS)
-        self.refused(4, "the recordings differ", "mixed.json", *CLUSTER, "--layers", "0", "--join", "even.json", "-o", "p")
-        self.write("pairs.json", [])
-        self.refused(9, "--affinity requires the same number of experts in all layers", "mixed.json", *CLUSTER,
-                     "--layers", "3-4", "--affinity", "pairs.json", "-o", "p")
-
     def test_slots_by_layer(self):
         self.write("c.json", {"nodes": 2, "gpus": 2, "slots": [4, 8]})
         self.refused(4, "slots: one number for all layers expected, found a list", "loads.jsonl", "--cluster", "c.json",

@@ -7,7 +7,7 @@ Usage: ranks_test.py BIN MPIRUN
 
 import json
 
-from command import CLUSTER, NODES, STRATEGIES, Case, main, timeless
+from command import CLUSTER, NODES, STRATEGIES, Case, main, timeless, trace
 
 
 class Ranks(Case):
@@ -31,6 +31,14 @@ class Ranks(Case):
                       ["evaluate", "p.json", "loads.jsonl"]):
             told = [timeless(self.result(*words, ranks=ranks)) for ranks in (1, 2, 3)]
             self.assertEqual(told[1:], told[:1] * 2)
+
+    def test_layers_with_different_numbers_of_experts(self):
+        self.write("mixed.json", [counts[:8 if layer in (1, 2) else 16] for layer, counts in enumerate(trace()[0])])
+        made = set()
+        for ranks in (1, 2, 3):
+            self.run_in("mixed.json", *CLUSTER, "-o", "p.json", "--force", ranks=ranks)
+            made.add((self.work / "p.json").read_bytes())
+        self.assertEqual(len(made), 1)
 
     def test_errors_are_told_once(self):
         done = self.plan("--faults", "9", code=10, ranks=3)

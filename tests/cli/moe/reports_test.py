@@ -37,6 +37,7 @@ class Schemas(Case):
         self.plan("--strategy", "eplb", "--at", "0", "-o", "old.json")
         self.write("nodes.csv", NODES + "5000,remove,n2\n6000,remove,n0\n6000,remove,n1\n7000,add,a\n7000,add,b\n")
         self.write("pairs.json", [[[1] * EXPERTS] * EXPERTS] * (LAYERS - 1))
+        self.write("mixed.json", [[9] * 16, [3] * 8])
         more = ["--faults", "1", "--old", "old.json", "--node-failure", "0.01", "--measured-at", "0"]
         for words in (["loads.jsonl", *CLUSTER], ["loads.jsonl", *CLUSTER, *more, "--strategy", "lazarus"],
                       ["compare", "loads.jsonl", *CLUSTER, *more],
@@ -46,6 +47,7 @@ class Schemas(Case):
                       ["loads.jsonl", *CLUSTER, "--affinity", "pairs.json"],
                       ["evaluate", "old.json", "loads.jsonl", "--affinity", "pairs.json"],
                       ["simulate-failures", "loads.jsonl", "nodes.csv", *CLUSTER, "--compare", "--step-time", "1", "--ep", "4"],
+                      ["mixed.json", *CLUSTER], ["compare", "mixed.json", *CLUSTER],
                       ["evaluate", "old.json", "loads.jsonl"]):
             with self.subTest(words):
                 result.validate(self.report(*words)["result"])
@@ -87,6 +89,8 @@ class Schemas(Case):
             for key in set(plan) - {"slots_per_node", "iteration", "migration", "xxh3_128"}:
                 self.assertFalse(plans.is_valid({k: v for k, v in plan.items() if k != key}), key)
         self.assertEqual(len(FORMATS), 6)
+        self.run_in(self.write("mixed.json", [[9] * 16, [3] * 8]), *CLUSTER, "-o", "mixed_plan.json")
+        plans.validate(self.read("mixed_plan.json"))
 
     def test_clusters_are_read_as_their_schema_says(self):
         schema = self.validator("formats/cluster.schema.json")

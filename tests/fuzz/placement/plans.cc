@@ -19,6 +19,7 @@ placement::TokenCounts LoadsOf(const placement::PlanFile& plan) {
   placement::TokenCounts loads;
   loads.layers = static_cast<std::uint32_t>(plan.layer_id.size());
   loads.experts = plan.experts;
+  loads.layer_experts = plan.layer_experts;
   loads.layer_id = plan.layer_id;
   loads.tokens.assign(std::size_t{loads.layers} * loads.experts, 3);
   return loads;

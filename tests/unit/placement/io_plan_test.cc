@@ -289,6 +289,75 @@ TEST(IoPlanTest, PlansOfAnotherShapeAreRefused) {
             std::string::npos);
 }
 
+/// Layers 3 and 5 with three and two experts.
+TokenCounts UnevenLayers() {
+  TokenCounts loads = TwoLayers();
+  loads.layer_experts = {3, 2};
+  loads.tokens = {10, 20, 30, 5, 50, 0};
+  return loads;
+}
+
+TEST(IoPlanTest, LayersWithDifferentNumbersOfExpertsReadBack) {
+  const TokenCounts loads = UnevenLayers();
+  const Cluster cluster = UniformCluster(2, 1, 2);
+  const Placement placement = Placed(loads, cluster, {0, 2, 1, 2, 0, 1, 1, 0});
+  const std::string text =
+      PlanText(Verified(loads, cluster, placement), loads, cluster, FailureUnit::kNode);
+  EXPECT_NE(text.find("\"experts\":3,\"iteration\""), std::string::npos) << text;
+  EXPECT_NE(text.find("{\"layer\":5,\"experts\":2,\"loads\":[5,50],\"replicas\":[2,2],"),
+            std::string::npos)
+      << text;
+  const PlanFile file = Read(text);
+  EXPECT_EQ(file.experts, 3U);
+  EXPECT_EQ(file.layer_experts, (std::vector<std::uint32_t>{3, 2}));
+  const auto again = PlacedOn(file, loads, cluster);
+  ASSERT_TRUE(again) << again.error().message;
+  EXPECT_EQ(again->slot_expert, placement.slot_expert);
+  EXPECT_EQ(again->layer_experts, loads.layer_experts);
+  // One of the layers alone.
+  TokenCounts small = LayersOf(loads, 1, 2);
+  const auto part = PlacedOn(file, small, cluster);
+  ASSERT_TRUE(part) << part.error().message;
+  EXPECT_EQ(part->experts, 2U);
+  EXPECT_TRUE(part->layer_experts.empty());
+  const auto other = PlacedOn(file, TwoLayers(), cluster);
+  ASSERT_FALSE(other);
+  EXPECT_EQ(other.error().message, "plan: layer 5 has 2 experts, the token counts have 3");
+}
+
+TEST(IoPlanTest, EqualNumbersByLayerAreOneNumber) {
+  const PlanFile file = Read(
+      "{\"layers\":[{\"layer\":0,\"experts\":3,\"devices\":[[0,1]]},"
+      "{\"layer\":1,\"experts\":3,\"devices\":[[1,0]]}]}");
+  EXPECT_EQ(file.experts, 3U);
+  EXPECT_TRUE(file.layer_experts.empty());
+}
+
+TEST(IoPlanTest, OtherProgramsWithOneNumberOfExpertsRefuseOthers) {
+  const TokenCounts loads = UnevenLayers();
+  const Cluster cluster = UniformCluster(2, 1, 2);
+  const Placement placement = Placed(loads, cluster, {0, 2, 1, 2, 0, 1, 1, 0});
+  PlanNotes notes;
+  for (const auto& [format, name] :
+       {std::pair(PlanFormat::kEplb, "eplb"), std::pair(PlanFormat::kVllm, "vllm")}) {
+    const auto text = ForeignPlanText(format, placement, loads, cluster, 1, 2, &notes);
+    ASSERT_FALSE(text);
+    EXPECT_EQ(text.error().code, Errc::kUnsupported);
+    EXPECT_EQ(text.error().message,
+              StrCat("--format ", name,
+                     " requires the same number of experts in all layers, found 2 to 3 experts; "
+                     "choose layers of one number with --layers"));
+  }
+  for (const PlanFormat format :
+       {PlanFormat::kSglang, PlanFormat::kTensorrt, PlanFormat::kAscend}) {
+    const auto text = ForeignPlanText(format, placement, loads, cluster, 1, 2, &notes);
+    ASSERT_TRUE(text) << text.error().message;
+    const auto again = PlacedOn(Read(*text), loads, cluster);
+    ASSERT_TRUE(again) << again.error().message << "\n" << *text;
+    EXPECT_EQ(again->slot_expert, placement.slot_expert) << *text;
+  }
+}
+
 class BadPlan : public testing::TestWithParam<std::tuple<const char*, const char*>> {};
 
 TEST_P(BadPlan, IsRefusedWithItsPlace) {
@@ -315,6 +384,20 @@ INSTANTIATE_TEST_SUITE_P(
         std::tuple("{\"experts\":1,\"layers\":[{\"layer\":0,\"placement\":[[1]]}]}",
                    "expert 1 does not exist"),
         std::tuple("{\"nodes\":3,\"layers\":[{\"layer\":0,\"placement\":[[1],[0]]}]}", "3 nodes"),
+        std::tuple("{\"layers\":[{\"layer\":0,\"experts\":2,\"devices\":[[0]]},"
+                   "{\"layer\":1,\"devices\":[[0]]}]}",
+                   "layer 1: either all layers or none must have experts"),
+        std::tuple("{\"layers\":[{\"layer\":0,\"experts\":2,\"devices\":[[0]]},"
+                   "{\"layer\":1,\"experts\":1,\"devices\":[[1]]}]}",
+                   "layer 1: expert 1 does not exist, there are 1"),
+        std::tuple("{\"experts\":3,\"layers\":[{\"layer\":0,\"experts\":2,\"devices\":[[0]]}]}",
+                   "experts is 3, but the largest number in a layer is 2"),
+        std::tuple("{\"layers\":[{\"layer\":0,\"experts\":0,\"devices\":[[0]]}]}",
+                   "layer 0: experts"),
+        std::tuple("{\"layers\":[{\"layer\":0,\"experts\":2,\"devices\":[[0],[1]]},"
+                   "{\"layer\":1,\"experts\":1,\"devices\":[[0],[0]]}],\"migration\":"
+                   "{\"transfers\":[[1,1,0,1,0]],\"lost\":[]}}",
+                   "layer 1 has no expert 1"),
         std::tuple("{\"layers\":[{\"layer\":4,\"devices\":[[0],[1]]}],\"migration\":"
                    "7}",
                    "lists transfers and lost"),

@@ -55,6 +55,22 @@ TEST(PlanningText, SummaryOfAPlan) {
             "survives  no failure for certain (computed exactly)\n");
 }
 
+TEST(PlanningText, LayersWithDifferentNumbersOfExperts) {
+  PlanInput input = Input();
+  input.loads.layers = 2;
+  input.loads.layer_id = {3, 4};
+  input.loads.layer_experts = {3, 2};
+  input.loads.tokens = {10, 20, 30, 10, 20, 0};
+  PlannedRow row;
+  row.strategy = "hand";
+  row.reason = "no room";
+  EXPECT_TRUE(Has(ComparisonText({}, input, {row}), "tokens    2 layers of 2 to 3 experts, "));
+  const Json all = ComparisonJson({}, input, {row});
+  EXPECT_EQ(all["experts"], 3);
+  EXPECT_EQ(all["layer_experts"], (std::vector<std::uint32_t>{3, 2}));
+  EXPECT_FALSE(ComparisonJson({}, Input(), {row}).contains("layer_experts"));
+}
+
 TEST(PlanningText, WhatIsAskedBesides) {
   PlanInput input = Input();
   PlannedRow row = Row(input);

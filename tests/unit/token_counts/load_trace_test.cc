@@ -273,6 +273,26 @@ TEST(IoLoadsTest, RestartsAndATornLineInRowsOfCounts) {
   }
 }
 
+TEST(IoLoadsTest, ASparseTableNamesLayersThatMayHaveFewerExperts) {
+  std::string text = "layer_id,expert_id,count\n";
+  for (const auto& [layer, expert] :
+       {std::pair(0, 7), std::pair(1, 3), std::pair(2, 2), std::pair(3, 4)}) {
+    text += std::to_string(layer) + "," + std::to_string(expert) + ",9\n";
+  }
+  const TokenTrace trace = Parsed(text);
+  EXPECT_EQ(trace.experts, 8U);
+  EXPECT_TRUE(trace.layer_experts.empty());
+  ASSERT_EQ(trace.notes.size(), 1U);
+  EXPECT_EQ(trace.notes[0],
+            "x: 28 counts have no row and are set to 0; the highest expert_id implies 8 experts in "
+            "every layer; in layers 1-2 no expert_id is above 3: for layers with fewer experts use "
+            "the columns layer,expert,tokens, with a row for every count");
+  // Half of the experts or more are an accident of few tokens.
+  const TokenTrace close = Parsed("layer_id,expert_id,count\n0,7,9\n1,4,9\n");
+  ASSERT_EQ(close.notes.size(), 1U);
+  EXPECT_TRUE(close.notes[0].ends_with("implies 8 experts")) << close.notes[0];
+}
+
 TEST(IoLoadsTest, AbsurdSizesAreRefusedBeforeTheyAreMade) {
   ExpectRefused(std::string(100, '['), Errc::kLimit, "levels");
   std::string many = "[[";

@@ -454,7 +454,7 @@ function fillTexts() {
   if (compared) $("chosen").before($("compare"));
   $("chosen").hidden = !compared;
   $("chosen").textContent = `The plan of ${D.strategy}`;
-  $("facts").textContent = `${counted(D.metrics.length, "layer")} of ${counted(D.experts, "expert")} on ` +
+  $("facts").textContent = `${counted(D.metrics.length, "layer")} of ${D.experts} on ` +
     `${counted(D.nodes.length, "node")} with ${counted(device.length, "GPU")}, ` +
     `${counted(D.after_begin[device.length], "slot")} per layer. Token counts: ${D.loads_name}` +
     (D.iteration === null ? "" : `, iteration ${D.iteration}`) + ".";
