@@ -24,6 +24,7 @@ Status CheckSimulation(const PlanRequest& request, const EventsRequest& events,
   SW_TRY(Validate(loads, cluster));
   SW_TRY(internal::CheckRates(request, cluster));
   if (events.expert_parallel > 0) {
+    SW_TRY(token_counts::RequireEqualExperts(loads, "--ep"));
     SW_TRY(CheckExpertParallel(events.expert_parallel, loads.experts, cluster));
   }
   return CheckFaults(request.faults, loads, cluster, request.options.failure_unit);
