@@ -117,12 +117,14 @@ struct PlannedRow {
 
 /// Reads the files of the request and fails for requests that no plan meets. Every rank reads.
 /// \error kUsage  a strategy's time without the cluster's rates; kInfeasible  more failures
-///        than any plan survives; kBadInput  an old plan of another shape; other errors as
+///        than any plan survives; kBadInput  an old plan of another shape; kUnsupported  an
+///        option that requires the same number of experts in all layers; other errors as
 ///        token_counts::ReadLoads, token_counts::Pick
 /// Collective.
 Result<PlanInput> ReadPlanInput(comm::Comm& comm, const PlanRequest& request, Sink& sink);
 
-/// Plans with one strategy and measures the plan. A row without a plan is not an error.
+/// Plans with one strategy and measures the plan. A row without a plan is not an error. Layers
+/// with different numbers of experts are planned as by PlanEachSize.
 /// \error as PlanOnRanks and VerifyPlan
 /// Collective.
 Result<PlannedRow> PlanWith(comm::Comm& comm, const PlanRequest& request, const PlanInput& input,

@@ -105,7 +105,8 @@ class Uneven(Case):
         self.refused(9, "--max-moves requires the same number of experts in all layers, found 8 to 16 experts; choose "
                         "layers of one number with --layers", "mixed.jsonl", *CLUSTER, "--old", "old.json",
                      "--max-moves", "9", "-o", "p")
-        self.refused(4, "layer 1 has 8 experts, the token counts have 16", "loads.jsonl", *CLUSTER, "--old", "old.json", "-o", "p")
+        self.refused(4, "layer 1 has 8 experts, the token counts have 16", "loads.jsonl", *CLUSTER, "--old", "old.json",
+                     "-o", "p")
 
     def test_only_experts_of_a_layer_are_lost(self):
         # The eight GPUs hold one replica of two experts of the large layers, and of one expert of the small layers.

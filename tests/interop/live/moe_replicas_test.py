@@ -164,6 +164,7 @@ def refusals(rank, folder):
         "digest": told(lambda: shardwright.ReplicatedExperts(other, 0, held)),
         "file": told(lambda: shardwright.ExpertPlan.read(folder / ("plan0.json" if first else "plan1.json"))),
         "ranks": told(lambda: shardwright.ExpertPlan.read(folder / "plan3.json")),
+        "uneven": told(lambda: shardwright.ExpertPlan.read(folder / "uneven.json")),
         "rule": told(lambda: shardwright.ReplicatedExperts(plan, 0, held, rule="fair")),
         "layer": told(lambda: shardwright.ReplicatedExperts(plan, 7, held)),
         "state": told(lambda: shardwright.migrate(plan, shardwright.ExpertPlan.read(folder / "plan1.json"), {})),
@@ -182,6 +183,7 @@ class Refusals(Scratch):
         plan(self.folder, "plan0.json", loads_of(0))
         plan(self.folder, "plan1.json", [[1] * 7 + [90]] * 2, "--old", self.folder / "plan0.json")
         plan(self.folder, "plan2.json", [[90] + [1] * 7] * 2, "--strategy", "vanilla")
+        plan(self.folder, "uneven.json", [[1] * 8, [1] * 4])
         example.launch(2, self.folder, refusals)
         answers = json.loads((self.folder / "answers.json").read_text())
         for what, code, words in (
@@ -191,7 +193,8 @@ class Refusals(Scratch):
                 ("width", 5, ["float32[...][5], float32[...][4]"]), ("gate", 2, ["torch.float64"]),
                 ("missing", 2, ["rank 0 holds experts", "parameters of"]), ("form", 5, ["float64[12, 19]", "float64[12, 20]"]),
                 ("strides", 9, ["strides"]), ("digest", 5, ["ffffffffffffffff"]), ("file", 5, ["another plan"]),
-                ("ranks", 5, ["3 live gpus, but the process group has 2 ranks"]), ("rule", 2, ['found "fair"']), ("layer", 2, ["no layer 7"]),
+                ("ranks", 5, ["3 live gpus, but the process group has 2 ranks"]),
+                ("uneven", 9, ["the layers have different numbers of experts", "--layers"]), ("rule", 2, ['found "fair"']), ("layer", 2, ["no layer 7"]),
                 ("held", 2, ["tensors of experts [] given", "it holds [0]"]), ("owner", 2, ["owner 2, ranks [0, 1]"]),
                 ("another form", 5, ["float32[3], expected float32[2]"]), ("state", 2, ["tensors of layer 0 expert", "are missing"]), ("other old", 5, ["made for another old plan"])):
             for answer in answers[what]:
