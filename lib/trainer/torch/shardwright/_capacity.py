@@ -3,14 +3,17 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
+from ._deepspeed_gate import RaisedGate, agree_on, gates_of
 from ._errors import USAGE, Error
 from ._library import compute
 from ._load import Loaded
-from ._types import Restored
+from ._types import DeepSpeedEngine, Restored
 
 
 class ExtraCapacity:
@@ -23,8 +26,15 @@ class ExtraCapacity:
         ...
         extra.step()                                         # after each optimizer step
 
+    For DeepSpeed's MoE layers, attach() does this in their gates:
+
+        extra = shardwright.ExtraCapacity(loaded, devices=ep, ranks=dist.get_world_size(), rank=dist.get_rank())
+        extra.attach(engine)
+        ...
+        extra.step()
+
     The addition is at most a tenth of the expert's capacity, and at most its share of the capacity that other experts of its
-    device leave unused. Local: no method is collective.
+    device leave unused. Only attach() and forward passes of attached layers are collective.
 
     Args:
         loaded: the result of shardwright.load, or its attribute `restored`. If no tokens were lost or counted, capacities do not
@@ -56,6 +66,8 @@ class ExtraCapacity:
         for number, layer in enumerate(self.debts):
             if devices < 1 or len(layer) % devices:
                 raise Error(USAGE, f"devices={devices}: a divisor of the {len(layer)} experts of layer {number} expected")
+        self._lost, self._ranks, self._rank = [list(layer) for layer in lost], ranks, rank
+        self._gates: list[RaisedGate] = []
         self._owing = [bool(layer.any()) for layer in self.debts]
         self._used = [torch.zeros_like(layer) for layer in self.debts]
 
@@ -86,3 +98,43 @@ class ExtraCapacity:
                 self._owing[number] = bool(self.debts[number].any())
                 used.zero_()
         return any(self._owing)
+
+    def attach(self, engine: DeepSpeedEngine) -> None:
+        """Gives experts of DeepSpeed's MoE layers the additional capacity in training passes, until no rank of a layer's
+        expert-parallel group owes tokens. Collective over all ranks.
+
+        Args:
+            engine: the engine that was restored. `devices` must be the ep_size of its layers, and `ranks` and `rank` those of
+                torch.distributed, because each rank routes its own tokens.
+
+        A gate is not replaced if its layer lost no tokens. Layers are checked in any case.
+
+        Raises:
+            UnsupportedError: the engine or a gate is not supported (experts.md#limits in shardwright.DOCS).
+            UsageError: an argument of the constructor differs from the above, or the gates have an ExtraCapacity already.
+            MismatchError: the restore has other layers or experts than the model.
+
+        Documentation: experts.md#capacity-after-a-fault in shardwright.DOCS
+        """
+        gates = agree_on(lambda: self._gates_of(engine), self._lost)
+        self._gates = [
+            RaisedGate(gate, functools.partial(self.capacity, number), functools.partial(self._owes, number))
+            for number, (gate, lost) in enumerate(zip(gates, self._lost)) if any(lost)]
+
+    def detach(self) -> None:
+        """Restores the gates that attach() has replaced. Call it on all ranks between two steps. Local.
+        Documentation: experts.md#capacity-after-a-fault in shardwright.DOCS"""
+        for gate in self._gates:
+            gate.detach()
+        self._gates.clear()
+
+    def _gates_of(self, engine: Any) -> list[Any]:
+        """Returns the gates of all MoE layers. Raises as attach() does."""
+        ranks, rank = (dist.get_world_size(), dist.get_rank()) if dist.is_initialized() else (1, 0)
+        if (self._ranks, self._rank) != (ranks, rank):
+            raise Error(USAGE, f"ranks={self._ranks}, rank={self._rank}: each rank routes its own tokens in DeepSpeed's layers; pass "
+                               f"ranks={ranks}, rank={rank}")
+        return gates_of(engine, self._devices, [len(layer) for layer in self._lost] or None)
+
+    def _owes(self, layer: int) -> bool:
+        return self._owing[layer]

@@ -47,10 +47,15 @@ class Counts:
         return count
 
 
+def moe_layers(model: torch.nn.Module) -> dict[str, Any]:
+    """Returns DeepSpeed's MoE layers of a model by name, in the order in which DeepSpeed numbers them."""
+    from deepspeed.moe.layer import MoE
+    return {name: module for name, module in model.named_modules() if isinstance(module, MoE)}
+
+
 def count_tokens(model: torch.nn.Module) -> Counts:
     """Installs hooks on DeepSpeed's MoE layers, in the order in which DeepSpeed numbers them."""
-    from deepspeed.moe.layer import MoE
-    return Counts([module for module in model.modules() if isinstance(module, MoE)])
+    return Counts(list(moe_layers(model).values()))
 
 
 class TokenLog:
