@@ -133,6 +133,10 @@ Result<ConvertReport> RunPlan(comm::Comm& comm, const Input& input, const layout
   ConvertReport report;
   report.dry_run = options.dry_run;
   report.totals = plan.totals();
+  const auto first = plan.FirstUnits(static_cast<std::uint64_t>(comm.size()));
+  for (std::size_t r = 0; r + 1 < first.size(); ++r) {
+    report.rank_bytes.push_back(plan.byte_of_unit(first[r + 1]) - plan.byte_of_unit(first[r]));
+  }
   if (options.verify == exec::Verify::kNone) report.totals.verify_bytes = 0;
   report.buffer_bytes = exec::BufferBytes(run);
   if (options.dry_run) {

@@ -49,6 +49,8 @@ struct ConvertReport {
   bool linked = false;    ///< verbatim, as hard links
   SiblingReport siblings;
   plan::Totals totals;
+  /// Parts of totals.payload_bytes by rank. Empty for a compressed catalogue.
+  std::vector<std::uint64_t> rank_bytes;
   exec::RunReport run;
   std::uint64_t buffer_bytes = 0;  ///< per rank
   std::uint64_t needed_bytes = 0;  ///< with dry_run: disk space, without files that can be clones

@@ -101,16 +101,18 @@ std::vector<FileRange> FileRangesOf(const layout::ShardMap& map, const layout::F
 
 nlohmann::json TotalsJson(const ConvertReport& report) {
   const plan::Totals& totals = report.totals;
-  return {{"output_files", totals.output_files},
-          {"output_bytes", totals.output_bytes},
-          {"linked_files", totals.linked_files},
-          {"payload_bytes", totals.payload_bytes},
-          {"read_bytes", totals.read_bytes + totals.verify_bytes},
-          {"verify_bytes", totals.verify_bytes},
-          {"units", totals.units},
-          {"members_read", totals.members_read},
-          {"members_unread", totals.members_unread},
-          {"buffer_bytes", report.buffer_bytes}};
+  nlohmann::json json = {{"output_files", totals.output_files},
+                         {"output_bytes", totals.output_bytes},
+                         {"linked_files", totals.linked_files},
+                         {"payload_bytes", totals.payload_bytes},
+                         {"read_bytes", totals.read_bytes + totals.verify_bytes},
+                         {"verify_bytes", totals.verify_bytes},
+                         {"units", totals.units},
+                         {"members_read", totals.members_read},
+                         {"members_unread", totals.members_unread},
+                         {"buffer_bytes", report.buffer_bytes}};
+  if (!report.rank_bytes.empty()) json["rank_bytes"] = report.rank_bytes;
+  return json;
 }
 
 nlohmann::json SiblingsJson(const SiblingReport& report) {

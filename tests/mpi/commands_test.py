@@ -116,6 +116,8 @@ class Ranks(unittest.TestCase):
             self.run_in(ranks, *words, "--dry-run")
             plan = json.loads((self.work / f"report{ranks}").read_text())["result"]["plan"]
             self.assertFalse((self.work / f"out{ranks}").exists())
+            self.assertEqual(len(plan["rank_bytes"]), ranks)
+            self.assertEqual(sum(plan["rank_bytes"]), plan["payload_bytes"])
             self.run_in(ranks, *words)
             run = json.loads((self.work / f"report{ranks}").read_text())["result"]["run"]
             self.assertEqual(run["payload_bytes_read"], plan["read_bytes"])

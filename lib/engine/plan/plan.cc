@@ -242,6 +242,22 @@ std::uint64_t Plan::unit_of_byte(std::uint64_t byte) const {
   return unit_begin_[payload] + (byte - byte_begin_[payload]) / kUnitBytes;
 }
 
+std::uint64_t Plan::byte_of_unit(std::uint64_t index) const {
+  if (index >= totals_.units) return totals_.payload_bytes;
+  const auto after = std::upper_bound(unit_begin_.begin(), unit_begin_.end() - 1, index);
+  const auto payload = static_cast<std::size_t>(after - unit_begin_.begin()) - 1;
+  return byte_begin_[payload] + (index - unit_begin_[payload]) * kUnitBytes;
+}
+
+std::vector<std::uint64_t> Plan::FirstUnits(std::uint64_t ranks) const {
+  const std::uint64_t total = totals_.payload_bytes;
+  std::vector<std::uint64_t> first(ranks + 1, totals_.units);
+  for (std::uint64_t r = 0; r < ranks; ++r) {
+    first[r] = unit_of_byte(total / ranks * r + total % ranks * r / ranks);
+  }
+  return first;
+}
+
 std::uint64_t Plan::first_unit(std::uint32_t file, std::uint32_t payload) const {
   return unit_begin_[payload_begin_[file] + payload];
 }

@@ -119,8 +119,14 @@ class Plan {
   /// \pre index < unit_count()
   Unit unit(std::uint64_t index) const;
   /// Returns the unit with byte `byte` of all payloads laid end to end; unit_count()
-  /// past the last one. Used to divide the work into parts of equal bytes.
+  /// past the last one.
   std::uint64_t unit_of_byte(std::uint64_t byte) const;
+  /// Returns the bytes of all units before a unit; for unit_count(), of all units.
+  std::uint64_t byte_of_unit(std::uint64_t index) const;
+  /// Divides the units into one range per rank, of equal bytes up to the size of a unit.
+  /// \returns the first unit of each rank, then unit_count()
+  /// \pre ranks > 0
+  std::vector<std::uint64_t> FirstUnits(std::uint64_t ranks) const;
   /// Returns the index of the first unit of a payload.
   std::uint64_t first_unit(std::uint32_t file, std::uint32_t payload) const;
   /// Returns the number of units of a file; they follow the first unit of its first payload.

@@ -208,15 +208,9 @@ Status Runner::Begin() {
   resumed_ = opened->starts_with('r');
   SW_TRY_ASSIGN(directory_, OpenShared(comm_, opened->substr(1), options_.output));
   SW_TRY_ASSIGN(journals_, comm_.Agree(directory_.OpenDir(os::kJournalDir)));
-  const std::uint64_t total = plan_.totals().payload_bytes;
-  const auto rank = static_cast<std::uint64_t>(comm_.rank());
-  const auto size = static_cast<std::uint64_t>(comm_.size());
-  const auto cut = [&](std::uint64_t r) {
-    return r == size ? plan_.unit_count()
-                     : plan_.unit_of_byte(total / size * r + total % size * r / size);
-  };
-  std::vector<std::uint64_t> first_of_rank(size + 1);
-  for (std::uint64_t r = 0; r <= size; ++r) first_of_rank[r] = cut(r);
+  const auto rank = static_cast<std::size_t>(comm_.rank());
+  const std::vector<std::uint64_t> first_of_rank =
+      plan_.FirstUnits(static_cast<std::uint64_t>(comm_.size()));
   first_ = first_of_rank[rank];
   last_ = first_of_rank[rank + 1];
   AssignFiles(first_of_rank);

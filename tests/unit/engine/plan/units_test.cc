@@ -64,6 +64,32 @@ TEST(Units, AreFoundByTheirBytes) {
   EXPECT_EQ(plan->unit_of_byte(1ULL << 60), plan->unit_count());
 }
 
+TEST(Units, AreDividedIntoRangesOfEqualBytes) {
+  const layout::ShardMap source;
+  const Target target = Sized({{kUnitBytes * 2 + 5, 3}, {}, {kUnitBytes, 0}});
+  const auto plan = Plan::Make(source, target);
+  ASSERT_TRUE(plan.has_value());
+  EXPECT_EQ(plan->FirstUnits(1), (std::vector<std::uint64_t>{0, 5}));
+  EXPECT_EQ(plan->FirstUnits(3), (std::vector<std::uint64_t>{0, 1, 2, 5}));
+  for (std::uint64_t ranks = 1; ranks <= 9; ++ranks) {
+    const auto first = plan->FirstUnits(ranks);
+    ASSERT_EQ(first.size(), ranks + 1);
+    EXPECT_EQ(first.front(), 0U);
+    EXPECT_EQ(first.back(), plan->unit_count());
+    for (std::uint64_t r = 0; r < ranks; ++r) {
+      EXPECT_LE(plan->byte_of_unit(first[r + 1]) - plan->byte_of_unit(first[r]),
+                plan->totals().payload_bytes / ranks + kUnitBytes)
+          << r << " of " << ranks;
+    }
+  }
+  std::uint64_t byte = 0;
+  for (std::uint64_t i = 0; i < plan->unit_count(); ++i) {
+    EXPECT_EQ(plan->byte_of_unit(i), byte) << i;
+    byte += plan->unit(i).bytes;
+  }
+  EXPECT_EQ(plan->byte_of_unit(plan->unit_count()), byte);
+}
+
 TEST(Units, OfATensorLargerThanOneCarryOnWhereTheLastEnded) {
   const std::uint64_t elems = kUnitBytes / 4 + 10;
   MapMaker source, wanted;
