@@ -250,8 +250,10 @@ Mesh RandomMesh(Random& random) {
 
 Stored Store(const std::vector<Truth>& truth, const Mesh& mesh, Random& random, bool noise) {
   Stored stored;
+  std::vector<bool> partial;  // whether a target calls the copies of an averaged tensor so
   for (const Truth& tensor : truth) {
     stored.map.tensors.push_back({tensor.name, tensor.state, tensor.dtype, tensor.shape, {}});
+    partial.push_back(Pick(random, 0, 1) == 1);
   }
   for (std::uint64_t rank = 0; rank < mesh.tp; ++rank) {
     for (const DType dtype : {DType::kF32, DType::kBF16, DType::kF64}) {
@@ -263,11 +265,11 @@ Stored Store(const std::vector<Truth>& truth, const Mesh& mesh, Random& random, 
         layout::Role role = layout::Role::kOwner;
         if (truth[t].rule.split == layout::Split::kReplicated && rank > 0)
           role = layout::Role::kReplica;
-        // Only sources have partial values. Outputs have whole values, one copy on each rank.
+        // A source has partial values. A target has whole values, one copy on each rank.
         if (truth[t].rule.split == layout::Split::kAverage) {
-          role = noise      ? layout::Role::kPartial
-                 : rank > 0 ? layout::Role::kReplica
-                            : layout::Role::kOwner;
+          role = noise || partial[t] ? layout::Role::kPartial
+                 : rank > 0          ? layout::Role::kReplica
+                                     : layout::Role::kOwner;
         }
         pending.push_back({t, role, std::make_shared<layout::Cut>(*std::move(cut))});
       }

@@ -266,7 +266,7 @@ std::uint64_t Plan::unit_count(std::uint32_t file) const {
   return unit_begin_[payload_begin_[file + 1]] - unit_begin_[payload_begin_[file]];
 }
 
-void Plan::AddRun(std::uint32_t target_tensor, bool owner, std::uint64_t logical,
+void Plan::AddRun(std::uint32_t target_tensor, bool counts, std::uint64_t logical,
                   std::uint64_t elems, std::uint64_t at, std::vector<Piece>* pieces,
                   Program* program) const {
   const Feed& feed = feeds_[target_tensor];
@@ -283,7 +283,7 @@ void Plan::AddRun(std::uint32_t target_tensor, bool owner, std::uint64_t logical
       layout::ForHolders(
           *source_, fragment.at, run.shard, run.shard + run.elems,
           [&](const layout::Region& region, std::uint64_t element, std::uint64_t count) {
-            pieces->push_back({region.member, feed.primary && owner, accumulate, from.dtype,
+            pieces->push_back({region.member, feed.primary && counts, accumulate, from.dtype,
                                region.offset + element * from_bytes, position, count});
             position += count * to_bytes;
           });
@@ -341,10 +341,13 @@ void Plan::Fill(const Unit& unit, Program* program) const {
       payload.array, payload.holder, first, first + unit.bytes / item,
       [&](const layout::Span& span) {
         const Fragment& fragment = target_->map.tensors[span.tensor].fragments[span.fragment];
+        // Each partial fragment of a target has all elements, so only the first one counts.
+        const bool counts = fragment.role == Role::kOwner ||
+                            (fragment.role == Role::kPartial && span.fragment == 0);
         const std::uint64_t base = (span.region_first - first) * item;
         fragment.cut->ForShardRange(
             span.shard_first, span.shard_first + span.elems, [&](const layout::Run& run) {
-              AddRun(span.tensor, fragment.role == Role::kOwner, run.logical, run.elems,
+              AddRun(span.tensor, counts, run.logical, run.elems,
                      base + (run.shard - span.shard_first) * item, &pieces, program);
             });
       });

@@ -156,7 +156,7 @@ class Plan {
     std::uint32_t array;
     std::uint32_t holder;
   };
-  void AddRun(std::uint32_t target_tensor, bool owner, std::uint64_t logical, std::uint64_t elems,
+  void AddRun(std::uint32_t target_tensor, bool counts, std::uint64_t logical, std::uint64_t elems,
               std::uint64_t at, std::vector<Piece>* pieces, Program* program) const;
   void FindInside();
   void FillMember(const Unit& unit, std::uint32_t member, Program* program) const;

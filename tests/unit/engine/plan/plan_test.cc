@@ -152,6 +152,30 @@ TEST(Plans, AverageWhatRanksHoldInParts) {
   EXPECT_EQ(plan->totals().read_bytes, 24U) << "both are read";
 }
 
+TEST(Plans, CountPartialCopiesOfTheTargetOnce) {
+  MapMaker source, wanted;
+  layout::LogicalTensor& from = source.Tensor("norm", "fp32", DType::kF32, {3});
+  layout::LogicalTensor& to = wanted.Tensor("norm", "fp32", DType::kF32, {3});
+  const layout::CutPtr whole = MapMaker::Cut(layout::Cut::Whole({3}));
+  for (int rank = 0; rank < 2; ++rank) {
+    from.fragments.push_back({whole, {source.Array(DType::kF32, 3)}, layout::Role::kPartial});
+  }
+  for (int rank = 0; rank < 3; ++rank) {
+    to.fragments.push_back({whole, {wanted.Array(DType::kF32, 3)}, layout::Role::kPartial});
+  }
+  const Target target = wanted.AsTarget();
+  const auto plan = Plan::Make(source.map, target);
+  ASSERT_TRUE(plan.has_value()) << plan.error().message;
+  ASSERT_EQ(plan->unit_count(), 3U);
+  for (std::uint64_t unit = 0; unit < 3; ++unit) {
+    const Program program = FillOnly(*plan, unit);
+    ASSERT_EQ(program.reads.size(), 2U);
+    for (const Read& read : program.reads) EXPECT_EQ(read.primary, unit == 0) << unit;
+  }
+  EXPECT_EQ(plan->primary_bytes(0), 12U);
+  EXPECT_EQ(plan->primary_bytes(1), 12U);
+}
+
 TEST(Plans, KeepTheShapeThatTheTargetAsksFor) {
   MapMaker source, wanted;
   source.Whole("w", "fp32", DType::kF32, {2, 3});

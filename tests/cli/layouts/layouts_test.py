@@ -1,0 +1,69 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Targets in which ranks have several copies of a value.
+
+Usage: layouts_test.py BIN
+"""
+
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+import zipfile
+
+BIN = pathlib.Path(sys.argv[1]).resolve()
+DATA = pathlib.Path(__file__).resolve().parents[2] / "data/deepspeed"
+ONE_RANK = DATA / "zero1_w2/ckpt"
+
+
+class LayoutsTest(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.work = pathlib.Path(folder.name)
+
+    def load(self, *words, code=0):
+        argv = [BIN / "ucp-load", "-q", *map(str, words)]
+        done = subprocess.run(argv, cwd=self.work, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+        self.assertEqual(done.returncode, code, f"{argv}\n{done.stderr}")
+        return done.stderr
+
+    def convert(self, source, name, *words):
+        self.load(source, name, *words)
+        return self.work / name
+
+    def rules(self, name, *rules):
+        path = self.work / name
+        path.write_text(json.dumps({"version": 1, "family": "test", "rules": list(rules)}), encoding="utf-8")
+        return path
+
+    def test_copies_of_an_average_are_written_and_verified(self):
+        replicated = {"match": ".*", "split": "replicated"}
+        some = self.rules("some.json", {"match": r".*(narrow\.bias|norm\.weight)", "split": "average"}, replicated)
+        every = self.rules("every.json", {"match": ".*", "split": "average"})
+        for rules in (some, every):
+            for target in ("tp=2,dp=1", "tp=3,dp=2", "tp=2,dp=2,zero=2", "tp=2,dp=2,zero=3", "tp=2,dp=1,zero=0"):
+                with self.subTest(rules=rules.name, target=target):
+                    output = self.convert(ONE_RANK, f"{rules.stem} {target}", "--target", target, "--patterns", rules)
+                    self.load("--check", output, ONE_RANK, "--patterns", rules)
+                    back = self.convert(output, f"{rules.stem} {target} back", "--target", "tp=1,dp=2,zero=1", "--patterns", rules)
+                    self.load("--check", back, ONE_RANK)
+
+    def test_damage_of_an_averaged_parameter_is_found(self):
+        rules = self.rules("every.json", {"match": ".*", "split": "average"})
+        source = self.convert(ONE_RANK, "source", "--target", "dp=1")
+        shard = next(source.rglob("*optim_states.pt"))
+        with zipfile.ZipFile(shard) as archive:
+            largest = max(archive.infolist(), key=lambda member: member.file_size)
+            values = archive.read(largest)
+        content = shard.read_bytes()
+        at = content.index(values) + len(values) // 2
+        shard.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1:])
+        said = self.load(source, "output", "--target", "tp=2,dp=1", "--patterns", rules, code=4)
+        self.assertIn("CRC-32", said)
+
+
+if __name__ == "__main__":
+    unittest.main(argv=[sys.argv[0], *sys.argv[2:]])
