@@ -250,7 +250,7 @@ Mesh RandomMesh(Random& random) {
 
 Stored Store(const std::vector<Truth>& truth, const Mesh& mesh, Random& random, bool noise) {
   Stored stored;
-  std::vector<bool> partial;  // whether a target calls the copies of an averaged tensor so
+  std::vector<bool> partial;  // by tensor: if averaged, also partial in a target
   for (const Truth& tensor : truth) {
     stored.map.tensors.push_back({tensor.name, tensor.state, tensor.dtype, tensor.shape, {}});
     partial.push_back(Pick(random, 0, 1) == 1);
