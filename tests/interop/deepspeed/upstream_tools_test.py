@@ -121,6 +121,14 @@ class UpstreamTools(unittest.TestCase):
                     self.assertIn(" 0 differences", self.ucp.run("ucp-load", "--check", one, other))
                 self.assertEqual(train.resume_case(output, resumed, ranks_then, made)["wrong"], [])
 
+    def test_groups_that_some_stages_do_not_have(self):
+        """DeepSpeed's converter keeps the options of the first stage only, so the groups of the others are not known."""
+        uneven = {"dtype": "bf16", "grad_accum": "fp32", "pp": 4, "layers": 4}
+        made, _ = self.make("source", uneven, 4)
+        upstream = upstream_convert(made / "ckpt", made / "upstream")
+        said = self.ucp.run("ucp-load", upstream, made / "output", "--target", "pp=1", expect=9)
+        self.assertIn("does not record which groups this stage has", said)
+
 
 if __name__ == "__main__":
     UpstreamTools.ucp = commands.from_arguments()

@@ -377,6 +377,13 @@ Status AddAllTrainable(Foreign* foreign) {
   std::vector<std::string> names;
   std::vector<Shape> shapes;
   for (const Model& model : foreign->models) {
+    // DeepSpeed's converter keeps only the options of rank 0's groups, so they cannot identify it.
+    if (!foreign->only_weights && !model.groups.empty() && model.groups.size() < groups) {
+      return Fail(Errc::kUnsupported, foreign->name_of(model),
+                  ": param_shapes: ", model.groups.size(), " groups, another stage has ", groups,
+                  ": the folder does not record which groups this stage has: convert the native "
+                  "checkpoint instead");
+    }
     for (const auto& [name, shape] : model.shapes) {
       names.push_back(name);
       shapes.push_back(shape);
