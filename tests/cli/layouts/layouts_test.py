@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Targets in which ranks have several copies of a value.
+"""Targets in which ranks have several copies of a value, or not all parameter groups.
 
 Usage: layouts_test.py BIN
 """
@@ -15,7 +15,13 @@ import zipfile
 
 BIN = pathlib.Path(sys.argv[1]).resolve()
 DATA = pathlib.Path(__file__).resolve().parents[2] / "data/deepspeed"
-ONE_RANK = DATA / "zero1_w2/ckpt"
+ONE_RANK, TWO_STAGES = DATA / "zero1_w2/ckpt", DATA / "pp2_dp2_zero1/ckpt"
+
+
+def files(folder):
+    """Content of all files below a folder, by relative path, without the manifest."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*")
+            if path.is_file() and path.name != "shardwright.json"}
 
 
 class LayoutsTest(unittest.TestCase):
@@ -63,6 +69,22 @@ class LayoutsTest(unittest.TestCase):
         shard.write_bytes(content[:at] + bytes([content[at] ^ 1]) + content[at + 1:])
         said = self.load(source, "output", "--target", "tp=2,dp=1", "--patterns", rules, code=4)
         self.assertIn("CRC-32", said)
+
+    def test_stages_without_a_group(self):
+        # The first layer has only the embedding, the last one only the output layer: both are matrices.
+        one = self.convert(TWO_STAGES, "one", "--target", "pp=1,dp=1")
+        two = self.convert(one, "two", "--target", "pp=2,dp=2")
+        for target in ("pp=3,dp=2", "pp=4,dp=1", "pp=4,dp=3", "pp=2,dp=1,stages=0-2,3", "pp=2,dp=2,stages=0,1-3",
+                       "pp=2,dp=1,zero=0,stages=0,1-3"):
+            with self.subTest(target=target):
+                output = self.convert(two, target, "--target", target)
+                self.load("--check", output, TWO_STAGES)
+                back = self.convert(output, f"{target} back", "--target", "pp=2,dp=2,zero=1,stages=0-1,2-3")
+                self.assertEqual(files(back), files(two))
+                atoms = self.convert(output, f"{target} atoms", "--format", "universal")
+                back = self.convert(atoms, f"{target} atoms back", "--format", "deepspeed", "--target",
+                                    "pp=2,dp=2,zero=1,stages=0-1,2-3")
+                self.assertEqual(files(back), files(two))
 
 
 if __name__ == "__main__":

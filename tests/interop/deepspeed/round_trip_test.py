@@ -23,8 +23,9 @@ ENTRIES = {"entries": True, "groups": 1}
 FROZEN_LATER = {"frozen_later": True, "groups": 1}
 MOE = {"experts": 4}
 ALL_AT_ONCE = {"groups": 1}
-# A stage without vectors makes DeepSpeed wait forever where others have a group of them.
+# A stage without vectors makes DeepSpeed's ZeRO optimizer wait forever where others have a group of them.
 PIPE = {"pipe": True, "groups": 1}
+BF16_PIPE = BF16_OPTIMIZER | {"pipe": True}
 CONFIGURED = {"configured": True, "groups": 1}
 ADAGRAD = {"optimizer": "adagrad", "groups": 1}  # DeepSpeed makes one group of several
 
@@ -98,6 +99,9 @@ SETS = {
                               ("atoms", "zero=1,dp=2,ep=1", MOE | {"ep": 1}, 2)]),
         (MOE | BF16 | {"ep": 2, "zero": 2}, 4, [("mpi", "zero=2,dp=2,ep=1", MOE | BF16 | {"ep": 1, "zero": 2}, 2)]),
         (PIPE | {"pp": 2}, 4, [("direct", "pp=1,dp=2", PIPE, 2), ("mpi", "pp=4,dp=1", PIPE | {"pp": 4}, 4)]),
+        # With 3 and 4 stages some have only matrices.
+        (BF16_PIPE | {"pp": 2}, 4, [("direct", "pp=3,dp=2", BF16_PIPE | {"pp": 3}, 6)]),
+        (BF16_PIPE | {"pp": 4}, 4, [("direct", "pp=2,dp=2", BF16_PIPE | {"pp": 2}, 4), ("atoms", "pp=3,dp=1", BF16_PIPE | {"pp": 3}, 3)]),
         ({"tp": 2}, 4, [("direct", "zero=1,tp=1,dp=3", {}, 3), ("atoms", "zero=2,tp=2,dp=1", {"tp": 2, "zero": 2}, 2),
                         ("mpi", "zero=3,tp=1,dp=2", {"zero": 3}, 2)]),
         ({"zero": 2}, 2, [("rules", "zero=1,tp=2,dp=2", {"tp": 2}, 4)]),

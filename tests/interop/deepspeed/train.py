@@ -32,13 +32,15 @@ DTYPE = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def counters(engine, case):
-    """The contents of a checkpoint besides tensors."""
+    """Collective. The contents of a checkpoint besides tensors."""
     kept = ("lr", "weight_decay", "betas", "eps", "momentum", "amsgrad", "k", "weight_sum", "lr_max", "step")
     groups = {}
     for group in engine.optimizer.param_groups:
         name = re.sub(r"ep_size_\d+", "experts", group.get("name", "only"))  # DeepSpeed names them by their ranks
         groups[name] = {key: group[key] for key in kept if key in group}
-    found = {"global_steps": engine.global_steps, "groups": groups}
+    every = [None] * dist.get_world_size()
+    dist.all_gather_object(every, groups)  # a pipeline stage has only the groups of its parameters
+    found = {"global_steps": engine.global_steps, "groups": {name: group for groups in every for name, group in groups.items()}}
     if engine.lr_scheduler:
         found["scheduler"] = engine.lr_scheduler.state_dict()
     if case["dtype"] == "fp16":

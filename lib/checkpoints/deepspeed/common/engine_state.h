@@ -42,6 +42,8 @@ struct EngineState : OwnState {
   std::vector<Passed> model_states;  ///< by mp rank: root is the model-states dict of ZeRO rank 0
   std::vector<Passed> optimizer;  ///< by mp rank: root is the shard's `optimizer_state_dict` dict
                                   ///< of ZeRO rank 0, or the `optimizer` value at stage 0
+  std::size_t options_rank = 0;   ///< index into `optimizer`: an mp rank with all groups, the
+                                  ///< source of the groups' options
   std::vector<OpaqueEntry> entries;  ///< in the order of the state dict
 
   std::vector<std::uint32_t> Members() const override;

@@ -329,11 +329,13 @@ void MergeExperts(const Reading& reading, const std::vector<std::vector<std::uin
   for (const Key& key : keys) out->push_back(key.param);
 }
 
-/// Returns the group's options: the dict of rank 0, or values of ds_config if the shard is elastic.
+/// Returns the group's options: those in the shards, or values of ds_config if the shard is
+/// elastic.
 Result<const Node*> OptionsOf(Reading* reading, std::size_t g, std::size_t groups) {
-  const Node* inner = reading->state.optimizer.front().document.root;
+  const std::size_t mp = reading->state.options_rank;
+  const Node* inner = reading->state.optimizer[mp].document.root;
   const Node* list = FindPath(inner, {"base_optimizer_state", "param_groups"});
-  const Shard& shard = reading->shards.front().front();
+  const Shard& shard = reading->shards[mp].front();
   if (shard.elastic) {
     const Node* params = FindPath(reading->config, {"optimizer", "params"});
     if (g == 0) {
@@ -357,20 +359,23 @@ Result<const Node*> OptionsOf(Reading* reading, std::size_t g, std::size_t group
 }  // namespace
 
 Status MapFlatGroups(Reading* reading) {
-  const std::size_t groups = reading->shards.front().front().groups.size();
+  const std::size_t groups = reading->own_groups.front().size();
   for (std::size_t g = 0; g < groups; ++g) {
     SW_TRY_ASSIGN(const Node* options, OptionsOf(reading, g, groups));
     Group group = MakeGroup(reading, options);
     std::vector<bool> listed(reading->out.params.size());
     for (std::uint64_t mp = 0; mp < reading->mp_ranks; ++mp) {
       const Model& model = reading->models[mp];
-      if (model.shapes.size() != groups) {
-        return Fail(Errc::kBadInput, reading->file_name(model.file), ": param_shapes: ", groups,
+      const std::size_t own_count = reading->shards[mp].front().groups.size();
+      if (model.shapes.size() != own_count) {
+        return Fail(Errc::kBadInput, reading->file_name(model.file), ": param_shapes: ", own_count,
                     " groups expected as in the shards, found ", model.shapes.size());
       }
+      const std::optional<std::size_t> own = reading->own_groups[mp][g];
+      if (!own) continue;
       Flat flat;
-      static_cast<Spread&>(flat) = SpreadOf(*reading, mp, g);
-      flat.params = &model.shapes[g];
+      static_cast<Spread&>(flat) = SpreadOf(*reading, mp, *own);
+      flat.params = &model.shapes[*own];
       SW_TRY(FindStarts(reading, &flat));
       if (flat.round_robin) reading->topology.round_robin = true;
       std::vector<std::vector<std::uint32_t>> by_ep(flat.ep);

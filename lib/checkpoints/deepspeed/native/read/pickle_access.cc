@@ -21,7 +21,7 @@ Result<std::uint64_t> CountAt(const Reading& reading, std::uint32_t file, const 
 }
 
 Spread SpreadOf(const Reading& reading, std::uint64_t mp, std::size_t group) {
-  const std::vector<std::uint64_t>& counts = reading.shards.front().front().partition_count;
+  const std::vector<std::uint64_t>& counts = reading.shards[mp].front().partition_count;
   Spread out;
   out.mp = mp;
   out.group = group;

@@ -109,7 +109,7 @@ struct Weight {
 /// Distribution of one group over the ZeRO ranks of a mp rank.
 struct Spread {
   std::uint64_t mp = 0;
-  std::size_t group = 0;
+  std::size_t group = 0;    ///< number in the files of the mp rank
   std::uint64_t ranks = 1;  ///< number of ranks that partition it
   std::uint64_t ep = 1;     ///< expert-parallel ranks, each with its own buffer
 };
@@ -137,7 +137,10 @@ struct Reading : EngineReading {
   /// Stage 3: pieces of frozen parameters, by mp, name, rank.
   std::vector<std::map<std::string, std::vector<Place>>> frozen_shares;
   std::vector<std::vector<Shard>> shards;  ///< by mp, rank; empty at stage 0
-  std::vector<const Node*> shard_roots;    ///< by mp: the whole dict of ZeRO rank 0's shard
+  /// By mp and group of the checkpoint: the group's number in the files of that rank. Absent if
+  /// none of the group's parameters is on the rank. Not used at stage 3.
+  std::vector<std::vector<std::optional<std::size_t>>> own_groups;
+  std::vector<const Node*> shard_roots;  ///< by mp: the whole dict of ZeRO rank 0's shard
   UniversalInfo info;
   const Node* config = nullptr;        ///< ds_config as a dict, or null
   std::set<std::string> named_states;  ///< states that Bind or LeaveOut have already reported
@@ -213,9 +216,26 @@ void Bind(Reading* reading, const std::string& where, const std::string& state,
 /// Warns once about a state with the handling kLeftOut.
 void LeaveOut(Reading* reading, const std::string& where, const std::string& state,
               const Node* groups);
+/// Returns true if two groups have the same options. Ignores the lists of their parameters.
+bool SameOptions(const Node* a, const Node* b);
 /// Adds to Checkpoint::bound the group options in which ranks differ.
 /// \param files  for messages: "a and b"
 void CompareOptions(Reading* reading, const Node* a, const Node* b, const std::string& files);
+
+// --- groups.cc: optimizer groups that some stages do not have -----------------------------------
+
+/// The optimizer groups of one mp rank.
+struct GroupList {
+  std::uint32_t file = 0;
+  std::size_t count = 0;
+  const Node* groups = nullptr;  ///< param_groups: list of options, or null
+};
+
+/// Sets Reading::own_groups and EngineState::options_rank. The stage with the most groups must have
+/// all of them. Finds the groups of a stage with fewer groups by their options and order.
+/// \param lists  by mp, at least one
+/// \error kUnsupported  a group fits none or several groups; kBadInput  no options to compare
+Status MatchGroups(Reading* reading, const std::vector<GroupList>& lists);
 
 // --- the passes ---------------------------------------------------------------------------------
 

@@ -375,6 +375,38 @@ Result<Shard> ReadShard(Reading* reading, std::uint32_t file, std::optional<Pass
   return out;
 }
 
+namespace {
+
+/// Compares the shards of the mp ranks with those of the rank that has the most groups.
+Status CompareStages(Reading* reading) {
+  const Shard& front = reading->shards.front().front();
+  const bool zero3 = front.stage == 3;
+  std::vector<GroupList> lists;
+  for (std::uint64_t mp = 0; mp < reading->mp_ranks; ++mp) {
+    const Shard& here = reading->shards[mp].front();
+    const bool fewer = here.groups.size() != front.groups.size();
+    if (front.stage != here.stage || front.bf16_optimizer != here.bf16_optimizer ||
+        (zero3 && fewer)) {
+      return Fail(Errc::kBadInput, reading->file_name(front.file), " and ",
+                  reading->file_name(here.file),
+                  ": stage or number of groups differs: ", front.stage, ", ", front.groups.size(),
+                  " and ", here.stage, ", ", here.groups.size());
+    }
+    const Node* base = BaseOf(reading->state.optimizer[mp].document.root, zero3);
+    lists.push_back({here.file, here.groups.size(), FindPath(base, {"param_groups"})});
+  }
+  SW_TRY(MatchGroups(reading, lists));
+  const GroupList& all = lists[reading->state.options_rank];
+  for (const GroupList& own : lists) {
+    if (&own == &all || own.count != all.count) continue;
+    CompareOptions(reading, all.groups, own.groups,
+                   reading->file_name(all.file) + " and " + reading->file_name(own.file));
+  }
+  return {};
+}
+
+}  // namespace
+
 Status ReadShards(Reading* reading) {
   if (reading->grid.shard.empty()) {
     // Without ZeRO the model states contain the optimizer.
@@ -407,26 +439,8 @@ Status ReadShards(Reading* reading) {
         EraseDropped(shards.front().groups[g].dropped, &shard.groups[g]);
       }
     }
-    if (mp > 0) {
-      const Shard& first = reading->shards.front().front();
-      const Shard& here = shards.front();
-      if (first.stage != here.stage || first.bf16_optimizer != here.bf16_optimizer ||
-          first.groups.size() != here.groups.size()) {
-        return Fail(Errc::kBadInput, reading->file_name(first.file), " and ",
-                    reading->file_name(here.file),
-                    ": stage or number of groups differs: ", first.stage, ", ", first.groups.size(),
-                    " and ", here.stage, ", ", here.groups.size());
-      }
-      const bool zero3 = first.stage == 3;
-      const auto options = [&](std::uint64_t rank) {
-        const Node* base = BaseOf(reading->state.optimizer[rank].document.root, zero3);
-        return FindPath(base, {"param_groups"});
-      };
-      CompareOptions(reading, options(0), options(mp),
-                     reading->file_name(first.file) + " and " + reading->file_name(here.file));
-    }
   }
-  return {};
+  return CompareStages(reading);
 }
 
 }  // namespace shardwright::checkpoints::reader

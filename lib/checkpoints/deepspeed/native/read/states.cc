@@ -84,6 +84,9 @@ bool SameOption(const Node* a, const Node* b) {
   return true;
 }
 
+/// Returns true for the lists of a group's parameters, which each rank numbers on its own.
+bool IsOwnNumbers(std::string_view key) { return key == "params" || key == "param_names"; }
+
 std::string ShowOption(const Node* value) {
   Scalar scalar;
   scalar.value = value;
@@ -153,6 +156,19 @@ void LeaveOut(Reading* reading, const std::string& where, const std::string& sta
       StrCat(where, ": optimizer state \"", state, "\"", KnownAs(*reading, state, groups)));
 }
 
+bool SameOptions(const Node* a, const Node* b) {
+  if (!a->is_dict() || !b->is_dict()) return false;
+  const auto has_those_of = [](const Node* group, const Node* other) {
+    for (std::size_t i = 0; i < other->entry_count(); ++i) {
+      if (!other->key(i)->is_string() || IsOwnNumbers(other->key(i)->text)) continue;
+      const Node* value = group->Find(other->key(i)->text);
+      if (value == nullptr || !SameOption(other->value(i), value)) return false;
+    }
+    return true;
+  };
+  return has_those_of(a, b) && has_those_of(b, a);
+}
+
 void CompareOptions(Reading* reading, const Node* a, const Node* b, const std::string& files) {
   if (a == nullptr || b == nullptr || !a->is_list() || !b->is_list()) return;
   for (std::size_t g = 0; g < std::min(a->items.size(), b->items.size()); ++g) {
@@ -161,7 +177,7 @@ void CompareOptions(Reading* reading, const Node* a, const Node* b, const std::s
     for (std::size_t i = 0; i < ours->entry_count(); ++i) {
       if (!ours->key(i)->is_string()) continue;
       const std::string& key = ours->key(i)->text;
-      if (key == "params" || key == "param_names") continue;  // rank-specific numbers
+      if (IsOwnNumbers(key)) continue;
       const Node* theirs = b->items[g]->Find(key);
       if (theirs != nullptr && SameOption(ours->value(i), theirs)) continue;
       if (!reading->named_states.insert(key).second) continue;

@@ -84,20 +84,22 @@ Status CheckPeers(const Reading& reading) {
 Status ReadExpertParallel(Reading* reading) {
   Topology& to = reading->topology;
   if (reading->shards.empty()) return {};
-  const Shard& shard = reading->shards.front().front();
   std::optional<std::uint64_t> expert_ranks;
-  for (const std::uint64_t count : shard.partition_count) {
-    if (count == reading->ranks) continue;
-    if (count == 0 || reading->ranks % count != 0) {
-      return Fail(Errc::kBadInput, reading->file_name(shard.file), ": partition_count ", count,
-                  " does not divide ", reading->ranks);
+  for (const std::vector<Shard>& shards : reading->shards) {
+    const Shard& shard = shards.front();
+    for (const std::uint64_t count : shard.partition_count) {
+      if (count == reading->ranks) continue;
+      if (count == 0 || reading->ranks % count != 0) {
+        return Fail(Errc::kBadInput, reading->file_name(shard.file), ": partition_count ", count,
+                    " does not divide ", reading->ranks);
+      }
+      if (expert_ranks && *expert_ranks != count) {
+        return Fail(Errc::kUnsupported, reading->file_name(shard.file),
+                    ": expert groups of different sizes: partition_count ", *expert_ranks, " and ",
+                    count);
+      }
+      expert_ranks = count;
     }
-    if (expert_ranks && *expert_ranks != count) {
-      return Fail(Errc::kUnsupported, reading->file_name(shard.file),
-                  ": expert groups of different sizes: partition_count ", *expert_ranks, " and ",
-                  count);
-    }
-    expert_ranks = count;
   }
   if (!expert_ranks) return {};
   to.ep = reading->ranks / *expert_ranks;

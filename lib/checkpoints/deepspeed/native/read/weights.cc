@@ -148,13 +148,13 @@ std::vector<Scalar> WithGroupStep(const Reading& reading, std::uint64_t mp,
 
 namespace {
 
-/// Returns the options of a group that are tensors. All options come from the first optimizer file.
+/// Returns the options of a group that are tensors. All options come from one optimizer file.
 std::vector<Scalar> TensorsOf(Reading* reading, const Node* options) {
   if (reading->state.optimizer.empty()) return {};
   const bool sharded = !reading->shards.empty() && !reading->shards.front().empty();
-  const std::uint32_t file =
-      sharded ? reading->shards.front().front().file : reading->models.front().file;
-  const Document& document = reading->state.optimizer.front().document;
+  const std::size_t mp = reading->state.options_rank;
+  const std::uint32_t file = sharded ? reading->shards[mp].front().file : reading->models[mp].file;
+  const Document& document = reading->state.optimizer[mp].document;
   return TensorOptions(options, [&](const Node* tensor) {
     return reading->map.Payload(file, document, tensor, "an option of a parameter group");
   });

@@ -420,8 +420,10 @@ Status MapGroup(Reading* reading, const Optimizer& optimizer, std::size_t g, con
 
 Status OrderWithoutZero(Reading* reading) {
   std::vector<bool> optimized(reading->out.params.size());
+  std::vector<GroupList> lists;
   for (std::uint64_t mp = 0; mp < reading->mp_ranks; ++mp) {
     SW_TRY_ASSIGN(const Optimizer optimizer, FindOptimizer(*reading, mp));
+    lists.push_back({optimizer.file, 0, optimizer.groups});
     if (optimizer.form == Form::kNone) {
       reading->plain_order.emplace_back();
       continue;
@@ -431,14 +433,10 @@ Status OrderWithoutZero(Reading* reading) {
     for (const std::vector<std::uint32_t>& group : order) {
       for (const std::uint32_t param : group) optimized[param] = true;
     }
-    if (mp > 0 && order.size() != reading->plain_order.front().size()) {
-      return Fail(Errc::kBadInput, reading->file_name(reading->models.front().file), " and ",
-                  reading->file_name(optimizer.file),
-                  ": number of optimizer groups differs: ", reading->plain_order.front().size(),
-                  " and ", order.size());
-    }
+    lists.back().count = order.size();
     reading->plain_order.push_back(std::move(order));
   }
+  SW_TRY(MatchGroups(reading, lists));
   for (std::size_t i = 0; i < optimized.size(); ++i) {
     Param& param = reading->out.params[i];
     if (param.kind == ParamKind::kTrainable && !optimized[i]) param.kind = ParamKind::kFrozen;
@@ -464,20 +462,22 @@ void MapNoOptimizer(Reading* reading) {
 }
 
 Status MapWithoutZero(Reading* reading) {
-  const std::size_t groups = reading->plain_order.front().size();
+  const std::size_t groups = reading->own_groups.front().size();
   if (groups == 0) {
     reading->out.warnings.push_back(reading->file_name(reading->models.front().file) +
                                     ": no optimizer: every parameter is taken as frozen");
     return {};
   }
   for (std::size_t g = 0; g < groups; ++g) {
-    SW_TRY_ASSIGN(const Optimizer first, FindOptimizer(*reading, 0));
-    Group group = MakeGroup(reading, first.groups->items[g]);
+    SW_TRY_ASSIGN(const Optimizer all, FindOptimizer(*reading, reading->state.options_rank));
+    Group group = MakeGroup(reading, all.groups->items[g]);
     std::vector<bool> listed(reading->out.params.size());
     for (std::uint64_t mp = 0; mp < reading->mp_ranks; ++mp) {
+      const std::optional<std::size_t> own = reading->own_groups[mp][g];
+      if (!own) continue;
       SW_TRY_ASSIGN(const Optimizer optimizer, FindOptimizer(*reading, mp));
-      SW_TRY(MapGroup(reading, optimizer, g, group));
-      for (const std::uint32_t param : reading->plain_order[mp][g]) {
+      SW_TRY(MapGroup(reading, optimizer, *own, group));
+      for (const std::uint32_t param : reading->plain_order[mp][*own]) {
         if (listed[param]) continue;
         listed[param] = true;
         reading->out.params[param].group = static_cast<std::int32_t>(g);

@@ -390,6 +390,7 @@ Result<GeometryPtr> MakeGeometry(const Checkpoint& source, const Topology& topol
   geometry->params = source.params;
   geometry->model_states = state->model_states;
   geometry->optimizer = state->optimizer;
+  geometry->options_rank = state->options_rank;
   geometry->entries = state->entries;
   SW_TRY(CheckRoundRobin(*geometry));
   geometry->arena = source.arena;

@@ -151,7 +151,8 @@ Result<const Node*> OptionsNode(Document& document, const Geometry& geometry,
   if (source != nullptr) {
     // An option may be a tensor (a learning rate for captured graphs).
     static const Passed kNothing;
-    const Passed& passed = geometry.optimizer.empty() ? kNothing : geometry.optimizer[0];
+    const Passed& passed =
+        geometry.optimizer.empty() ? kNothing : geometry.optimizer[geometry.options_rank];
     Graft graft(document, passed.document, passed.members);
     SW_TRY_ASSIGN(const Node* taken, graft.Take(source));
     options = CopyDict(arena, taken);

@@ -76,6 +76,7 @@ struct Geometry {
   std::vector<Group> groups;  ///< of the target: MoE groups split again for its expert parallelism
   std::vector<Passed> model_states;
   std::vector<Passed> optimizer;
+  std::size_t options_rank = 0;  ///< as in EngineState
   std::vector<OpaqueEntry> entries;
   std::shared_ptr<pickle::Arena> arena;  ///< owns the nodes of params and groups
 
