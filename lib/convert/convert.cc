@@ -92,20 +92,6 @@ Result<bool> FoundDone(comm::Comm& comm, const ConvertOptions& options,
   return true;
 }
 
-Result<os::FreeSpace> FreeSpaceFor(comm::Comm& comm, const std::string& output) {
-  const auto look = [&]() -> Result<std::string> {
-    SW_TRY_ASSIGN(const os::ParentName split, os::SplitOutput(output));
-    SW_TRY_ASSIGN(const os::FreeSpace free, os::FreeSpaceAt(split.parent));
-    return free.bytes ? StrCat(*free.bytes, " ", free.bytes_quota) : std::string();
-  };
-  SW_TRY_ASSIGN(const std::string text, comm.OnRootText(look));
-  os::FreeSpace free;
-  if (text.empty()) return free;
-  free.bytes = std::stoull(text);
-  free.bytes_quota = text.substr(text.find(' ') + 1);
-  return free;
-}
-
 Result<ConvertReport> RunPlan(comm::Comm& comm, const Input& input, const layout::ShardMap& source,
                               const plan::Target& target, exec::ByteSource& bytes,
                               const std::string& manifest_head, exec::Identity identity,
