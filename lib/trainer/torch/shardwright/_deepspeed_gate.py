@@ -155,8 +155,8 @@ class RaisedGate:
         return normal[0], torch.tensor(capacity + most), normal[2], *routes, tokens
 
     def _largest(self, above: int, owes: bool, device: torch.device) -> tuple[int, bool]:
-        """Returns the largest addition of all ranks of the expert-parallel group, whose buffers must have one size, and whether any
-        of these ranks owes tokens. Collective."""
+        """Returns the largest addition of all ranks of the expert-parallel group, and true if any of these ranks owes tokens. The
+        buffers of these ranks must have one size. Collective."""
         group = self._gate.ep_group
         if group is None or dist.get_world_size(group) == 1:
             return above, owes
