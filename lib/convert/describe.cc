@@ -8,6 +8,8 @@
 
 #include "checkpoints/deepspeed/common/engine_state.h"
 #include "convert/convert.h"
+#include "support/base/text.h"
+#include "support/os/dir.h"
 
 namespace shardwright::convert {
 namespace {
@@ -283,6 +285,20 @@ nlohmann::json CheckJson(const CheckReport& report) {
       {"tensors_equal", report.tensors_equal},   {"tensors_different", report.tensors_different},
       {"bytes_compared", report.bytes_compared}, {"difference_count", report.difference_count},
       {"differences", report.differences},       {"notes", report.notes}};
+}
+
+Result<os::FreeSpace> FreeSpaceFor(comm::Comm& comm, const std::string& output) {
+  const auto look = [&]() -> Result<std::string> {
+    SW_TRY_ASSIGN(const os::ParentName split, os::SplitOutput(output));
+    SW_TRY_ASSIGN(const os::FreeSpace free, os::FreeSpaceAt(split.parent));
+    return free.bytes ? StrCat(*free.bytes, " ", free.bytes_quota) : std::string();
+  };
+  SW_TRY_ASSIGN(const std::string text, comm.OnRootText(look));
+  os::FreeSpace free;
+  if (text.empty()) return free;
+  free.bytes = std::stoull(text);
+  free.bytes_quota = text.substr(text.find(' ') + 1);
+  return free;
 }
 
 }  // namespace shardwright::convert

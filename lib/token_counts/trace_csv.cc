@@ -139,8 +139,8 @@ Result<Columns> ReadHeading(const std::vector<std::string_view>& cells, const st
 
 using Cell = std::tuple<std::uint64_t, std::uint64_t, std::uint64_t>;  // iteration, layer, expert
 
-/// Returns the layers whose expert numbers end in the lower half of all numbers. They may have
-/// fewer experts than the others. Returns an empty text if there are none.
+/// Returns the layers with expert numbers in the lower half only. They may have fewer experts than
+/// the others. Returns an empty text if there are none.
 /// \param experts_of  by layer: the highest expert number plus 1
 /// \param most  the largest of these
 std::string SmallLayers(const std::map<std::uint64_t, std::uint64_t>& experts_of,

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""moe-replace: models whose layers have different numbers of experts.
+"""moe-replace: models with different numbers of experts in their layers.
 
 Usage: uneven_test.py BIN MPIRUN
 """
@@ -19,7 +19,7 @@ def chosen(experts):
 
 
 def layer_of(plan, layer):
-    """A layer without empty slots, whose number depends on other layers if experts are copied for an iteration."""
+    """A layer without empty slots. Their number depends on other layers if experts are copied for an iteration."""
     found = next(entry for entry in plan["layers"] if entry["layer"] == layer)
     return {key: [[e for e in gpu if e >= 0] for gpu in value] if key in ("devices", "owners") else value
             for key, value in found.items() if key != "experts"}
