@@ -23,7 +23,7 @@ import tempfile
 sys.dont_write_bytecode = True
 
 import pec_rows  # pylint: disable=wrong-import-position
-from measure import HERE, ROOT, clear, processor_seconds, timed  # pylint: disable=wrong-import-position
+from measure import HERE, ROOT, clear, processor_seconds, run_trainer, timed  # pylint: disable=wrong-import-position
 
 
 class Bench(pec_rows.PecRows):
@@ -84,17 +84,8 @@ class Bench(pec_rows.PecRows):
     def sizes(self):
         return ["--hidden", "64", "--layers", "2", "--vocab", "500"] if self.args.small else []
 
-    def make(self, *words):
-        """Runs what makes a checkpoint."""
-        # Some virtual machines promise AMX tiles, and oneDNN's kernels with them trap.
-        env = dict(os.environ, DS_ACCELERATOR="cpu", OMP_NUM_THREADS="1", ONEDNN_MAX_CPU_ISA="AVX512_CORE")
-        env["PATH"] = os.path.dirname(self.python) + ":" + env["PATH"]
-        done = subprocess.run(words, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-        if done.returncode != 0:
-            sys.exit(f"{words}: status {done.returncode}\n{done.stdout[-4000:]}")
-
     def torchrun(self, ranks, *words):
-        self.make(os.path.join(self.args.peers, "bin", "torchrun"), "--nproc-per-node", str(ranks), *words)
+        run_trainer(self.python, os.path.join(self.args.peers, "bin", "torchrun"), "--nproc-per-node", str(ranks), *words)
 
     def sharded(self, form):
         """An FSDP2 checkpoint on 4 ranks, made once."""

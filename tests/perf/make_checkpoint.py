@@ -64,6 +64,12 @@ def make_engine(hidden, layers, vocab, **config):
     return deepspeed.initialize(model=model, optimizer=optimizer, config=config)[0]
 
 
+def train(engine, vocab):
+    """Collective. One step, which creates the state of the optimizer."""
+    engine.backward(engine(torch.randint(0, vocab, (1, 8))))
+    engine.step()
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("out")
@@ -74,9 +80,7 @@ def main():
     torch.set_num_threads(1)
     deepspeed.init_distributed(dist_backend="gloo", verbose=False)
     engine = make_engine(args.hidden, args.layers, args.vocab)
-    loss = engine(torch.randint(0, args.vocab, (1, 8)))
-    engine.backward(loss)
-    engine.step()
+    train(engine, args.vocab)
     engine.save_checkpoint(args.out)
 
 
