@@ -11,7 +11,7 @@ ds_to_universal with DeepSpeed's universal loader, and no conversion (a trainer 
 after loading converted checkpoints must be equal.
 nested: the conversion of the largest size with 1, 2 and 4 MPI ranks and 1 and 2 threads, and ds_to_universal with up to
 4 + 4 workers.
-balance: bytes of each of 64 MPI ranks, from dry runs of a checkpoint of a billion parameters whose files have no data.
+balance: bytes of each of 64 MPI ranks, from dry runs of a checkpoint of a billion parameters with empty files.
 
 Everything runs in turns, after one run to warm up (none for conversions with --runs 1). Times are medians, with the range in
 brackets. Bytes are those that the processes read and wrote, including their programs. Needs Open MPI, real DeepSpeed

@@ -6,7 +6,7 @@
     save_load.py load FOLDER ... the same flags
 
 The model is that of make_checkpoint.py. Folders take turns. The first run warms up and is not in the report. A folder with
-latest_universal is loaded by the universal loader of DeepSpeed. All engines must have the same parameters after loads of
+latest_universal is loaded by DeepSpeed's universal loader. All engines must have the same parameters after loads of
 folders that come from the same checkpoint (--same, a number of folders: the first ones).
 
 The report is JSON: `parameters`, and in `steps` for each folder a list of [seconds, bytes read, bytes written] of all ranks

@@ -14,7 +14,7 @@
 namespace shardwright::placement {
 namespace {
 
-using Counts = std::vector<std::uint64_t>;
+using TokenRows = std::vector<std::uint64_t>;
 using Layers = std::vector<std::uint32_t>;
 
 /// Layers 2, 3, 5 and 7 of a model, with 8, 4, 8 and 6 experts.
@@ -91,7 +91,7 @@ TEST(LayerGroupsTest, GroupsAreWhatTheStrategyGets) {
         EXPECT_EQ(current, nullptr);
         EXPECT_TRUE(token_counts::Validate(group));
         EXPECT_TRUE(group.layer_experts.empty());
-        EXPECT_EQ(group.windows, (std::vector<Counts>{group.tokens, group.tokens}));
+        EXPECT_EQ(group.windows, (std::vector<TokenRows>{group.tokens, group.tokens}));
         ids.push_back(group.layer_id);
         StrategyResult result;
         result.placement = EmptyPlacement(group, UniformCluster(1, 1, 8));
