@@ -143,7 +143,8 @@ using ExchangeClasses = std::vector<std::vector<std::uint32_t>>;
 template <class Key>
 ExchangeClasses InParts(const std::map<Key, std::vector<std::uint32_t>>& classes) {
   ExchangeClasses parts;
-  for (const auto& [key, all] : classes) {
+  for (const auto& one : classes) {
+    const std::vector<std::uint32_t>& all = one.second;
     const std::size_t count = (all.size() + kMostExchanged - 1) / kMostExchanged;
     for (std::size_t p = 0; p < count; ++p) {
       const auto at = [&](std::size_t part) {

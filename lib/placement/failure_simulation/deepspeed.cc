@@ -16,6 +16,7 @@ Status CheckExpertParallel(std::uint64_t size, std::uint32_t experts, const Clus
     ++gpus;
     slots = std::min(slots, device.slots);
   }
+  if (size == 0) return Fail(Errc::kUsage, "--ep 0: a number of at least 1 expected");
   if (size > gpus) {
     return Fail(Errc::kUsage, "--ep ", size, ": the cluster has only ", Plural(gpus, "gpu"));
   }

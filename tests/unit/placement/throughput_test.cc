@@ -45,7 +45,7 @@ Throughput Of(std::vector<SimulationStep> steps, const ThroughputOptions& option
   SimulationResult result;
   result.strategy = "lazarus";
   result.steps = std::move(steps);
-  const Throughput run = ComputeThroughput(result, options);
+  Throughput run = ComputeThroughput(result, options);
   EXPECT_NEAR(std::accumulate(run.seconds.begin(), run.seconds.end(), 0.0), run.total_seconds,
               1e-6);
   double samples = 0;
