@@ -97,7 +97,7 @@ class Stops(unittest.TestCase):
                 self.assertLess(self.stop(number, *words), ENDING_SECONDS)
 
     def test_pec_save_tune(self):
-        self.stops("pec-save", "tune", "--experts", 4096, "--moe-layers", 64, "--ep", 4096, "--dp", 4096)
+        self.stops("pec-save", "tune", "--experts", 16384, "--moe-layers", 512, "--ep", 16384, "--dp", 16384)
 
     def test_pec_save_simulate(self):
         (self.work / "tokens.jsonl").write_text(loads(4, 64, 3000), encoding="utf-8")
