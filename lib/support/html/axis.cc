@@ -73,6 +73,11 @@ double LabelSpace(const Axis& axis, double least) {
   return least;
 }
 
+std::string LabelBelow(double x, double y, double width, const Tick& tick) {
+  const double half = kLetter * static_cast<double>(tick.text.size()) / 2;
+  return Text(std::min(x, width - half), y, "middle", tick.text);
+}
+
 std::string LevelsOf(const Axis& axis, double left, double right, double top, double bottom) {
   std::string text;
   for (const Tick& tick : axis.ticks) {

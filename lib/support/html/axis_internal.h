@@ -33,6 +33,10 @@ Axis MakeAxis(double top, Unit unit, int steps);
 /// Makes the ticks of an x axis: one per different value, smallest first.
 std::vector<Tick> TicksAt(std::vector<double> values);
 
+/// Returns the markup of a label below a horizontal axis. It is centred at `x`, or further left
+/// where it would leave the chart, which is `width` wide.
+std::string LabelBelow(double x, double y, double width, const Tick& tick);
+
 /// Returns the markup of a vertical axis: a line from `left` to `right` at each tick, and the
 /// labels and unit to the left of them. 0 is at coordinate `bottom`, the axis's top at `top`.
 std::string LevelsOf(const Axis& axis, double left, double right, double top, double bottom);

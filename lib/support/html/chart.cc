@@ -153,7 +153,7 @@ class Drawing {
   std::string Axes() const {
     std::string text = LevelsOf(y_axis_, left_, kRight, kTop, kBottom);
     for (const Tick& tick : XTicks()) {
-      text += Text(X(tick.value), kBottom + 20, "middle", tick.text);
+      text += LabelBelow(X(tick.value), kBottom + 20, kWidth, tick);
     }
     return text + Text((left_ + kRight) / 2, kHeight - 6, "middle", chart_.x_name) + "\n";
   }

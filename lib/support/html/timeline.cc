@@ -87,7 +87,7 @@ class TimelineDrawing {
     std::string text = LevelsOf(axis_, left_, kRight, kTop, kBarsBottom);
     for (const Tick& tick : MakeAxis(timeline_.seconds, Unit::kCount, 10).ticks) {
       if (tick.value > timeline_.seconds) continue;
-      text += Text(X(tick.value), bottom_ + 18, "middle", tick.text);
+      text += LabelBelow(X(tick.value), bottom_ + 18, kWidth, tick);
     }
     return text + Text((left_ + kRight) / 2, bottom_ + 34, "middle", "seconds") + "\n";
   }

@@ -129,6 +129,14 @@ TEST(Timeline, NamesOfRowsHaveSpace) {
   EXPECT_GE(LeftOf(TimelineMarkup(timeline), "a long name"), 110);
 }
 
+TEST(Timeline, TimesStayInsideOfTheChart) {
+  Timeline timeline = OneBar();
+  timeline.seconds = 0.1601;
+  const std::string text = TimelineMarkup(timeline);
+  EXPECT_LE(LeftOf(text, "0.16"), 1060);  // of 1080, and four letters of 10
+  EXPECT_GT(LeftOf(text, "0.16"), LeftOf(text, "0.14"));
+}
+
 TEST(Timeline, NamesOfEventsDoNotCoverEachOther) {
   Timeline timeline = OneBar();
   timeline.events = {{1, "first"}, {1.1, "second"}, {5, "third"}, {9.9, "fourth"}};
