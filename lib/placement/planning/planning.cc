@@ -11,6 +11,7 @@
 #include "placement/io/cluster_text.h"
 #include "placement/io/plan_file.h"
 #include "placement/planning/everywhere.h"
+#include "placement/planning/plan_cost.h"
 #include "placement/planning/planning_internal.h"
 #include "support/base/bytes.h"
 #include "support/base/limits.h"
@@ -39,11 +40,14 @@ Result<token_counts::TokenTrace> internal::ReadTrace(const std::string& path, bo
 }
 
 Status internal::CheckRates(const PlanRequest& request, const Cluster& cluster) {
+  SW_TRY(CheckCost(request.cost, cluster));
   if (request.options.hecate.nonmoe_seconds <= 0) return {};
   const bool rates = cluster.device_bytes_per_s > 0 || cluster.node_bytes_per_s > 0;
   if (rates && cluster.param_bytes > 0) return {};
-  return Fail(Errc::kUsage,
-              "--nonmoe-seconds requires a --cluster with bandwidth and expert_bytes");
+  return Fail(
+      Errc::kUsage,
+      "--nonmoe-seconds requires bandwidths and the size of an expert: pass --gpu-bandwidth, "
+      "--node-bandwidth and --expert-bytes, or a --cluster with bandwidth and expert_bytes");
 }
 
 namespace {
@@ -171,6 +175,7 @@ Status Measured(const PlanRequest& request, const PlanFile& plan, const std::str
     row.affinity = PlannedTransitions{
         {}, MeasureTransitions(*input.affinity, row.plan->result.placement, input.cluster)};
   }
+  SW_TRY_ASSIGN(row.cost, CostOf(request, input, row.plan->result, StopOf(sink)));
   row.strategy = plan.format;
   row.file = file;
   return {};
@@ -195,6 +200,8 @@ Result<Cluster> ClusterOf(const ClusterRequest& request, std::uint32_t layers) {
   made.expert_bytes = request.expert_bytes;
   // Mixed precision with Adam stores 14 bytes per parameter, 2 of which are the weight.
   made.param_bytes = request.expert_bytes / 7;
+  made.device_bytes_per_s = static_cast<double>(request.gpu_bytes_per_s);
+  made.node_bytes_per_s = static_cast<double>(request.node_bytes_per_s);
   return made;
 }
 
@@ -320,6 +327,7 @@ Result<PlannedRow> PlanWith(comm::Comm& comm, const PlanRequest& request, const 
       SW_TRY_ASSIGN(row.plan, VerifyPlan(strategy.name, *std::move(planned), input.loads,
                                          input.cluster, current, request.Judging(sink)));
       if (input.later) row.later = Measure(row.plan->result.placement, *input.later, input.cluster);
+      SW_TRY_ASSIGN(row.cost, CostOf(request, input, row.plan->result, options.stop));
       return {};
     });
   }));
@@ -368,6 +376,7 @@ Result<EvaluatedPlan> EvaluatePlan(const PlanRequest& request, const std::string
     SW_TRY_ASSIGN(input.cluster, ClusterOf(plan));
   }
   SW_TRY(Validate(input.loads, input.cluster));
+  SW_TRY(CheckRates(request, input.cluster));
   SW_TRY(ReadTransitions(request, &input));
   SW_TRY(
       InArena(request.threads, [&] { return Measured(request, plan, plan_file, &answer, sink); }));

@@ -15,6 +15,7 @@
 #include "placement/affinity/affinity.h"
 #include "placement/core/metrics.h"
 #include "placement/core/types.h"
+#include "placement/cost/cost.h"
 #include "placement/io/plan_text.h"
 #include "placement/verify/verify.h"
 #include "support/base/result.h"
@@ -31,6 +32,8 @@ struct ClusterRequest {
   std::uint64_t gpus = 0;   ///< of each node
   std::uint64_t slots = 0;  ///< of each GPU
   std::uint64_t expert_bytes = 0;
+  std::uint64_t gpu_bytes_per_s = 0;   ///< between GPUs of a node; 0: unknown
+  std::uint64_t node_bytes_per_s = 0;  ///< between nodes; 0: unknown
 
   bool told() const { return !file.empty() || nodes != 0; }
 };
@@ -72,6 +75,8 @@ struct PlanRequest {
   std::vector<std::uint32_t> everywhere;  ///< experts with a replica on every GPU; ascending
   std::uint64_t faults = 0;               ///< failures that must be survived
   Options options;
+  /// Times of a plan. Their `nonmoe_seconds` are those of `options`.
+  CostInputs cost;
   std::uint64_t failures = 16;  ///< largest number of failures in the survival table
   double node_failure = 0;      ///< probability that a node fails; 0: not specified
   bool forward = false;         ///< nodes may forward experts that they received
@@ -101,6 +106,14 @@ struct PlannedTransitions {
   Transitions after;
 };
 
+/// Time and memory of a plan, and of plain expert parallelism with the same input.
+struct PlannedCost {
+  std::optional<ModelTimes> times;   ///< absent without the inputs of the request
+  std::optional<PlanMemory> memory;  ///< absent without the size of an expert
+  std::optional<ModelTimes> vanilla_times;
+  std::optional<PlanMemory> vanilla_memory;
+};
+
 /// A plan of one strategy, or the reason for a missing plan.
 struct PlannedRow {
   std::string strategy;              ///< strategy, or the format of a plan from a file
@@ -109,6 +122,7 @@ struct PlannedRow {
   double seconds = 0;                ///< planning time without reading
   std::optional<ModelMetrics> later;
   std::optional<PlannedTransitions> affinity;  ///< on rank 0, with --affinity
+  PlannedCost cost;                            ///< on rank 0
   std::string reason;
 
   /// Returns the metrics on the token counts for measuring balance.
@@ -116,7 +130,7 @@ struct PlannedRow {
 };
 
 /// Reads the files of the request and fails for requests that no plan meets. Every rank reads.
-/// \error kUsage  a strategy's time without the cluster's rates; kInfeasible  more failures
+/// \error kUsage  times without the cluster's rates; kInfeasible  more failures
 ///        than any plan survives; kBadInput  an old plan of another shape; kUnsupported  an
 ///        option that requires the same number of experts in all layers; other errors as
 ///        token_counts::ReadLoads, token_counts::Pick
@@ -143,7 +157,8 @@ struct EvaluatedPlan {
 
 /// Reads token counts and a plan of any format, and measures the plan on the counts. Uses the
 /// cluster of the request, or otherwise the cluster in the plan's file.
-/// \error kUsage  neither specifies a cluster; kBadInput  the plan does not fit counts or cluster
+/// \error kUsage  neither specifies a cluster, or it lacks rates for times; kBadInput  the plan
+///        does not fit counts or cluster
 /// Local.
 Result<EvaluatedPlan> EvaluatePlan(const PlanRequest& request, const std::string& plan_file,
                                    Sink& sink);

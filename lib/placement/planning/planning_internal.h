@@ -26,7 +26,7 @@ auto InArena(unsigned threads, const Body& body) {
 Result<token_counts::TokenTrace> ReadTrace(const std::string& path, bool counts,
                                            std::uint64_t* idle_records, Sink& sink);
 
-/// Fails without rates: no copy would be in time, and hecate would silently copy nothing.
+/// Fails without rates: times would be 0, and hecate would silently copy nothing.
 /// \error kUsage
 /// Pure.
 Status CheckRates(const PlanRequest& request, const Cluster& cluster);

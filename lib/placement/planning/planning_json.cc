@@ -5,6 +5,8 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "placement/planning/plan_cost.h"
+
 namespace shardwright::placement {
 namespace {
 
@@ -171,6 +173,7 @@ Json RowJson(const PlanRequest& request, const PlanInput& input, const PlannedRo
   }
   if (plan.migration) json["migration"] = MigrationJson(*plan.migration, input.loads);
   if (row.affinity) json["affinity"] = TransitionsJson(*row.affinity, input.loads);
+  AddCostJson(row.cost, input.loads, &json);
   if (!plan.result.moves_curve.empty()) json["moves_curve"] = CurveJson(plan, input);
   json["cut_layers"] = std::count_if(plan.result.notes.begin(), plan.result.notes.end(),
                                      [](const LayerNotes& note) { return note.cut; });

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "placement/failure_simulation/incidents.h"
+#include "placement/planning/plan_cost.h"
 #include "support/base/bytes.h"
 #include "support/base/text.h"
 #include "support/text/table.h"
@@ -360,7 +361,7 @@ std::string SummaryText(const PlanRequest& request, const PlanInput& input, cons
   if (!plan.volumes.empty()) text += VolumesText(plan, input.cluster.param_bytes);
   if (plan.migration) text += MovesText(*plan.migration, input);
   if (plan.result.moves_curve.size() > 1) text += CurveText(plan.result.moves_curve);
-  return text;
+  return text + CostText(row.cost);
 }
 
 std::string LayersText(const PlanInput& input, const PlannedRow& row) {
@@ -385,7 +386,8 @@ std::string LayersText(const PlanInput& input, const PlannedRow& row) {
              "BALANCE: busiest gpu / mean. BOUND: least possible in as many slots. ANY SPLIT: "
              "least possible with these replicas. NODES: busiest node / mean. LEAVE NODE: tokens "
              "that leave their node if near replicas come first. SURVIVES: failures always "
-             "survived. THEN: chance to survive one more.");
+             "survived. THEN: chance to survive one more.") +
+         CostLayersText(row.cost, input.loads);
 }
 
 std::string ComparisonText(const PlanRequest& request, const PlanInput& input,
@@ -408,7 +410,7 @@ std::string ComparisonText(const PlanRequest& request, const PlanInput& input,
     refused += row.strategy + ": no plan: " + text::Printable(row.reason) + "\n";
   }
   return InputText(request, input) + "\n" + table.Render(0) +
-         ComparisonLegend(request, chance, failures) + refused;
+         ComparisonLegend(request, chance, failures) + refused + CostComparisonText(rows);
 }
 
 std::string FailureSimulationsText(const std::string& events,
