@@ -167,6 +167,10 @@ void MoeFlags::AddInputTo(cli::App& app, bool at) {
   app.AddCount("--slots", &slots_, 0, limits::kMoeSlots, "expert replicas per GPU in each layer");
   app.AddSize("--expert-bytes", &cluster.expert_bytes,
               "bytes that move with an expert: weights, master weights and moments; 0: unknown");
+  app.AddBandwidth("--gpu-bandwidth", &cluster.gpu_bytes_per_s,
+                   "bandwidth between GPUs of a node, in each direction; 0: unknown");
+  app.AddBandwidth("--node-bandwidth", &cluster.node_bytes_per_s,
+                   "bandwidth between nodes, in each direction; 0: unknown");
   app.AddText("--window", &windows_,
               "number of iterations over which token counts are added up, or all. With several "
               "values, such as 1,100,all, the worst balance counts. Without the flag: all "
@@ -257,8 +261,30 @@ void MoeFlags::AddStrategyOptionsTo(cli::App& app, bool moves) {
                "hecate: experts that can be sent while other layers compute (t)");
   app.AddCount("--spare", &spare_, 0, limits::kMoeSlots,
                "hecate: experts owned by other GPUs that fit on a GPU (m)");
-  app.AddReal("--nonmoe-seconds", &options.hecate.nonmoe_seconds, 0, 3600,
-              "hecate: seconds between two MoE layers, from which t is computed");
+  if (!moves) AddNonmoeTo(app);
+}
+
+void MoeFlags::AddNonmoeTo(cli::App& app) {
+  app.AddReal("--nonmoe-seconds", &request.options.hecate.nonmoe_seconds, 0, 3600,
+              "forward time of the layers between two MoE layers in seconds; hecate computes t "
+              "from it unless --overlap is given");
+}
+
+void MoeFlags::AddTimesTo(cli::App& app) {
+  app.Group("Time of an iteration");
+  placement::CostInputs& cost = request.cost;
+  app.AddReal("--gpu-flops", &cost.gpu_flops, 0, 1e18,
+              "operations per second of a GPU in experts, such as 1.2e14; computes the times of "
+              "training iterations; 0: no times");
+  app.AddSize("--token-bytes", &cost.token_bytes,
+              "bytes of a token that is sent to an expert: hidden size times bytes per value");
+  AddNonmoeTo(app);
+  app.AddEnum<placement::DispatchMethod>(
+      "--dispatch", &cost.dispatch,
+      {{"proportional", placement::DispatchMethod::kProportional},
+       {"topology", placement::DispatchMethod::kTopology}},
+      "how tokens are divided among replicas. proportional: equal shares; topology: the same GPU, "
+      "otherwise the same node, otherwise all");
 }
 
 void MoeFlags::AddReportTo(cli::App& app) {
@@ -273,7 +299,8 @@ void MoeFlags::AddReportTo(cli::App& app) {
 Status MoeFlags::CheckCluster(const cli::App& app, bool needed) const {
   const placement::ClusterRequest& cluster = request.cluster;
   if (!cluster.file.empty()) {
-    for (const char* flag : {"--nodes", "--gpus", "--slots", "--expert-bytes"}) {
+    for (const char* flag : {"--nodes", "--gpus", "--slots", "--expert-bytes", "--gpu-bandwidth",
+                             "--node-bandwidth"}) {
       if (app.IsSet(flag)) return Usage(flag, " cannot be combined with --cluster");
     }
     return {};
@@ -293,9 +320,25 @@ Status MoeFlags::CheckCluster(const cli::App& app, bool needed) const {
         "no cluster: pass --cluster FILE, or --nodes, --gpus and --slots (expert replicas that fit "
         "on each GPU)");
   }
+  for (const char* flag : {"--gpu-bandwidth", "--node-bandwidth"}) {
+    if (!begun && app.IsSet(flag)) return Usage(flag, " requires --nodes, --gpus and --slots");
+  }
   if (!begun || cluster.gpus <= limits::kMoeDevices / cluster.nodes) return {};
   return Usage("--nodes ", cluster.nodes, " --gpus ", cluster.gpus, ": expected at most ",
                limits::kMoeDevices, " GPUs, found ", cluster.nodes * cluster.gpus);
+}
+
+Status MoeFlags::CheckTimes(const cli::App& app) const {
+  const placement::CostInputs& cost = request.cost;
+  if (cost.given()) return {};
+  if (cost.gpu_flops > 0) return Usage("--gpu-flops requires --token-bytes");
+  for (const char* flag : {"--token-bytes", "--dispatch"}) {
+    if (app.IsSet(flag)) return Usage(flag, " requires --gpu-flops");
+  }
+  if (overlap_ && app.IsSet("--nonmoe-seconds")) {
+    return Usage("--overlap cannot be combined with --nonmoe-seconds");
+  }
+  return {};
 }
 
 Status MoeFlags::CheckRules(const cli::App& app, bool cluster_needed) {
@@ -341,9 +384,7 @@ Status MoeFlags::CheckRules(const cli::App& app, bool cluster_needed) {
     return Usage("--max-moves cannot be combined with --target-balance");
   }
   if (request.old_plan.empty() && request.forward) return Usage("--forward requires --old");
-  if (overlap_ && app.IsSet("--nonmoe-seconds")) {
-    return Usage("--overlap cannot be combined with --nonmoe-seconds");
-  }
+  SW_TRY(CheckTimes(app));
   placement::Options& options = request.options;
   if (objective_ == "balance") options.objective = placement::Objective::kBalance;
   if (objective_ == "recovery") options.objective = placement::Objective::kRecovery;
@@ -370,6 +411,7 @@ Status MoeFlags::CheckKnown(const cli::App& app, const std::string& strategy, bo
   if (!objective_.empty()) other += " --objective " + objective_;
   for (const Known& known : kKnown) {
     if (writes_eplb && std::string_view(known.flag) == "--groups") continue;
+    if (request.cost.given() && std::string_view(known.flag) == "--nonmoe-seconds") continue;
     if (!Knows(known, planner)) SW_TRY(app.Exclude({known.flag}, other));
   }
   for (const Known& known : kKnownInSimulations) {

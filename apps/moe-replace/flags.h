@@ -22,10 +22,13 @@ struct MoeFlags {
   /// Adds the flags for the cluster and for selecting token counts.
   /// \param at  also adds --at, the planned iteration, and --measured-at
   void AddInputTo(cli::App& app, bool at);
-  /// Adds the options of strategies. \param moves  also adds --old and --forward
+  /// Adds the options of strategies.
+  /// \param moves  also adds --old and --forward; otherwise --nonmoe-seconds, which AddTimesTo has
   void AddStrategyOptionsTo(cli::App& app, bool moves);
   /// Adds --faults and --unit.
   void AddFaultsTo(cli::App& app);
+  /// Adds the inputs of the times of a plan.
+  void AddTimesTo(cli::App& app);
   /// Adds the flags for reports about a plan.
   void AddReportTo(cli::App& app);
 
@@ -43,7 +46,9 @@ struct MoeFlags {
                     bool writes_eplb) const;
 
  private:
+  void AddNonmoeTo(cli::App& app);
   Status CheckCluster(const cli::App& app, bool needed) const;
+  Status CheckTimes(const cli::App& app) const;
 
   std::optional<std::uint64_t> slots_;
   std::string layers_;

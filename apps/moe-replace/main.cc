@@ -28,6 +28,7 @@ void AddTo(shardwright::cli::App& app, PlanFlags& flags) {
   app.Group("Plan");
   apps::AddStrategy(app, &flags.strategy);
   flags.AddStrategyOptionsTo(app, true);
+  flags.AddTimesTo(app);
   app.Group("Outputs");
   app.ShowInShortHelp({"--output", "--format"});
   app.AddText("-o,--output", &flags.output, "file for the plan", "FILE");

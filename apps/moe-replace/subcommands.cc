@@ -72,6 +72,7 @@ int CompareMain(int argc, const char* const* argv) {
   flags.AddInputTo(app, true);
   app.Group("Plans");
   flags.AddStrategyOptionsTo(app, true);
+  flags.AddTimesTo(app);
   app.Group("Outputs");
   flags.AddReportTo(app);
   app.Check([&]() -> Status {
@@ -150,10 +151,12 @@ int EvaluateMain(int argc, const char* const* argv) {
   flags.AddInputTo(app, true);
   app.Group("Plan");
   flags.AddFaultsTo(app);
+  flags.AddTimesTo(app);
   app.Group("Outputs");
   flags.AddReportTo(app);
   app.Check([&]() -> Status {
     SW_TRY(flags.CheckRules(app, false));
+    if (!flags.request.cost.given()) SW_TRY(app.Require({"--nonmoe-seconds"}, "--gpu-flops"));
     return CheckForce(app, flags);
   });
   return app.Run(argc, argv, [&](cli::Context& context) { return Evaluate(context, flags, plan); });

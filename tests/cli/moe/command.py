@@ -13,6 +13,8 @@ import unittest
 
 LAYERS, EXPERTS = 6, 16
 CLUSTER = ["--nodes", "4", "--gpus", "2", "--slots", "4", "--expert-bytes", "14MB"]
+LINKS = ["--gpu-bandwidth", "100GB/s", "--node-bandwidth", "10GB/s"]
+TIMES = ["--gpu-flops", "1e14", "--token-bytes", "2048", "--nonmoe-seconds", "0.001"]
 STRATEGIES = ("best", "lazarus", "hecate", "eplb", "eplb+", "spread", "compact", "vanilla", "smartmoe",
               "flexmoe", "fastermoe")
 NODES = "".join(f"0,add,n{n}\n" for n in range(4))  # four nodes that are there from the start

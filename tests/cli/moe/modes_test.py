@@ -197,7 +197,7 @@ class Asked(Case):
                 ("--overlap cannot be combined", ["--overlap", "2"]), ("--spare cannot be combined", ["--spare", "2"]),
                 ("--overlap cannot be combined with --nonmoe-seconds", ["--strategy", "hecate", "--overlap", "2",
                                                             "--nonmoe-seconds", "1"]),
-                ("requires a --cluster with bandwidth", ["--strategy", "hecate", "--nonmoe-seconds", "1"]),
+                ("--nonmoe-seconds requires bandwidths", ["--strategy", "hecate", "--nonmoe-seconds", "1"]),
                 ("--recovery-loss requires --objective mixed", ["--strategy", "lazarus", "--recovery-loss", "0.1"]),
                 ("--forward requires --old", ["--forward"]), ("--map requires --old", ["--map", "greedy"]),
                 ("--format requires --output", ["--format", "vllm"]), ("--force requires --output", ["--force"]),

@@ -7,7 +7,7 @@ Usage: reports_test.py BIN MPIRUN
 
 import json
 
-from command import CLUSTER, EXPERTS, FORMATS, LAYERS, NODES, STRATEGIES, Case, Places, jsonl, main, trace
+from command import CLUSTER, EXPERTS, FORMATS, LAYERS, LINKS, NODES, STRATEGIES, TIMES, Case, Places, jsonl, main, trace
 
 try:
     import jsonschema
@@ -34,7 +34,7 @@ class Schemas(Case):
 
     def test_every_answer_fits(self):
         result = self.validator("moe-replace.schema.json")
-        self.plan("--strategy", "eplb", "--at", "0", "-o", "old.json")
+        self.plan("--strategy", "eplb", "--at", "0", *LINKS, "-o", "old.json")
         self.write("nodes.csv", NODES + "5000,remove,n2\n6000,remove,n0\n6000,remove,n1\n7000,add,a\n7000,add,b\n")
         self.write("pairs.json", [[[1] * EXPERTS] * EXPERTS] * (LAYERS - 1))
         self.write("mixed.json", [[9] * 16, [3] * 8])
@@ -48,6 +48,9 @@ class Schemas(Case):
                       ["evaluate", "old.json", "loads.jsonl", "--affinity", "pairs.json"],
                       ["simulate-failures", "loads.jsonl", "nodes.csv", *CLUSTER, "--compare", "--step-time", "1", "--ep", "4"],
                       ["mixed.json", *CLUSTER], ["compare", "mixed.json", *CLUSTER],
+                      ["evaluate", "old.json", "loads.jsonl", *TIMES], ["loads.jsonl", *CLUSTER, *LINKS, *TIMES],
+                      ["compare", "loads.jsonl", *CLUSTER, *LINKS, *TIMES, "--layers", "2"],
+                      ["mixed.json", *CLUSTER, *LINKS, *TIMES, "--strategy", "hecate"],
                       ["evaluate", "old.json", "loads.jsonl"]):
             with self.subTest(words):
                 result.validate(self.report(*words)["result"])
@@ -75,6 +78,8 @@ class Schemas(Case):
             if key != "iteration":
                 self.assertFalse(result.is_valid({k: v for k, v in good.items() if k != key}), key)
         for key in good["plan"]:
+            if key == "memory":
+                continue
             self.assertFalse(result.is_valid({**good, "plan": {k: v for k, v in good["plan"].items() if k != key}}), key)
         self.assertFalse(result.is_valid({**good, "extra": 1}))
 
