@@ -185,18 +185,43 @@ def survival(results):
     return {f"r{index}": listed(f"{100 * share:.0f}" for share in row) for index, row in enumerate(shares)}
 
 
-@from_results
-def speedup_of_layers(results):
-    """The load of the busiest GPU without copies over that with copies, by layer."""
-    before, after = (result["plan"]["metrics"]["layers"] for result in results)
-    ratios = [old["max_load"] / new["max_load"] for old, new in zip(before, after)]
-    return {"least": min(ratios), "most": max(ratios), "mean": math.exp(sum(map(math.log, ratios)) / len(ratios))}
+def span(values):
+    return f"{min(values):.2f} to {max(values):.2f}"
 
 
 @from_results
-def tokens_between_nodes(results):
-    before, after = (result["plan"]["metrics"]["inter_node_share_least"] for result in results)
+def speedups_of_models(results):
+    """Speed-ups of whole iterations: of the first four models, and of the other four."""
+    ratios = [result["plan"]["times"]["speedup"] for result in results]
+    return {"first": span(ratios[:4]), "second": span(ratios[4:] or ratios)}
+
+
+@from_results
+def all_to_all_time(results):
+    before, after = (sum(layer["all_to_all_seconds"] for layer in result["plan"]["times"]["layers"]) for result in results)
     return {"ratio": before / after}
+
+
+@from_results
+def memory_of_copies(results):
+    """Memory of the fullest GPU against expert parallelism, with copies and with re-materialization."""
+    memory = results[0]["plan"]["memory"]
+    kept, dropped, plain = memory["gpu"], memory["rematerialized_gpu"], memory["vanilla_gpu"]
+    return {"weights": kept["weight_bytes"] / plain["weight_bytes"], "all": kept["bytes"] / plain["bytes"] - 1,
+            "less": (kept["weight_bytes"] - dropped["weight_bytes"]) / (kept["weight_bytes"] - plain["weight_bytes"]),
+            "again": dropped["bytes"] / plain["bytes"] - 1}
+
+
+@from_results
+def rematerialized(results):
+    times = results[0]["plan"]["times"]
+    return {"slower": times["rematerialized_seconds"] / times["seconds"] - 1}
+
+
+@from_results
+def speedup_of_copies(results):
+    without, with_copies = (result["plan"]["times"]["seconds"] for result in results)
+    return {"ratio": without / with_copies}
 
 
 @from_results
