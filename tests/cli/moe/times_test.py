@@ -125,7 +125,7 @@ class Times(Case):
         self.assertAlmostEqual(found["expert_seconds"], 3 * 24 * PARAM_BYTES / FLOPS, delta=1e-15)
 
     def test_dispatch(self):
-        shares = [self.timed("--strategy", "lazarus", "--dispatch", rule)["times"] for rule in ("proportional", "topology")]
+        shares = [self.timed("--strategy", "eplb", "--dispatch", rule)["times"] for rule in ("proportional", "topology")]
         self.assertLess(sum(layer["all_to_all_seconds"] for layer in shares[1]["layers"]),
                         sum(layer["all_to_all_seconds"] for layer in shares[0]["layers"]))
         self.assertNotEqual([layer["expert_seconds"] for layer in shares[0]["layers"]],
