@@ -96,30 +96,30 @@ SearchEnd LayerAnneal::Run(const AnnealBudget& budget) {
   std::size_t gained = 0;  // last round with a gain
   for (std::size_t round = 0;; ++round) {
     if (round > 0 && round % kFocus.size() == 0) length *= 2;
-    const std::uint64_t steps = budget.expired ? length : std::min(length, left);
+    const std::uint64_t steps = std::min(length, left);
     // Every second round continues from the end of the previous one, to explore slots farther
     // from the best plan.
     if (round % 2 == 0) Restart(std::vector<std::int32_t>(best_slots_));
     const double before = best_;
-    Round(steps, kFocus[round % kFocus.size()], kHeat[round % kHeat.size()], budget.expired);
+    Round(steps, kFocus[round % kFocus.size()], kHeat[round % kHeat.size()], budget);
     if (Near()) return SearchEnd::kBound;
     left -= steps;
     steps_ += steps;
     if (best_ < before) gained = round;
     if (Stopped(ground_.stop)) return SearchEnd::kBudget;
-    if (budget.expired ? budget.expired() : left == 0) return SearchEnd::kBudget;
+    if (left == 0 || budget.late()) return SearchEnd::kBudget;
     if (round - gained >= kRoundsWithoutGain) return SearchEnd::kNoGain;
   }
 }
 
 void LayerAnneal::Round(std::uint64_t steps, double focus, double heat,
-                        const std::function<bool()>& expired) {
+                        const AnnealBudget& budget) {
   constexpr std::uint64_t kCheck = 256;  // steps between updates of temperature and clock
   focus_ = focus;
   aim_ = bound_ + (best_ - bound_) * focus_;
   for (std::uint64_t step = 0; step < steps; step += kCheck) {
     if (step % kRecompute == 0) Reload();
-    if (Stopped(ground_.stop) || (expired && expired())) return;
+    if (Stopped(ground_.stop) || budget.late()) return;
     const double done = static_cast<double>(step) / static_cast<double>(steps);
     const double temperature = heat * (1 - (1 - kCooled) * done);
     for (std::uint64_t i = step; i < std::min(step + kCheck, steps); ++i) Step(temperature);

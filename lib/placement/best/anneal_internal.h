@@ -11,10 +11,13 @@
 
 namespace shardwright::placement::internal {
 
-/// Limit of the search for one layer.
+/// Limits of a search; the first one that is reached ends it.
 struct AnnealBudget {
-  std::uint64_t steps = 0;          ///< proposed changes; ignored if `expired` is set
-  std::function<bool()> expired{};  ///< true once the time for this layer is used up
+  std::uint64_t steps = 0;          ///< proposed changes
+  std::function<bool()> expired{};  ///< true once the time for this layer is used up; may be empty
+
+  /// Returns true if no time is left.
+  bool late() const { return expired && expired(); }
 };
 
 /// Searches the placement of one layer by simulated annealing, and changes replica counts and
@@ -58,7 +61,7 @@ class LayerAnneal {
 
   bool Near() const;
   void Restart(std::span<const std::int32_t> slots);
-  void Round(std::uint64_t steps, double focus, double heat, const std::function<bool()>& expired);
+  void Round(std::uint64_t steps, double focus, double heat, const AnnealBudget& budget);
   void Step(double temperature);
   void TrySwap(std::uint32_t a, double temperature);
   void TryReplace(std::uint32_t a, double temperature);

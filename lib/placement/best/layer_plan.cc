@@ -2,6 +2,7 @@
 #include "placement/best/layer_plan_internal.h"
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
 #include <utility>
 
@@ -124,12 +125,16 @@ std::vector<std::int32_t> LayerPlan::MostEven(const Placement& eplb, LayerNotes*
   return Annealed(start, bound, notes);
 }
 
-// Anneals in trials with different random numbers, since a search without a gain for long is stuck.
-// Continues while effort remains and one of the last trials had a gain.
+// Anneals in trials with different random numbers, since a search without a gain for long is stuck,
+// and about one in a hundred is far from the optimum after any number of steps. Trials become
+// longer. Continues while effort remains and one of the last trials had a gain.
 std::vector<std::int32_t> LayerPlan::Annealed(const std::vector<std::int32_t>& start, double bound,
                                               LayerNotes* notes) const {
   constexpr std::uint64_t kTrials = 16;
   constexpr std::uint64_t kSeeds = 1'000'003;  // between trials: above the number of layers
+  constexpr double kTrialEffort = 40;
+  constexpr std::uint64_t kOfOneLength = 4;  // trials until their length is doubled
+  constexpr std::uint64_t kDoublings = 16;
   AnnealBudget budget = Budget(current_ == nullptr ? 1 : 0.5);
   std::vector<std::int32_t> best = start;
   double peak = shares_.Peak(ground_, start);
@@ -137,14 +142,19 @@ std::vector<std::int32_t> LayerPlan::Annealed(const std::vector<std::int32_t>& s
   for (std::uint64_t trial = 0; trial - gained < kTrials; ++trial) {
     LayerAnneal anneal(ground_, shares_, bound, options_.seed + one_.layer_id[0] + trial * kSeeds);
     anneal.Start(start);
-    notes->search_end = anneal.Run(budget);
+    AnnealBudget part = budget;
+    const std::uint64_t doublings = std::min(trial / kOfOneLength, kDoublings);
+    part.steps = std::min(budget.steps, StepsOf(kTrialEffort) << doublings);
+    notes->search_end = anneal.Run(part);
     if (anneal.peak() < peak * kLess) {
       best = anneal.slots();
       peak = anneal.peak();
       gained = trial;
     }
-    if (notes->search_end != SearchEnd::kNoGain || Stopped(stop_)) break;
-    if (!budget.expired && (budget.steps -= std::min(budget.steps, anneal.steps())) == 0) break;
+    budget.steps -= anneal.steps();
+    if (notes->search_end == SearchEnd::kBound || Stopped(stop_)) break;
+    if (budget.steps == 0 || budget.late()) break;
+    notes->search_end = SearchEnd::kNoGain;
   }
   return best;
 }
@@ -244,19 +254,23 @@ void LayerPlan::AddLimited(double goal, std::vector<LayerChoice>* choices) const
   std::move(found.begin(), found.end(), std::back_inserter(*choices));
 }
 
-AnnealBudget LayerPlan::Budget(double share) const {
+std::uint64_t LayerPlan::StepsOf(double effort) const {
   constexpr std::uint64_t kStepsOfSlot = 800;
   constexpr std::uint64_t kStepsMin = 25'000;
   constexpr std::uint64_t kStepsMax = 50'000;
   constexpr double kReplicas = 4;
-  AnnealBudget budget;
-  const std::uint64_t steps =
-      options_.best_effort * std::clamp(units_.slot_count() * kStepsOfSlot, kStepsMin, kStepsMax);
+  const std::uint64_t steps = std::clamp(units_.slot_count() * kStepsOfSlot, kStepsMin, kStepsMax);
   // A step considers all replicas of two experts.
   const double replicas = static_cast<double>(units_.slot_count()) / one_.experts;
   const double affordable = std::min(1.0, kReplicas / replicas);
-  budget.steps = static_cast<std::uint64_t>(static_cast<double>(steps) * share * affordable);
+  return static_cast<std::uint64_t>(static_cast<double>(steps) * effort * affordable);
+}
+
+AnnealBudget LayerPlan::Budget(double share) const {
+  AnnealBudget budget;
+  budget.steps = StepsOf(options_.best_effort * share);
   if (options_.best_seconds > 0 && options_.clock != nullptr) {
+    budget.steps = std::numeric_limits<std::uint64_t>::max();
     const double until = options_.clock() + options_.best_seconds * share;
     budget.expired = [clock = options_.clock, until] { return clock() >= until; };
   }

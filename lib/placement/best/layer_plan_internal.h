@@ -55,6 +55,9 @@ class LayerPlan {
   void AddDescents(double goal, std::vector<LayerChoice>* choices) const;
   void AddLimited(double goal, std::vector<LayerChoice>* choices) const;
 
+  /// Returns the search steps of an effort, as --effort N counts it.
+  std::uint64_t StepsOf(double effort) const;
+  /// Returns the limits of a search that gets a share of the effort.
   AnnealBudget Budget(double share) const;
   Placement Eplb() const;
   bool StartFromCurrent(LayerSearch* search) const;
