@@ -102,7 +102,8 @@ def child(args, name):
     """Mounts in a namespace that ends with this process."""
     try:
         world = mounts.enter()
-        node, _ = mounts.large(name, world, 256 + 3 * args.megabytes)
+        # SeaweedFS keeps the bytes of removed files, and s3fs copies a file to rename it.
+        node, _ = mounts.large(name, world, 256 + (3 + 3 * args.runs) * args.megabytes)
     except mounts.Missing as why:
         print(f"| {name} | skipped: {why} | | |", flush=True)
         return
