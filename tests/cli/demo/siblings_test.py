@@ -40,7 +40,7 @@ class Neighbours(DemoTest):
             (self.work / "ckpt" / name).write_bytes(data)
         (self.work / "ckpt/zero_to_fp32.py").chmod(0o755)
 
-    def beside(self, folder):
+    def sibling_files(self, folder):
         return {name: data for name, data in self.files(folder).items()
                 if "/" not in name and name not in ("latest", "latest_universal")}
 
@@ -52,7 +52,7 @@ class Neighbours(DemoTest):
                       ("--link",)):
             out = "out" + "".join(flags)
             result = self.report_of("ucp-load", "ckpt", out, *flags)
-            self.assertEqual(self.beside(out), SIBLINGS, flags)
+            self.assertEqual(self.sibling_files(out), SIBLINGS, flags)
             self.assertEqual({one["name"]: one["bytes"] for one in result["siblings"]["copied"]},
                              {name: len(data) for name, data in SIBLINGS.items()})
             self.assertEqual(result["siblings"]["bytes"], sum(map(len, SIBLINGS.values())))
@@ -68,7 +68,7 @@ class Neighbours(DemoTest):
         for flags in ((), ("--target", "dp=3")):
             out = "out" + "".join(flags)
             result = self.report_of("ucp-load", "ckpt", out, "--siblings=none", *flags)
-            self.assertEqual(self.beside(out), {})
+            self.assertEqual(self.sibling_files(out), {})
             self.assertEqual(result["siblings"]["copied"], [])
 
     def test_one_line_says_how_many(self):
@@ -97,22 +97,22 @@ class Neighbours(DemoTest):
         self.assertIn("random_states_7.pkl, rng_state_1.pth", done.stderr)
         report = json.loads((self.work / "report").read_text())
         self.assertEqual(set(self.left_out(report["result"])), {"random_states_7.pkl", "rng_state_1.pth"})
-        self.assertEqual(set(self.beside("out")), set(SIBLINGS) - {"rng_state_1.pth"} | {"rng_state_x.pth"})
+        self.assertEqual(set(self.sibling_files("out")), set(SIBLINGS) - {"rng_state_1.pth"} | {"rng_state_x.pth"})
         done = self.run_in("ucp-load", "ckpt", "more", "--target", "dp=9", "--siblings=copy")
         self.assertIn("the other ranks start with new random states", done.stderr)
-        self.assertIn("rng_state_1.pth", self.beside("more"))
+        self.assertIn("rng_state_1.pth", self.sibling_files("more"))
 
     def test_a_tag_folder_has_them_beside_it(self):
         for source in (f"ckpt/{TAG}", f"ckpt/{TAG}/", f"ckpt/{TAG}/.", f"ckpt/../ckpt/{TAG}"):
             self.run_in("ucp-load", source, "out", "--target", "dp=3")
-            self.assertEqual(self.beside("out"), SIBLINGS, source)
+            self.assertEqual(self.sibling_files("out"), SIBLINGS, source)
             shutil.rmtree(self.work / "out")
 
     def test_what_lies_beside_a_folder_that_is_no_save_folder_is_not_taken(self):
         shutil.move(self.work / "ckpt" / TAG, self.work / TAG)
         (self.work / "thesis.tex").write_text("mine")
         self.run_in("ucp-load", TAG, "out", "--target", "dp=3")
-        self.assertEqual(self.beside("out"), {})
+        self.assertEqual(self.sibling_files("out"), {})
 
     def test_other_checkpoints_and_folders_stay(self):
         shutil.copytree(self.work / "ckpt" / TAG, self.work / "ckpt/global_step4")
@@ -124,7 +124,7 @@ class Neighbours(DemoTest):
         done = self.run_in("ucp-load", f"ckpt/{TAG}", "newest", "--target", "dp=3")
         self.assertNotIn("may belong to", done.stderr)
         self.assertEqual(self.left_out(result), {"global_step4": "a folder", "runs": "a folder"})
-        self.assertEqual(self.beside("out"), SIBLINGS)
+        self.assertEqual(self.sibling_files("out"), SIBLINGS)
         self.assertFalse((self.work / "out/runs").exists())
 
     def test_what_shardwright_puts_there_itself_stays(self):
@@ -134,13 +134,13 @@ class Neighbours(DemoTest):
             (save / name).write_text(f"process 1 on {socket.gethostname()} (run 1)\n")
         result = self.report_of("ucp-load", "ckpt", "ckpt/out", "--target", "dp=3")
         self.assertEqual(set(self.left_out(result)), names)
-        self.assertEqual(self.beside("ckpt/out"), SIBLINGS)
+        self.assertEqual(self.sibling_files("ckpt/out"), SIBLINGS)
 
     def test_an_output_beside_the_source_is_no_neighbour(self):
         self.run_in("ucp-union", "--input_folder", f"ckpt/{TAG}", "--output_folder", "ckpt/made")
         self.assertEqual(set(os.listdir(self.work / "ckpt/made")) & set(SIBLINGS), set())
         self.run_in("ucp-load", "ckpt/made", "out")
-        self.assertEqual(self.beside("out"), SIBLINGS)
+        self.assertEqual(self.sibling_files("out"), SIBLINGS)
         done = self.run_in("ucp-union", "--input_folder", f"ckpt/{TAG}", "--output_folder", "ckpt/again",
                            "--siblings=copy", code=2)
         self.assertIn("--siblings=copy", done.stderr)
@@ -152,17 +152,17 @@ class Neighbours(DemoTest):
         self.run_in("ucp-extract", "ckpt", "packed", "--pack=zstd")
         self.run_in("ucp-extract", "ckpt", "bare", "--pack", "--siblings=none")
         self.run_in("ucp-load", "described", "first", "--target", "dp=3")
-        self.assertEqual(self.beside("first"), SIBLINGS)
+        self.assertEqual(self.sibling_files("first"), SIBLINGS)
         shutil.rmtree(self.work / "ckpt")
         for source in ("atoms", "copied", "packed"):
             for flags in (("--target", "dp=3"), ()):
                 out = f"out_{source}{len(flags)}"
                 self.run_in("ucp-load", source, out, *flags)
-                self.assertEqual(self.beside(out), SIBLINGS, out)
+                self.assertEqual(self.sibling_files(out), SIBLINGS, out)
         self.run_in("ucp-load", "copied", "none", "--siblings=none")
         self.run_in("ucp-load", "bare", "bare_out")
-        self.assertEqual(self.beside("none"), {})
-        self.assertEqual(self.beside("bare_out"), {})
+        self.assertEqual(self.sibling_files("none"), {})
+        self.assertEqual(self.sibling_files("bare_out"), {})
 
     def test_damage_to_a_packed_one_is_found(self):
         for pack in ("copy", "zstd"):
@@ -180,7 +180,7 @@ class Neighbours(DemoTest):
             self.run_in("ucp-load", pack, f"{pack}_none", "--siblings=none")
             path.write_bytes(data)
             self.run_in("ucp-load", pack, f"{pack}_out")
-            self.assertEqual(self.beside(f"{pack}_out"), SIBLINGS)
+            self.assertEqual(self.sibling_files(f"{pack}_out"), SIBLINGS)
 
     def test_links_stay_inside_the_folder(self):
         save = self.work / "ckpt"
@@ -196,7 +196,7 @@ class Neighbours(DemoTest):
         self.assertEqual(set(left), {"outside", "absolute", "loop", "dangling", "folder"})
         self.assertIn("absolute, outside: a link that leads out of the folder", done.stderr)
         self.assertIn("dangling, loop: a link that leads nowhere", done.stderr)
-        self.assertEqual(self.beside("out"), {**SIBLINGS, "inside.bin": SIBLINGS[BIG]})
+        self.assertEqual(self.sibling_files("out"), {**SIBLINGS, "inside.bin": SIBLINGS[BIG]})
         self.assertFalse((self.work / "out/inside.bin").is_symlink())
 
     def test_pipes_and_sockets_are_named_and_never_opened(self):
@@ -207,14 +207,14 @@ class Neighbours(DemoTest):
             done = self.run_in("ucp-load", "ckpt", "out")
         self.assertIn("pipe, socket: neither a file nor a folder", done.stderr)
         self.assertIn("to_pipe", done.stderr)
-        self.assertEqual(self.beside("out"), SIBLINGS)
+        self.assertEqual(self.sibling_files("out"), SIBLINGS)
 
     def test_any_name_that_a_file_has_comes_along(self):
         names = [b"new\nline", b"\xff\xfe", b"-rf", b"a b", b"x" * 255, "ü".encode(), b"%s%n", b"{rank}"]
         for name in names:
             pathlib.Path(os.fsdecode(bytes(self.work / "ckpt") + b"/" + name)).write_bytes(name)
         self.run_in("ucp-load", "ckpt", "out", "--target", "dp=3", "--json=report")
-        found = self.beside("out")
+        found = self.sibling_files("out")
         for name in names:
             self.assertEqual(found[os.fsdecode(name)], name)
         json.loads((self.work / "report").read_text())
@@ -224,7 +224,7 @@ class Neighbours(DemoTest):
         (self.work / f"ckpt/{TAG}_universal").write_text("in the way")
         done = self.run_in("ucp-union", "ckpt", "atoms")
         self.assertIn(f"{TAG}_universal: the output has a file or folder of that name", done.stderr)
-        self.assertEqual(self.beside("atoms"), SIBLINGS)
+        self.assertEqual(self.sibling_files("atoms"), SIBLINGS)
 
     def test_two_parts_of_a_source_may_both_have_them(self):
         shutil.copytree(self.work / "ckpt", self.work / "other")
@@ -235,7 +235,7 @@ class Neighbours(DemoTest):
         done = self.run_in("ucp-load", "ckpt", "out", "--also", "other", "--target", "dp=3")
         self.assertIn("config.json, same_size.bin: differs from the file of that name in ckpt", done.stderr)
         self.assertNotIn(BIG, done.stderr)
-        self.assertEqual(self.beside("out"), {**SIBLINGS, "more.txt": b"more", "same_size.bin": b"1" * 100_000})
+        self.assertEqual(self.sibling_files("out"), {**SIBLINGS, "more.txt": b"more", "same_size.bin": b"1" * 100_000})
 
     def test_a_large_one_that_was_written_again_is_refused(self):
         self.run_in("ucp-extract", "ckpt", "catalogue")
@@ -272,7 +272,7 @@ class Neighbours(DemoTest):
             done = self.run_in("ucp-load", "catalogue", out, *flags)
             for name in names:
                 self.assertIn(f"{name}: grew while it was copied", done.stderr)
-            self.assertEqual(self.beside(out), {**SIBLINGS, **logs})
+            self.assertEqual(self.sibling_files(out), {**SIBLINGS, **logs})
         path = self.work / "ckpt/run.log"
         path.rename(self.work / "rotated")
         path.write_bytes(b"the next log" * 20_000)
@@ -288,13 +288,13 @@ class Neighbours(DemoTest):
         link.unlink()
         link.symlink_to("../secret")
         self.run_in("ucp-load", "catalogue", "out", "--target", "dp=3")
-        self.assertEqual(self.beside("out"), {**SIBLINGS, "inside.log": SIBLINGS[BIG]})
+        self.assertEqual(self.sibling_files("out"), {**SIBLINGS, "inside.log": SIBLINGS[BIG]})
 
     def test_small_ones_may_change_once_they_are_found(self):
         self.run_in("ucp-extract", "ckpt", "catalogue")
         (self.work / "ckpt/zero_to_fp32.py").write_bytes(b"written again by the next save")
         self.run_in("ucp-load", "catalogue", "out", "--target", "dp=3")
-        self.assertEqual(self.beside("out"), SIBLINGS)
+        self.assertEqual(self.sibling_files("out"), SIBLINGS)
 
     def test_a_resumed_run_keeps_what_it_has_of_them(self):
         flags = ("--target", "dp=3", "--threads=1")
