@@ -6,11 +6,6 @@ namespace shardwright::apps {
 namespace {
 
 constexpr double kMostPauseSeconds = 1e6;
-constexpr const char* kRequireStepTime[] = {
-    "--samples-per-gpu",    "--expert-share",     "--detection-time",
-    "--rebalance-time",     "--restart-time",     "--checkpoint-time",
-    "--restore-time",       "--checkpoint-every", "--ep",
-    "--ds-checkpoint-every"};
 
 }  // namespace
 
@@ -43,13 +38,14 @@ void AddThroughput(cli::App& app, placement::EventsRequest* events) {
 }
 
 Status CheckThroughput(const cli::App& app, const placement::EventsRequest& events) {
-  for (const char* flag : kRequireStepTime) {
-    if (!app.IsSet("--step-time") && app.IsSet(flag)) {
-      return Fail(Errc::kUsage, flag, " requires --step-time");
-    }
+  if (!app.IsSet("--step-time")) {
+    SW_TRY(app.Require({"--samples-per-gpu", "--expert-share", "--detection-time",
+                        "--rebalance-time", "--restart-time", "--checkpoint-time", "--restore-time",
+                        "--checkpoint-every", "--ep", "--ds-checkpoint-every"},
+                       "--step-time"));
   }
-  if (events.expert_parallel > 0 || !events.ds_checkpoint_every) return {};
-  return Fail(Errc::kUsage, "--ds-checkpoint-every requires --ep");
+  if (events.expert_parallel == 0) SW_TRY(app.Require({"--ds-checkpoint-every"}, "--ep"));
+  return {};
 }
 
 }  // namespace shardwright::apps
