@@ -90,12 +90,19 @@ void Clear(Placement* placement, const Cluster& cluster, std::uint32_t node) {
   }
 }
 
-bool HoldsAnything(const Placement& placement, const Cluster& cluster, std::uint32_t node) {
-  const std::uint32_t first = placement.slot_begin[cluster.device_first(node)];
-  const std::uint32_t last = placement.slot_begin[cluster.device_first(node + 1)];
+/// Returns true if a GPU has an expert in any layer.
+bool HoldsExperts(const Placement& placement, std::uint32_t device) {
   for (std::uint32_t l = 0; l < placement.layers; ++l) {
-    const auto slots = placement.layer(l).subspan(first, last - first);
+    const auto slots = placement.slots(l, device);
     if (std::any_of(slots.begin(), slots.end(), [](auto e) { return e != kNoExpert; })) return true;
+  }
+  return false;
+}
+
+/// Returns true if a GPU of a node has an expert in any layer.
+bool NodeHoldsExperts(const Placement& placement, const Cluster& cluster, std::uint32_t node) {
+  for (std::uint32_t d = cluster.device_first(node); d < cluster.device_first(node + 1); ++d) {
+    if (HoldsExperts(placement, d)) return true;
   }
   return false;
 }
@@ -121,12 +128,7 @@ std::uint64_t ReplicaCount(const Placement& placement) {
 std::uint32_t GpusUsed(const Placement& placement) {
   std::uint32_t used = 0;
   for (std::uint32_t d = 0; d < placement.device_count(); ++d) {
-    for (std::uint32_t l = 0; l < placement.layers; ++l) {
-      const auto slots = placement.slots(l, d);
-      if (std::all_of(slots.begin(), slots.end(), [](auto e) { return e == kNoExpert; })) continue;
-      ++used;
-      break;
-    }
+    if (HoldsExperts(placement, d)) ++used;
   }
   return used;
 }
@@ -190,7 +192,7 @@ class Run {
       SW_TRY_ASSIGN(const std::uint32_t node, machines_.Remove(event.node));
       ++step.nodes_removed;
       if (!current_) continue;
-      step.failure = step.failure || HoldsAnything(*current_, machines_.cluster(), node);
+      step.failure = step.failure || NodeHoldsExperts(*current_, machines_.cluster(), node);
       Clear(&*current_, machines_.cluster(), node);
     }
     step.nodes_live = machines_.cluster().live_nodes();
@@ -214,7 +216,7 @@ class Run {
     Cluster cluster = machines_.cluster();
     const bool survivors = options_.recovery == Recovery::kSurvivors && step.nodes_added == 0;
     for (std::uint32_t n = 0; survivors && current_ && n < cluster.node_count(); ++n) {
-      cluster.nodes[n].alive = cluster.nodes[n].alive && HoldsAnything(*current_, cluster, n);
+      cluster.nodes[n].alive = cluster.nodes[n].alive && NodeHoldsExperts(*current_, cluster, n);
     }
     return cluster;
   }
