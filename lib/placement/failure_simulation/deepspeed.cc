@@ -35,15 +35,11 @@ Result<SimulationResult> SimulateDeepSpeed(comm::Comm& comm, std::uint32_t size,
                                            const SimulationOptions& options, Sink& sink) {
   const Strategy strategy{recovery == Recovery::kRestart ? "ds" : "ds-ft", "",
                           internal::DraftVanilla, internal::FinishByNodes};
-  SimulationOptions own;
+  SimulationOptions own = options;
+  own.plan = {};  // options of other strategies do not apply
   own.plan.expert_parallel = size;
   own.plan.stop = options.plan.stop;
-  own.window = options.window;
-  own.iteration_ms = options.iteration_ms;
-  own.rebalance_every = options.rebalance_every;
-  own.nodes_are_places = options.nodes_are_places;
   own.recovery = recovery;
-  own.seconds = options.seconds;
   return SimulateFailures(comm, strategy, trace, cluster, events, own, sink);
 }
 
