@@ -92,8 +92,8 @@ class Dense:
 class Sharded:
     """One rank of several."""
 
-    def __init__(self, plan, rule):
-        self.rule, self.done, self.loss = rule, 0, None
+    def __init__(self, plan, rule, rematerialise):
+        self.rule, self.rematerialise, self.done, self.loss = rule, rematerialise, 0, None
         self.dense = dense_parameters()
         self.layers = []
         self.adopt(plan, {key: (expert_of(*key), None) for key in mine(plan)})
@@ -106,8 +106,8 @@ class Sharded:
         states = {one: self.optimizer.state[one] for one in self.dense} if self.layers else {}
         self.plan, self.experts = plan, {key: parameters for key, (parameters, _) in experts.items()}
         self.layers = [shardwright.ReplicatedExperts(
-            plan, layer, {expert: one for (at, expert), one in self.experts.items() if at == layer}, rule=self.rule)
-            for layer in range(LAYERS)]
+            plan, layer, {expert: one for (at, expert), one in self.experts.items() if at == layer}, rule=self.rule,
+            rematerialise=self.rematerialise) for layer in range(LAYERS)]
         self.optimizer = optimizer_of(self.dense + [one for pair in self.experts.values() for one in pair])
         self.optimizer.state.update(states)
         for parameters, kept in experts.values():
@@ -199,13 +199,13 @@ def wait_for(path, seconds=3000):
         time.sleep(0.02)
 
 
-def train(rank, folder, command, steps, rule="capacity", change_at=None, kill=None):
+def train(rank, folder, command, steps, rule="capacity", change_at=None, kill=None, rematerialise=False):
     """Collective. Trains; returns the final state of rank 0.
 
     kill: (rank, step, where): when a rank ends by SIGKILL.
     """
     import shardwright
-    trainer = Sharded(shardwright.ExpertPlan.read(folder / "plan0.json"), rule)
+    trainer = Sharded(shardwright.ExpertPlan.read(folder / "plan0.json"), rule, rematerialise)
     losses, moved, era = [], 0, 0
 
     def hook(where):

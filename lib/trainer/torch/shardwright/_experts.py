@@ -41,6 +41,7 @@ class Dispatched:
     _sent: list[int]
     _received: list[int]
     _thread: torch.Tensor
+    _copies: Prefetched | None
 
     def by_expert(self) -> list[tuple[int, torch.Tensor]]:
         """Returns (expert, its rows) for all experts of this rank, ascending. Local."""
@@ -62,6 +63,8 @@ class ReplicatedExperts:
         rule: how tokens are shared among replicas. "capacity": equal shares, and a rank's own tokens first. "proportional": the
             same, and the remaining tokens in proportion to the rest of the shares. "topology": the rank itself, otherwise
             ranks of its node, otherwise all ranks.
+        rematerialise: frees the copies of materialise() in combine(), and gathers them again in the backward pass. Needs a plan
+            with one owner of each expert. Equal on all ranks.
 
     Attributes:
         parameters: {expert: its tensors}, as passed.
@@ -69,7 +72,8 @@ class ReplicatedExperts:
         owner: [expert]: the first rank that has the state of the expert, -1 for no rank.
 
     Raises:
-        UsageError: parameters or rule do not match the plan. MismatchError: ranks differ in plan, layer, rule or shapes.
+        UsageError: parameters, rule or rematerialise do not match the plan. MismatchError: ranks differ in plan, layer, rule,
+            rematerialise or shapes.
 
     Documentation: experts.md in shardwright.DOCS
     """
@@ -77,14 +81,16 @@ class ReplicatedExperts:
     plan: ExpertPlan
     layer: int
     rule: str
+    rematerialise: bool
     parameters: dict[int, list[torch.Tensor]]
     holders: list[list[int]]
     owner: list[int]
 
     def __init__(self, plan: ExpertPlan, layer: int, parameters: Mapping[int, Sequence[torch.Tensor]],
-                 group: dist.ProcessGroup | None = None, rule: str = "capacity") -> None:
+                 group: dist.ProcessGroup | None = None, rule: str = "capacity", rematerialise: bool = False) -> None:
         self._ranks = Group(group)
-        self.plan, self.layer, self.rule = plan, layer, rule
+        self.plan, self.layer, self.rule, self.rematerialise = plan, layer, rule, rematerialise
+        self._materialised: Prefetched | None = None  # copies to free, between materialise() and dispatch()
         self.parameters = {expert: list(tensors) for expert, tensors in sorted(parameters.items())}
 
         def check() -> tuple[Any, ...]:
@@ -92,19 +98,21 @@ class ReplicatedExperts:
                 raise Error(MISMATCH, f"{plan.path}: the plan is for {plan.ranks} ranks, but the process group has {self._ranks.size}")
             if rule not in RULES:
                 raise Error(USAGE, f'rule: {", ".join(RULES)} expected, found "{rule}"')
+            if rematerialise and plan.owners is None:
+                raise Error(USAGE, f"{plan.path}: rematerialise: all replicas of the plan have state, so there are no copies to free")
             self.holders, self.owner, state = plan.holders(layer), plan.owner(layer), plan.state(layer)
             mine = [expert for expert, ranks in enumerate(state) if self._ranks.rank in ranks]
             if list(self.parameters) != mine:
                 raise Error(USAGE, f"{plan.path}: layer {layer}: rank {self._ranks.rank} holds experts {mine}, parameters of "
                                    f"{list(self.parameters)} are given")
-            return plan.digest, layer, rule, next(iter(self.parameters.values()), None) is not None
+            return plan.digest, layer, rule, rematerialise, next(iter(self.parameters.values()), None) is not None
 
         found = moving(lambda: self._ranks.agree(check))
         for rank, other in enumerate(found):
-            if other[:3] != found[0][:3]:
-                raise Error(MISMATCH, f"rank {rank} has plan {other[0][:16]} layer {other[1]} rule {other[2]}, rank 0 plan "
-                                      f"{found[0][0][:16]} layer {found[0][1]} rule {found[0][2]}")
-            if not other[3]:
+            if other[:4] != found[0][:4]:
+                raise Error(MISMATCH, f"rank {rank} has plan {other[0][:16]} layer {other[1]} rule {other[2]} rematerialise {other[3]}, "
+                                      f"rank 0 plan {found[0][0][:16]} layer {found[0][1]} rule {found[0][2]} rematerialise {found[0][3]}")
+            if not other[4]:
                 raise Error(USAGE, f"{plan.path}: layer {layer}: rank {rank} holds no expert, so the shapes of its parameters are unknown")
         self._example = next(iter(self.parameters.values()))
         self._sparse = SparseCollectives(self._example, self._ranks)
@@ -176,10 +184,12 @@ class ReplicatedExperts:
 
         Raises:
             UsageError, MismatchError: on all ranks, if the arguments of any rank are invalid, or an expert with tokens has no
-            replica. TransferError: a rank is gone.
+            replica. UsageError: materialise() was not called before, with `rematerialise`. TransferError: a rank is gone.
 
         Documentation: experts.md#tokens in shardwright.DOCS
         """
+        if self.rematerialise and self._materialised is None:
+            raise Error(USAGE, "dispatch: with rematerialise, call materialise() before each dispatch()")
         if loads is None:
             loads = self.loads(chosen, tokens)
         replicas = self._replicas if holders is None else _matrix(holders, self.plan)
@@ -194,10 +204,14 @@ class ReplicatedExperts:
         thread = torch.zeros((), requires_grad=torch.is_grad_enabled(), device="cpu")
         arrived, thread = _Exchange.apply(packed, thread, outgoing, incoming, self._ranks)
         rows = compute("pack_tokens", arrived, arrange, None, len(arrange))
-        return Dispatched(rows, mine, received.sum(0)[mine].tolist(), place, arrange, outgoing, incoming, thread)
+        copies, self._materialised = self._materialised, None
+        return Dispatched(rows, mine, received.sum(0)[mine].tolist(), place, arrange, outgoing, incoming, thread, copies)
 
     def combine(self, rows: torch.Tensor, dispatched: Dispatched, weights: torch.Tensor) -> torch.Tensor:
         """Sends the results of the experts back, and computes the weighted sum of each token. Collective, differentiable.
+
+        With `rematerialise` it first frees the copies that materialise() has returned, and removes them from the returned dict.
+        Do not use these tensors, or views of them, afterwards: that can crash the process.
 
         Args:
             rows: results in the order of dispatched.rows, [rows][any width].
@@ -215,7 +229,10 @@ class ReplicatedExperts:
         if rows.dim() != 2 or rows.shape[0] != len(dispatched._arrange):
             raise Error(USAGE, f"rows: the {len(dispatched._arrange)} rows of dispatch expected, found shape {list(rows.shape)}")
         back = compute("unpack_tokens", rows.contiguous(), dispatched._arrange, None)
-        arrived, _ = _Exchange.apply(back, dispatched._thread, dispatched._received, dispatched._sent, self._ranks)
+        thread = dispatched._thread
+        if dispatched._copies is not None:
+            back, thread = _Free.apply(self, dispatched._copies, back, thread)
+        arrived, _ = _Exchange.apply(back, thread, dispatched._received, dispatched._sent, self._ranks)
         return compute("unpack_tokens", arrived, dispatched._place, weights.to(sum_type(rows.dtype)).contiguous())
 
     # Gradients of replicas
@@ -273,7 +290,26 @@ class ReplicatedExperts:
         mine = [expert for expert, ranks in enumerate(holders) if self._ranks.rank in ranks]
         held = {expert: [one.detach() for one in self.parameters[expert]] if expert in self.parameters
                 else [torch.empty_like(one, requires_grad=False) for one in self._example] for expert in mine}
-        return Prefetched(held, holders, self._sparse.all_gather(held, self.owner, holders, async_op=True))
+        copies = [one for expert in mine if expert not in self.parameters for one in held[expert]]
+        work = self._sparse.all_gather(held, self.owner, holders, async_op=True)
+        return Prefetched(held, holders, work, copies, self._versions())
+
+    def _versions(self) -> list[int]:
+        """Returns numbers that change when the parameters of this rank change."""
+        return [one._version for tensors in self.parameters.values() for one in tensors]
+
+    def _gather_again(self, copies: Sequence[torch.Tensor], prefetched: Prefetched) -> None:
+        """Allocates freed copies and fills them with the parameters of their owners. Collective. Raises UsageError if parameters of
+        this rank have changed since prefetch()."""
+        if self._versions() != prefetched.versions:
+            raise Error(USAGE, f"layer {self.layer}: expert parameters changed between prefetch() and backward(), so rematerialise "
+                               "cannot gather the copies of the forward pass; call backward() before the optimizer step")
+        for one in copies:
+            one.untyped_storage().resize_(one.nbytes)
+        rest = iter(copies)
+        tensors = {expert: [one.detach() for one in self.parameters[expert]] if expert in self.parameters
+                   else [next(rest) for _ in self._example] for expert in prefetched.held}
+        self._sparse.all_gather(tensors, self.owner, prefetched.holders)
 
     def materialise(self, tokens: torch.Tensor, prefetched: Prefetched | None = None,
                     ) -> tuple[torch.Tensor, dict[int, list[torch.Tensor]]]:
@@ -284,33 +320,45 @@ class ReplicatedExperts:
 
         Args:
             tokens: the layer's input. Pass the returned tokens to dispatch(), so that every rank takes part in backward().
-            prefetched: result of prefetch(). Default: calls it.
+            prefetched: result of prefetch(). Default: calls it. With `rematerialise` each result can be passed once.
 
         Returns:
-            (tokens, {expert: its parameters}).
+            (tokens, {expert: its parameters}). With `rematerialise` the dict is valid until combine().
 
         Raises:
-            TransferError: a rank is gone.
+            UsageError: with `rematerialise`, the copies were used already. TransferError: a rank is gone.
 
         Documentation: experts.md#copies-for-an-iteration in shardwright.DOCS
         """
         prefetched = prefetched or self.prefetch()
+        if self.rematerialise and prefetched.given is not None:
+            raise Error(USAGE, "materialise: with rematerialise, call prefetch() for each materialise(): these copies were used already")
         prefetched.work.wait()
         experts = list(prefetched.held)
         owned = [one for expert in self.parameters for one in self.parameters[expert]]
         thread = torch.zeros((), requires_grad=torch.is_grad_enabled(), device="cpu")
         tokens, *flat = _Materialise.apply(self, prefetched, tokens, thread, *owned)
         width = len(self._example)
-        return tokens, {expert: flat[i * width:(i + 1) * width] for i, expert in enumerate(experts)}
+        given = {expert: flat[i * width:(i + 1) * width] for i, expert in enumerate(experts)}
+        if self.rematerialise:
+            self._materialised, prefetched.given = prefetched, given
+        return tokens, given
 
 
 @dataclasses.dataclass
 class Prefetched:
-    """Copies of parameters in progress. Pass it to ReplicatedExperts.materialise."""
+    """Copies of parameters in progress. Pass it to ReplicatedExperts.materialise.
+
+    copies: the tensors of `held` that this rank does not own, by expert. versions: of the own parameters when copying began.
+    given: with rematerialise, the dict that materialise() has returned.
+    """
 
     held: dict[int, list[torch.Tensor]]
     holders: Sequence[Sequence[int]]
     work: Work
+    copies: list[torch.Tensor]
+    versions: list[int]
+    given: dict[int, list[torch.Tensor]] | None = None
 
 
 class _Exchange(torch.autograd.Function):
@@ -344,6 +392,8 @@ class _Materialise(torch.autograd.Function):
                 *owned: torch.Tensor) -> Any:
         ctx.layer, ctx.holders, ctx.experts = layer, prefetched.holders, list(prefetched.held)
         flat = [one.view_as(one) for tensors in prefetched.held.values() for one in tensors]
+        if layer.rematerialise:
+            ctx.save_for_backward(*prefetched.copies)
         return tokens.view_as(tokens), *flat
 
     @staticmethod
@@ -354,8 +404,37 @@ class _Materialise(torch.autograd.Function):
         # Cloned, because the addition is in place and autograd may share gradients.
         summed = {expert: [one.clone(memory_format=torch.contiguous_format) for one in flat[i * width:(i + 1) * width]]
                   for i, expert in enumerate(ctx.experts)}
+        _free(ctx.saved_tensors)
         layer._sparse.reduce_scatter(summed, layer.owner, ctx.holders)
         return None, None, tokens, None, *(one for expert in layer.parameters for one in summed[expert])
+
+
+class _Free(torch.autograd.Function):
+    """Frees copies after the forward pass of the experts, and gathers them again before their backward pass.
+
+    Empties the storages of the copies, because autograd keeps the tensors that it has saved. The copies are saved tensors of this
+    function, so that activation checkpointing, which repeats the forward pass, replaces them by the copies of the repetition. The
+    argument `thread` makes every rank take part in the backward pass, even without rows."""
+
+    @staticmethod
+    def forward(ctx: Any, layer: ReplicatedExperts, prefetched: Prefetched, rows: torch.Tensor, thread: torch.Tensor) -> Any:
+        ctx.layer, ctx.prefetched = layer, prefetched
+        ctx.save_for_backward(*prefetched.copies)
+        if prefetched.given is not None:
+            prefetched.given.clear()
+        _free(prefetched.copies)
+        return rows.view_as(rows), thread.new_zeros(())
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, rows: torch.Tensor, thread: torch.Tensor) -> Any:
+        ctx.layer._gather_again(ctx.saved_tensors, ctx.prefetched)
+        return None, None, rows, torch.zeros_like(thread)
+
+
+def _free(tensors: Sequence[torch.Tensor]) -> None:
+    for one in tensors:
+        one.untyped_storage().resize_(0)
 
 
 def _gradient(parameter: torch.Tensor) -> torch.Tensor:
