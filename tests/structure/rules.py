@@ -82,7 +82,7 @@ SUBMODULES = {
         "strategy": ["migration", "recovery"],
         "best": ["strategy"],
         "verify": ["strategy"],
-        "io": ["verify", "io/html"],
+        "io": ["cost", "verify", "io/html"],
         "io/html": [],
         "failure_simulation": ["migration", "strategy"],
         "planning": ["affinity", "cost", "io", "failure_simulation"],

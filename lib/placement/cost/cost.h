@@ -103,4 +103,12 @@ struct PlanMemory {
 Result<PlanMemory> MemoryOf(const Placement& placement, const Placement* owners,
                             const Cluster& cluster);
 
+/// Time and memory of a plan, and of plain expert parallelism with the same input.
+struct PlannedCost {
+  std::optional<ModelTimes> times;   ///< absent without the inputs of the request
+  std::optional<PlanMemory> memory;  ///< absent without the size of an expert
+  std::optional<ModelTimes> vanilla_times;
+  std::optional<PlanMemory> vanilla_memory;
+};
+
 }  // namespace shardwright::placement

@@ -87,6 +87,49 @@ Json Rounds(const Migration& migration, std::uint32_t step) {
   return rounds;
 }
 
+Json MemoryPart(const GpuMemory& memory) {
+  return {{"bytes", memory.bytes()},
+          {"weights", memory.weights},
+          {"gradients", memory.gradients},
+          {"optimizer", memory.optimizer}};
+}
+
+Json Memory(const PlannedCost& cost) {
+  if (!cost.memory) return {};
+  const auto& dropped = cost.memory->rematerialized;
+  return {{"gpu", MemoryPart(cost.memory->gpu)},
+          {"rematerialized", dropped ? MemoryPart(*dropped) : Json()},
+          {"vanilla", cost.vanilla_memory ? MemoryPart(cost.vanilla_memory->gpu) : Json()}};
+}
+
+Json Times(const PlannedCost& cost) {
+  if (!cost.times) return {};
+  const std::optional<ModelTimes>& vanilla = cost.vanilla_times;
+  Json layers = Json::array();
+  for (std::size_t l = 0; l < cost.times->layers.size(); ++l) {
+    const LayerTimes& layer = cost.times->layers[l];
+    layers.push_back({{"experts", layer.experts},
+                      {"all_to_all", layer.all_to_all},
+                      {"exposed", layer.exposed},
+                      {"vanilla", vanilla ? Json(vanilla->layers[l].seconds()) : Json()}});
+  }
+  const bool copies = cost.memory && cost.memory->rematerialized;
+  return {{"seconds", cost.times->seconds()},
+          {"other", cost.times->other},
+          {"rematerialized", copies ? Json(cost.times->rematerialized()) : Json()},
+          {"vanilla", vanilla ? Json(vanilla->seconds()) : Json()},
+          {"speedup", vanilla ? Json(SpeedupOf(*cost.times, *vanilla).model) : Json()},
+          {"layers", std::move(layers)}};
+}
+
+/// Adds the cells of a row of the comparison table; null without a value.
+void AddCost(const PlannedCost& cost, Json* row) {
+  const bool compared = cost.times && cost.vanilla_times;
+  (*row)["seconds"] = cost.times ? Json(cost.times->seconds()) : Json();
+  (*row)["speedup"] = compared ? Json(SpeedupOf(*cost.times, *cost.vanilla_times).model) : Json();
+  (*row)["memory_bytes"] = cost.memory ? Json(cost.memory->gpu.bytes()) : Json();
+}
+
 Json Row(const PageRow& row, std::size_t failures) {
   Json json = {{"strategy", row.strategy}};
   if (const auto found = FindStrategy(row.strategy)) json["summary"] = (*found)->summary;
@@ -108,6 +151,7 @@ Json Row(const PageRow& row, std::size_t failures) {
   json["moves"] = moves ? Json(row.plan->migration->transfers.size()) : Json();
   json["bytes"] = moves ? row.plan->migration->bytes : 0;
   json["rounds"] = moves ? Json(row.plan->migration->rounds) : Json();
+  AddCost(row.cost == nullptr ? PlannedCost{} : *row.cost, &json);
   return json;
 }
 
@@ -207,6 +251,8 @@ std::string PageText(const ReportPage& report) {
   AddMetrics(report, &data);
   AddSurvival(report, &data);
   AddMigration(report, &data);
+  data["times"] = report.cost == nullptr ? Json() : Times(*report.cost);
+  data["memory"] = report.cost == nullptr ? Json() : Memory(*report.cost);
   data["ageing"] = Ageing(report.ageing);
   data["moves_curve"] = MovesCurve(report.plan->result.moves_curve);
   const std::vector<std::uint32_t> shown = ShownLayers(report);
@@ -227,7 +273,7 @@ std::string PageText(const ReportPage& report) {
   const std::string json = data.dump(-1, ' ', false, Json::error_handler_t::replace);
   document.body = std::string(kPageHtml) + "<script type=\"application/json\" id=\"data\">" +
                   html::ScriptSafe(json) + "</script>\n";
-  document.script = kPageJs;
+  document.script = std::string(kPageCostsJs) + kPageJs;
   return html::Render(document);
 }
 

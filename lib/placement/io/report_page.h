@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "placement/core/types.h"
+#include "placement/cost/cost.h"
 #include "placement/io/plan_text.h"
 
 namespace shardwright::placement {
@@ -16,7 +17,8 @@ struct PageRow {
   std::string strategy;
   const VerifiedPlan* plan = nullptr;  ///< null if there is no plan
   double seconds = 0;
-  std::string reason;  ///< reason for a missing plan
+  std::string reason;                 ///< reason for a missing plan
+  const PlannedCost* cost = nullptr;  ///< null if unknown
 };
 
 /// Mean balance of placements with the token counts of one iteration.
@@ -36,13 +38,14 @@ struct ReportPage {
   FailureUnit unit = FailureUnit::kNode;
   std::string loads_name;
   std::vector<PageRow> rows;
-  std::vector<AgeingPoint> ageing;  ///< ascending iteration; empty: unknown
+  std::vector<AgeingPoint> ageing;    ///< ascending iteration; empty: unknown
+  const PlannedCost* cost = nullptr;  ///< null if unknown
 };
 
 /// Returns one self-contained HTML page: heat maps of experts and devices before and after, loads
-/// and their bound, the worst layers, balance on other iterations and for fewer moves, survival
-/// by number of failures, migration rounds, and the comparison table. It loads nothing from the
-/// network and follows the light or dark setting of the browser.
+/// and their bound, the worst layers, balance on other iterations and for fewer moves, times and
+/// memory, survival by number of failures, migration rounds, and the comparison table. It loads
+/// nothing from the network and follows the light or dark setting of the browser.
 /// \pre `loads`, `cluster` and `plan` are set
 /// Pure.
 std::string PageText(const ReportPage& report);

@@ -68,8 +68,10 @@ std::string PlanPage(const PlanRequest& request, const PlanInput& input, const P
     if (row.strategy == "vanilla" && row.plan && page.before == nullptr) {
       page.before = &row.plan->result.placement;
     }
-    page.rows.push_back({row.strategy, row.plan ? &*row.plan : nullptr, row.seconds, row.reason});
+    page.rows.push_back(
+        {row.strategy, row.plan ? &*row.plan : nullptr, row.seconds, row.reason, &row.cost});
   }
+  page.cost = &chosen.cost;
   page.ageing = AgeingOf(request, input, page);
   return PageText(page);
 }

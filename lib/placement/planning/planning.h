@@ -106,14 +106,6 @@ struct PlannedTransitions {
   Transitions after;
 };
 
-/// Time and memory of a plan, and of plain expert parallelism with the same input.
-struct PlannedCost {
-  std::optional<ModelTimes> times;   ///< absent without the inputs of the request
-  std::optional<PlanMemory> memory;  ///< absent without the size of an expert
-  std::optional<ModelTimes> vanilla_times;
-  std::optional<PlanMemory> vanilla_memory;
-};
-
 /// A plan of one strategy, or the reason for a missing plan.
 struct PlannedRow {
   std::string strategy;              ///< strategy, or the format of a plan from a file

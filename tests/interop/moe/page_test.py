@@ -14,7 +14,7 @@ sys.dont_write_bytecode = True
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "cli" / "moe"))
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 import browser  # noqa: E402
-from command import CLUSTER, EXPERTS, LAYERS, NODES, Case, main  # noqa: E402
+from command import CLUSTER, EXPERTS, LAYERS, LINKS, NODES, TIMES, Case, main  # noqa: E402
 
 CHARTS = ("layers", "bars", "survival", "rounds", "ageing")
 
@@ -32,6 +32,16 @@ for (const value of new Uint32Array(heat.getImageData(0, 0, canvas.width, canvas
 const ticks = (id, anchor) => [...document.querySelectorAll(`#${id} text[text-anchor=${anchor}]`)]
   .map((text) => Number(text.textContent)).filter((value) => !Number.isNaN(value));
 return { told, colors: colors.size, rounds: ticks("rounds", "end"), failures: ticks("survival", "middle") };
+"""
+
+# Times and memory as the page shows them.
+COSTS = """
+const texts = (query) => [...document.querySelectorAll(query)].map((node) => node.textContent);
+const rows = (id) => [...document.querySelectorAll(`#${id} tr`)].map((row) => [...row.children].map((cell) => cell.textContent));
+const tiles = Object.fromEntries([...document.querySelectorAll(".tile")].map((tile) => [...tile.children].map((part) => part.textContent)));
+const bars = [...document.querySelectorAll("#times rect")].map((bar) => ["x", "y", "height"].map((name) => Number(bar.getAttribute(name))));
+return { tiles, bars, title: texts("#costs-name")[0], unit: texts("#times-unit")[0], strategies: rows("table"), memory: rows("memory"),
+  shown: ["costs", "times-part", "memory-part"].filter((id) => document.getElementById(id).getBoundingClientRect().height > 0) };
 """
 
 
@@ -55,7 +65,8 @@ class Page(Case):
         for part in CHARTS:
             drawn = re.search(rf'<svg id="{part}".*?</svg>', dom, re.S).group()
             self.assertGreater(drawn.count("<rect") + drawn.count("<circle"), 2, part)
-        self.assertEqual(dom.count("<tr"), 12 + 6)  # eleven strategies and five layers below their headings
+        # Eleven strategies, five layers, and the memory of this plan and of vanilla below their headings.
+        self.assertEqual(dom.count("<tr"), 12 + 6 + 3)
         self.assertIn(f"{LAYERS} layers of {EXPERTS} experts on 4 nodes", dom)
 
     def test_it_is_whole_on_wide_and_narrow_screens(self):
@@ -64,6 +75,54 @@ class Page(Case):
         for width, one in found.items():
             self.assertGreater(one["colors"], 5, width)
             self.assertNotEqual(one["told"][0], one["told"][1], width)
+
+    def costs(self, *words):
+        """The result of a run, and the parts of its page that show times and memory, for windows of 1400 pixels."""
+        result = self.result(*words, "--html", "costs.html", "--force")
+        found = browser.probed(self.work, self.work / "costs.html", act=COSTS)
+        self.assertEqual(browser.misfits(found), {}, words)
+        return result, found[browser.ROOMY]
+
+    def test_times_and_memory_of_a_plan(self):
+        result, page = self.costs("loads.jsonl", *CLUSTER, *LINKS, *TIMES, "--strategy", "hecate", "--overlap", "8")
+        times, memory = result["plan"]["times"], result["plan"]["memory"]
+        self.assertEqual((page["title"], page["shown"]), ("Time and memory", ["costs", "times-part", "memory-part"]))
+        self.assertEqual(page["tiles"]["Speed-up over vanilla"], f"{times['speedup']:.2f} ×")
+        self.assertRegex(page["tiles"]["Memory of the fullest GPU"], rf"^{memory['gpu']['bytes'] / 2**20:.0f}(\.\d+)? MiB$")
+        self.assertEqual([row[0] for row in page["memory"]], ["plan", "hecate", "copies dropped after each layer", "vanilla"])
+        # Per layer a bar of vanilla, and next to it a stack of the parts that are not zero.
+        bars, scale = iter(page["bars"]), None
+        for layer in times["layers"]:
+            (x, _, height), total = next(bars), layer["seconds"] * layer["speedup"]
+            scale = scale or height / total
+            self.assertAlmostEqual(height, total * scale, delta=0.01)
+            top = None
+            for name in ("expert_seconds", "all_to_all_seconds", "exposed_seconds"):
+                if layer[name] > 0:
+                    beside, y, height = next(bars)
+                    self.assertAlmostEqual(height, layer[name] * scale, delta=0.01)
+                    self.assertGreater(beside, x)
+                    self.assertTrue(top is None or abs(y + height - top) < 0.01)
+                    top = y
+        self.assertIsNone(next(bars, None))
+
+    def test_times_and_memory_of_all_strategies(self):
+        result, page = self.costs("compare", "loads.jsonl", *CLUSTER, *LINKS, *TIMES)
+        head, *rows = page["strategies"]
+        self.assertEqual(head[-4:], ["iteration", "speed-up", "memory", "plan time"])
+        for row, answer in zip(rows, result["strategies"], strict=True):
+            self.assertEqual((row[0], row[-3]), (answer["strategy"], f"{answer['times']['speedup']:.2f}"))
+            self.assertEqual(row[-4].replace("\xa0", " "), f"{answer['times']['seconds'] * 1e3:.1f} ms")
+            self.assertRegex(row[-2], " MiB$")
+
+    def test_times_and_memory_that_were_not_computed(self):
+        _, page = self.costs("loads.jsonl", *CLUSTER, "--strategy", "lazarus")
+        self.assertEqual((page["title"], page["shown"]), ("Memory", ["costs", "memory-part"]))
+        self.assertEqual(page["strategies"][0][-3:], ["rounds", "memory", "plan time"])
+        _, page = self.costs("loads.jsonl", *CLUSTER[:6], "--strategy", "lazarus")
+        self.assertEqual((page["shown"], page["memory"]), ([], []))
+        self.assertEqual(page["strategies"][0][-2:], ["rounds", "plan time"])
+        self.assertFalse({"Speed-up over vanilla", "Memory of the fullest GPU"} & page["tiles"].keys())
 
     def test_it_is_light_or_dark_as_the_reader_likes(self):
         path = self.page()

@@ -427,10 +427,9 @@ function drawRounds() {
 const roundsTip = { text: () => "" };
 
 function fillTable() {
-  const table = $("table");
-  const head = make("tr");
+  const table = $("table"), head = make("tr"), costs = costColumns();
   const names = ["strategy", "balance", "worst layer", "bound", "any split", "leave node",
-    "survives any", `survives ${D.failures}`, "moves", "bytes", "rounds", "plan time"];
+    "survives any", `survives ${D.failures}`, "moves", "bytes", "rounds", ...costs.map(([name]) => name), "plan time"];
   for (const name of names) head.append(make("th", {}, name));
   table.append(head);
   for (const r of D.rows) {
@@ -442,7 +441,7 @@ function fillTable() {
       for (const text of [fixed(r.balance, 3), fixed(r.worst, 3), fixed(r.bound, 3), fixed(r.split, 3),
         percent(r.leave), r.certain, r.p === null ? "–" : percent(r.p), r.moves === null ? "–" : count(r.moves),
         r.moves === null || !D.expert_bytes ? "–" : bytes(r.bytes), r.rounds === null ? "–" : r.rounds,
-        fixed(r.ms, r.ms < 10 ? 2 : 0) + " ms"]) row.append(make("td", {}, text));
+        ...costs.map(([, text]) => text(r)), fixed(r.ms, r.ms < 10 ? 2 : 0) + " ms"]) row.append(make("td", {}, text));
     }
     table.append(row);
   }
@@ -474,6 +473,8 @@ function fillTexts() {
     tile("Moves from the old plan", count(D.migration.transfers),
       (D.expert_bytes ? bytes(D.migration.bytes) + ", " : "") + counted(D.migration.rounds, "round"));
   }
+  costTiles(tile);
+  fillCosts();
   const moves = D.rounds || D.moves_curve.length > 1;
   $("moves").hidden = !moves;
   $("moves").parentNode.className = moves ? "two" : "";
@@ -514,6 +515,7 @@ function select(index) {
 function drawAll() {
   drawLayer();
   drawLayers();
+  drawTimes();
   drawSurvival();
   drawRounds();
   drawCurve();
@@ -529,7 +531,7 @@ $("layer").disabled = D.shown.length < 2;
 $("layer").addEventListener("input", () => select(Number($("layer").value)));
 heatTip($("heat-before"), "before");
 heatTip($("heat-after"), "after");
-for (const [id, source] of [["bars", barsTip], ["layers", layersTip], ["survival", survivalTip], ["rounds", roundsTip],
+for (const [id, source] of [["bars", barsTip], ["layers", layersTip], ["times", timesTip], ["survival", survivalTip], ["rounds", roundsTip],
   ["curve", curveTip], ["ageing", ageingTip]]) {
   hover($(id), (event) => source.text(event));
 }
