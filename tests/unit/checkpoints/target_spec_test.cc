@@ -139,6 +139,43 @@ TEST(TargetSpecTest, StagesFollowTheSourceOrTheUser) {
   EXPECT_EQ(three->stages.front(), (std::vector<std::uint32_t>{0}));
 }
 
+/// Megatron's layers: embedding, four blocks, and the last norm. Layer 0 has no state.
+Model Megatron(std::vector<std::vector<std::uint32_t>> stages) {
+  Model model;
+  model.Add("1.word_embeddings.weight", {64, 8}).layer = 1;
+  for (std::uint32_t layer = 2; layer < 6; ++layer) {
+    model.Add(std::to_string(layer) + ".mlp.weight", {8, 8}).layer = layer;
+    model.Add(std::to_string(layer) + ".mlp.bias", {8}).layer = layer;
+  }
+  model.Add("6.weight", {8}).layer = 6;
+  model.Change([&](auto& topology) {
+    topology.pipeline = true;
+    topology.pp = stages.size();
+    topology.stages = std::move(stages);
+  });
+  return model;
+}
+
+void AddMegatronArgs(Model& model) {
+  pickle::Node* args = model.arena().Dict();
+  Set(model.arena(), args, "tensor_model_parallel_size", model.arena().Int(1));
+  Set(model.arena(), model.model(), "args", model.arena().Object("argparse.Namespace", args));
+}
+
+TEST(TargetSpecTest, StagesMayFollowTheBlocks) {
+  const Stages four = {{1, 2}, {3}, {4}, {5, 6}};
+  Model two = Megatron({{1, 2, 3}, {4, 5, 6}});
+  EXPECT_EQ(Resolve("pp=4,stages=type", two.source())->stages, four);
+  // The stages fit "uniform" too, and DeepSpeed cannot load stages of another method.
+  ExpectRefused(Resolve("pp=4", two.source()), Errc::kUsage, "\"uniform\" and \"type\"");
+  ExpectRefused(Resolve("pp=5,stages=type", two.source()), Errc::kInfeasible, "one block");
+  AddMegatronArgs(two);
+  EXPECT_EQ(Resolve("pp=4", two.source())->stages, four);
+  // Layers with one parameter are not blocks.
+  Model plain = Pipeline({{0, 1, 2}, {3, 4, 5}});
+  ExpectRefused(Resolve("pp=4,stages=type", plain.source()), Errc::kInfeasible, "one block");
+}
+
 TEST(TargetSpecTest, StagesAreNeverGuessed) {
   Model one = Pipeline({{0, 1, 2, 3, 4, 5}});
   ExpectRefused(Resolve("pp=2", one.source()), Errc::kUsage, "stages=uniform");

@@ -214,6 +214,15 @@ std::vector<std::string> EngineState::Contents() const {
   return contents;
 }
 
+const Node* MegatronArgs(const Node* model_states) {
+  const Node* args = model_states == nullptr ? nullptr : model_states->Find("args");
+  const bool object = args != nullptr && args->kind == pickle::Kind::kObject;
+  const Node* attributes = object ? args->state : nullptr;
+  const bool theirs =
+      attributes != nullptr && attributes->Find("tensor_model_parallel_size") != nullptr;
+  return theirs ? attributes : nullptr;
+}
+
 const EngineState* EngineStateOf(const Checkpoint& checkpoint) {
   return dynamic_cast<const EngineState*>(checkpoint.own.get());
 }

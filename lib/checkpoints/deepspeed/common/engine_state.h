@@ -71,6 +71,12 @@ std::vector<std::string> EntryDifferences(const Checkpoint& a, const Checkpoint&
 /// Returns the engine's state of a checkpoint, or null if its format has none.
 const EngineState* EngineStateOf(const Checkpoint& checkpoint);
 
+/// Returns the command-line arguments that Megatron-DeepSpeed saves in the client state: the
+/// attributes of `args`, a dict with "tensor_model_parallel_size". Null for other trainers.
+/// \param model_states  a model-states dict
+/// Pure. Source: megatron/checkpointing.py of Megatron-DeepSpeed.
+const pickle::Node* MegatronArgs(const pickle::Node* model_states);
+
 /// Returns the keys of client state in which two model files of a checkpoint differ, such
 /// as "\"rng\"". Tensors always count as different, because their elements are not compared.
 /// \param a, b  model-states dicts, which may be the same one

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <charconv>
+#include <map>
 #include <optional>
 #include <set>
 #include <string>
 
+#include "checkpoints/deepspeed/common/engine_state.h"
 #include "checkpoints/deepspeed/common/flat.h"
 #include "checkpoints/deepspeed/common/pipeline_stages.h"
 #include "engine/layout/rule.h"
@@ -86,26 +88,77 @@ Result<Stages> ByRanges(std::string_view method, const std::vector<std::uint32_t
   return ByBounds(layers, bounds);
 }
 
+/// A partition method of DeepSpeed, and the target's stages by it.
 struct Choice {
-  std::optional<Stages> uniform;
-  std::optional<Stages> balanced;
+  std::string_view method;
+  Stages stages;
 };
 
+/// Returns a weight for every layer: 1 for the model's blocks and 0 for other layers. Blocks are
+/// the largest set of layers whose trained parameters have the same names in their layer and the
+/// same shapes. Returns nothing if fewer than two layers, or several sets, are the largest ones, or
+/// if a block has fewer than two parameters.
+std::optional<std::vector<std::uint64_t>> BlockWeights(const Checkpoint& source,
+                                                       std::uint64_t layers) {
+  std::map<std::uint32_t, std::map<std::string, Shape>> by_layer;
+  for (const Param& param : source.params) {
+    const bool trained = param.kind == ParamKind::kTrainable && param.alias_of.empty();
+    if (!trained || !param.tied_layers.empty() || !param.layer || *param.layer >= layers) continue;
+    by_layer[*param.layer][param.name.substr(param.name.find('.') + 1)] = param.shape;
+  }
+  std::map<std::map<std::string, Shape>, std::vector<std::uint32_t>> sets;
+  for (const auto& [layer, names] : by_layer) {
+    if (names.size() > 1) sets[names].push_back(layer);
+  }
+  std::size_t largest = 1;
+  std::vector<std::uint32_t> blocks;
+  for (const auto& [names, members] : sets) {
+    if (members.size() == largest) blocks.clear();
+    if (members.size() <= largest) continue;
+    largest = members.size();
+    blocks = members;
+  }
+  if (blocks.empty()) return std::nullopt;
+  std::vector<std::uint64_t> weights(layers, 0);
+  for (const std::uint32_t block : blocks) weights[block] = 1;
+  return weights;
+}
+
+/// Returns the stages that DeepSpeed's method "type:REGEX" makes of the blocks, or nothing if the
+/// blocks are unknown or a stage would have none.
+std::optional<Stages> ByBlocks(const Checkpoint& source, const std::vector<std::uint32_t>& layers,
+                               std::uint64_t pp) {
+  const auto weights = BlockWeights(source, std::uint64_t{layers.back()} + 1);
+  if (!weights) return std::nullopt;
+  Stages stages = ByBounds(layers, PartitionBalanced(*weights, pp));
+  const bool complete = std::all_of(stages.begin(), stages.end(), [&](const auto& stage) {
+    return std::any_of(stage.begin(), stage.end(),
+                       [&](std::uint32_t layer) { return (*weights)[layer] == 1; });
+  });
+  if (!complete) return std::nullopt;
+  return stages;
+}
+
 /// Returns the target's stages by each partition method that yields the source's stages.
-Result<Choice> ChoicesLike(const Topology& to, const Checkpoint& source,
-                           const std::vector<std::uint32_t>& layers) {
+Result<std::vector<Choice>> ChoicesLike(const Topology& to, const Checkpoint& source,
+                                        const std::vector<std::uint32_t>& layers) {
   const Topology from = TopologyOf(source.layout);
   const std::uint64_t count = std::uint64_t{layers.back()} + 1;
-  Choice choice;
+  std::vector<Choice> choices;
   if (const auto uniform = UniformLayers(from, layers)) {
-    choice.uniform = ByBounds(layers, PartitionUniform(*uniform, to.pp));
+    choices.push_back({"uniform", ByBounds(layers, PartitionUniform(*uniform, to.pp))});
   }
   SW_TRY_ASSIGN(const auto before, LayerElems(source, count, from.tp));
   if (ByBounds(layers, PartitionBalanced(before, from.pp)) == from.stages) {
     SW_TRY_ASSIGN(const auto after, LayerElems(source, count, to.tp));
-    choice.balanced = ByBounds(layers, PartitionBalanced(after, to.pp));
+    choices.push_back({"parameters", ByBounds(layers, PartitionBalanced(after, to.pp))});
   }
-  return choice;
+  if (ByBlocks(source, layers, from.pp) == from.stages) {
+    if (auto blocks = ByBlocks(source, layers, to.pp)) {
+      choices.push_back({"type", *std::move(blocks)});
+    }
+  }
+  return choices;
 }
 
 Result<Stages> LikeSource(const Topology& to, const Checkpoint& source,
@@ -113,17 +166,26 @@ Result<Stages> LikeSource(const Topology& to, const Checkpoint& source,
   const Topology from = TopologyOf(source.layout);
   if (to.pp == from.pp) return from.stages;
   if (to.pp == 1) return Stages{layers};
-  SW_TRY_ASSIGN(const Choice choice, ChoicesLike(to, source, layers));
-  if (choice.uniform && choice.balanced && *choice.uniform != *choice.balanced) {
+  SW_TRY_ASSIGN(const std::vector<Choice> choices, ChoicesLike(to, source, layers));
+  if (choices.empty()) {
     return Fail(Errc::kUsage, "pp=", to.pp,
-                ": the source's stages fit partition methods \"uniform\" and \"parameters\", which "
-                "differ for this target: add stages=uniform, stages=parameters or layer ranges");
+                ": the source's stages fit no known partition method: add stages=uniform, "
+                "stages=parameters, stages=type or layer ranges");
   }
-  if (choice.uniform) return *choice.uniform;
-  if (choice.balanced) return *choice.balanced;
-  return Fail(Errc::kUsage, "pp=", to.pp,
-              ": the source's stages fit no known partition method: add stages=uniform, "
-              "stages=parameters or layer ranges");
+  // Megatron-DeepSpeed always uses "type:transformer".
+  const EngineState* state = EngineStateOf(source);
+  const bool megatron = state != nullptr && !state->model_states.empty() &&
+                        MegatronArgs(state->model_states.front().document.root) != nullptr;
+  if (megatron && choices.back().method == "type") return choices.back().stages;
+  for (const Choice& choice : choices) {
+    const Choice& first = choices.front();
+    if (choice.stages == first.stages) continue;
+    return Fail(Errc::kUsage, "pp=", to.pp, ": the source's stages fit partition methods \"",
+                first.method, "\" and \"", choice.method,
+                "\", which differ for this target: add stages=", first.method,
+                ", stages=", choice.method, " or layer ranges");
+  }
+  return choices.front().stages;
 }
 
 Result<Stages> Choose(std::string_view method, const Topology& to, const Checkpoint& source,
@@ -138,6 +200,12 @@ Result<Stages> Choose(std::string_view method, const Topology& to, const Checkpo
     SW_TRY_ASSIGN(const auto elems, LayerElems(source, count, to.tp));
     return ByBounds(layers, PartitionBalanced(elems, to.pp));
   }
+  if (method == "type") {
+    if (auto blocks = ByBlocks(source, layers, to.pp)) return *std::move(blocks);
+    return Fail(Errc::kInfeasible, "pp=", to.pp,
+                ",stages=type: one block in every stage expected, where blocks are layers with the "
+                "same parameters; add layer ranges");
+  }
   return ByRanges(method, layers, to.pp);
 }
 
@@ -146,7 +214,7 @@ Result<Stages> Choose(std::string_view method, const Topology& to, const Checkpo
 Result<std::vector<StageRange>> ParseStageRanges(std::string_view text) {
   const auto bad = [&] {
     return Fail(Errc::kUsage, "target stages=", text,
-                ": uniform, parameters or ranges of layers such as 0-3,4-7 expected");
+                ": uniform, parameters, type or ranges of layers such as 0-3,4-7 expected");
   };
   std::vector<StageRange> ranges;
   const char* at = text.data();

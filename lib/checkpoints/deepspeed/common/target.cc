@@ -62,7 +62,8 @@ Status ParseItem(std::string_view key, std::string_view value, ZeroSpec& spec) {
   } else if (key == "round_robin") {
     SW_TRY_ASSIGN(spec.round_robin, ParseFlag(key, value));
   } else if (key == "stages") {
-    if (value != "uniform" && value != "parameters") SW_TRY(ParseStageRanges(value));
+    const bool method = value == "uniform" || value == "parameters" || value == "type";
+    if (!method) SW_TRY(ParseStageRanges(value));
     spec.stages = value;
   }
   return {};
