@@ -290,6 +290,7 @@ struct Pipe {
   std::vector<std::vector<std::pair<std::string, Shape>>> stages{
       {{"tied_modules.embed.weight", {4, 2}}, {"1.weight", {3}}},
       {{"2.weight", {3}}, {"tied_modules.embed.weight", {4, 2}}}};
+  bool megatron = false;  ///< client state has Megatron's arguments
   std::vector<std::pair<int, std::vector<std::string>>> layers{{0, {"tied_modules.embed.weight"}},
                                                                {1, {"1.weight"}},
                                                                {2, {"2.weight"}},
@@ -312,12 +313,17 @@ void WritePipe(const fs::path& folder, const Pipe& pipe) {
     }
     const auto mp = static_cast<int>(stage);
     const std::string rank = "mp_rank_0" + std::to_string(mp);
+    Node* args = model.arena.Dict();
+    pickle::Set(model.arena, args, pipe.megatron ? "tensor_model_parallel_size" : "another",
+                model.arena.Int(1));
+    const auto stages = static_cast<std::int64_t>(pipe.stages.size());
     model.Write(folder / (rank + "_model_states.pt"),
                 model.Dict({{"module", model.arena.None()},
                             {"buffer_names", model.arena.List({})},
                             {"param_shapes", model.arena.List({shapes})},
+                            {"args", model.arena.Object("argparse.Namespace", args)},
                             {"dp_world_size", model.arena.Int(1)},
-                            {"mp_world_size", model.arena.Int(2)}}));
+                            {"mp_world_size", model.arena.Int(stages)}}));
     const Node* options =
         shard.Dict({{"lr", shard.arena.Float(0.1)}, {"params", shard.Counts({0})}});
     shard.Write(
@@ -373,6 +379,22 @@ TEST_F(OtherLayouts, ATiedLayerWithoutAFileFollowsItsStage) {
   ASSERT_TRUE(checkpoint) << checkpoint.error().message;
   EXPECT_EQ(checkpoint->params[0].tied_layers, (std::vector<std::uint32_t>{0, 3}));
   EXPECT_EQ(checkpoint->warnings.size(), 1U);
+}
+
+TEST_F(OtherLayouts, MegatronsOutputLayerIsTiedInASingleStageToo) {
+  Pipe pipe;
+  pipe.stages = {{{"tied_modules.embed.weight", {4, 2}}, {"1.weight", {3}}}};
+  pipe.layers.resize(2);
+  for (const bool megatron : {false, true}) {
+    pipe.megatron = megatron;
+    WritePipe(folder_, pipe);
+    const auto checkpoint = Read();
+    ASSERT_TRUE(checkpoint) << checkpoint.error().message;
+    const std::vector<std::uint32_t> uses =
+        megatron ? std::vector<std::uint32_t>{0, 2} : std::vector<std::uint32_t>{0};
+    EXPECT_EQ(checkpoint->params[0].tied_layers, uses);
+    EXPECT_TRUE(checkpoint->warnings.empty());
+  }
 }
 
 TEST_F(OtherLayouts, AMissingLayerIsNamed) {

@@ -160,9 +160,12 @@ Status AddLayer(Reading* reading, const Layer& layer, const LayerName& name, std
 }
 
 /// Guesses the position of tied layers without a file, which use another function of a tied
-/// module. Their stage is known. Their index is assumed to follow the stage's last layer.
+/// module. Their stage is known. Their index is assumed to follow the stage's last layer. The files
+/// of a single stage do not show whether there is one. Megatron-DeepSpeed always has one, the
+/// output layer, which follows the last layer with a file.
 void GuessTiedLayers(Reading* reading) {
   const Topology& to = reading->topology;
+  const bool megatron = MegatronArgs(reading->models.front().document.root) != nullptr;
   bool guessed = false;
   for (std::uint64_t stage = 0; stage < to.pp; ++stage) {
     if (to.stages[stage].empty()) continue;
@@ -175,12 +178,17 @@ void GuessTiedLayers(Reading* reading) {
       const bool filed = std::any_of(layers.begin(), layers.end(), [&](std::uint32_t layer) {
         return std::find(own.begin(), own.end(), layer) != own.end();
       });
-      if (filed) continue;
+      // DeepSpeed keeps the tied weight equal. Copies of the embedding's other parameters, like the
+      // positions, are not trained in the output layer, which does not use them.
+      const bool unused = megatron && !filed && !name.ends_with("word_embeddings.weight");
+      if (unused) reading->params[at->second].unused_copies = true;
+      const bool lacks_output = megatron && to.pp == 1 && layers.size() == 1;
+      if (filed && !lacks_output) continue;
       layers.push_back(after);
       guessed = true;
     }
   }
-  if (guessed) {
+  if (guessed && !megatron) {
     reading->out.warnings.push_back(
         "a tied layer has no file of its own: it is assumed to follow the last layer of its stage");
   }

@@ -180,6 +180,7 @@ Status AddFragment(Reading* reading, std::uint32_t param, std::string_view state
   fragment.cut = order == nullptr ? info.cuts[tp] : layout::Cut::Compose(info.cuts[tp], order);
   fragment.at = at;
   const bool first = reading->stage_of(mp) == info.first_stage;
+  if (info.unused_copies && !first) return {};
   if (named.rule.split == layout::Split::kAverage && reading->topology.tp > 1) {
     if (!first) return {};  // another stage's copies would count twice in the mean
     fragment.role = layout::Role::kPartial;
