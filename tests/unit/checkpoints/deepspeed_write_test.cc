@@ -316,6 +316,36 @@ TEST(DeepSpeedWriteTest, PipelineStagesRepeatTiedParameters) {
             (Texts{"tied_modules.emb.weight", "2.weight"}));
 }
 
+// Megatron-DeepSpeed refuses a checkpoint whose arguments have other sizes than its own.
+TEST(DeepSpeedWriteTest, MegatronsArgumentsHaveTheTargetsSizes) {
+  Model model;
+  Param& words = model.Add("word_embeddings.weight", {130, 2});
+  words.rule.split = layout::Split::kDim;
+  words.rule.padded = true;
+  words.rule.granule = {128};
+  pickle::Arena& arena = model.arena();
+  Node* args = arena.Dict();
+  for (const char* key : {"tensor_model_parallel_size", "pipeline_model_parallel_size",
+                          "padded_vocab_size", "world_size", "hidden_size"}) {
+    Set(arena, args, key, arena.Int(7));
+  }
+  Set(arena, model.model(), "args", arena.Object("argparse.Namespace", args));
+  Topology to = Zero(1, 3);
+  to.tp = 4;
+  const auto file = Write(model, model.source(), to).Parse(kTag + "mp_rank_03_model_states.pt");
+  const Node* written = file.root->Find("args");
+  ASSERT_NE(written, nullptr);
+  ASSERT_NE(written->state, nullptr);
+  EXPECT_EQ(written->callable->text, "argparse.Namespace");
+  const std::pair<const char*, std::int64_t> sizes[] = {{"tensor_model_parallel_size", 4},
+                                                        {"pipeline_model_parallel_size", 1},
+                                                        {"padded_vocab_size", 512},
+                                                        {"world_size", 12},
+                                                        {"hidden_size", 7}};
+  for (const auto& [key, size] : sizes) EXPECT_EQ(written->state->Find(key)->integer, size) << key;
+  EXPECT_EQ(written->state->Find("data_parallel_size"), nullptr);
+}
+
 TEST(DeepSpeedWriteTest, ClientTensorsArePassedThrough) {
   Model model;
   AddTwoLayers(model, false);

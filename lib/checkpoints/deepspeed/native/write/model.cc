@@ -266,7 +266,39 @@ const Node* Dimensions(Arena& arena, const Topology& to) {
   return dimensions;
 }
 
-Status PassThrough(Graft& graft, const Node* source, Node* root) {
+/// Returns the rows of the padded vocabulary over all tensor-parallel ranks, or 0 if there is none.
+std::uint64_t PaddedRows(const Geometry& geometry) {
+  for (std::uint32_t i = 0; i < geometry.params.size(); ++i) {
+    const Param& param = geometry.params[i];
+    if (!param.rule.padded || !param.alias_of.empty()) continue;
+    return geometry.ShardShape(i, 0).front() * geometry.to.tp;
+  }
+  return 0;
+}
+
+/// Returns the arguments of Megatron-DeepSpeed with the target's sizes. Megatron-DeepSpeed compares
+/// them with its own and refuses a checkpoint with others.
+/// \param args  the object of MegatronArgs
+const Node* MegatronArgsNode(Arena& arena, const Geometry& geometry, const Node* args) {
+  const Topology& to = geometry.to;
+  const std::pair<const char*, std::uint64_t> sizes[] = {
+      {"tensor_model_parallel_size", to.tp},   {"model_parallel_size", to.tp},
+      {"pipeline_model_parallel_size", to.pp}, {"data_parallel_size", to.dp},
+      {"world_size", to.dp * to.mp()},         {"padded_vocab_size", PaddedRows(geometry)}};
+  Node* state = CopyDict(arena, args->state);
+  for (const auto& [key, size] : sizes) {
+    if (size > 0 && state->Find(key) != nullptr) Set(arena, state, key, arena.Count(size));
+  }
+  Node* copy = arena.New(pickle::Kind::kObject);
+  copy->build = args->build;
+  copy->callable = args->callable;
+  copy->args = args->args;
+  copy->state = state;
+  return copy;
+}
+
+Status PassThrough(Arena& arena, Graft& graft, const Geometry& geometry, const Node* source,
+                   Node* root) {
   for (std::size_t i = 0; i < source->entry_count(); ++i) {
     const Node* key = source->key(i);
     if (IsOneOf(key, kModelKeys) || IsOneOf(key, kConfigKey)) continue;
@@ -274,8 +306,10 @@ Status PassThrough(Graft& graft, const Node* source, Node* root) {
     if (!value) {
       return Within(key->is_string() ? key->text : "client state", std::move(value).error());
     }
+    const bool arguments =
+        MegatronArgs(source) != nullptr && source->value(i) == source->Find("args");
     root->items.push_back(key);
-    root->items.push_back(*value);
+    root->items.push_back(arguments ? MegatronArgsNode(arena, geometry, *value) : *value);
   }
   if (root->Find("global_steps") == nullptr) {
     return Fail(Errc::kBadInput, "the source's model states have no \"global_steps\"");
@@ -319,7 +353,7 @@ Status BuildModel(Document& document, const Geometry& geometry, const FileId& id
     SW_TRY_ASSIGN(info, graft.Take(source->Find("universal_checkpoint_info")));
   }
   if (info != nullptr) Set(arena, root, "universal_checkpoint_info", info);
-  SW_TRY(PassThrough(graft, source, root));
+  SW_TRY(PassThrough(arena, graft, geometry, source, root));
   if (root->Find("skipped_steps") == nullptr) Set(arena, root, "skipped_steps", arena.Int(0));
   if (geometry.has_experts && root->Find("num_experts") == nullptr) {
     std::vector<const Node*> counts;
