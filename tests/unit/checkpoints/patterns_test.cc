@@ -94,6 +94,7 @@ std::vector<Family> Families() {
         Same("transformer.ln_f.bias", {32})}},
       {"megatron_gpt",
        {Rows("tied_modules.embed.word_embeddings.weight", {256, 32}),
+        Same("tied_modules.embed.word_embeddings.norm.weight", {32}),
         Rows(m + "self_attention.query_key_value.weight", {96, 32}),
         Columns(m + "self_attention.dense.weight", {32, 32}),
         Same(m + "self_attention.dense.bias", {32}),
