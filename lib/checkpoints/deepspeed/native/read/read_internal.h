@@ -123,7 +123,7 @@ struct ParamInfo {
   std::vector<layout::CutPtr> cuts;   ///< by tp
   std::vector<Weight> weights;
   bool has_scalars = false;
-  bool unused_copies = false;  ///< only the first stage computes with it: others are no replicas
+  bool unused_copies = false;  ///< only the first stage trains it and computes with it
   std::map<std::string, std::uint32_t> tensors;  ///< state -> index into map.tensors
 };
 
