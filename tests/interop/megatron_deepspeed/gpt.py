@@ -247,7 +247,8 @@ def universal_checkpoint_info(case):
     if case["tied"]:
         info["pipeline_replicated_parameter_patterns"] = vocabulary + ([] if case["bloom"] else [positions])
     if case["tp"] > 1:
-        norms = [rf"\d+.{norm}.{kind}" for norm in ("input_layernorm", "post_attention_layernorm") for kind in ("weight", "bias")]
+        norms = [rf"\d+.{norm}.{kind}" for norm in ("input_layernorm", "post_attention_layernorm")
+                 for kind in ("weight", "bias")]
         others = [r"\d+.weight", r"\d+.bias", r"\d+.self_attention.dense.bias", r"\d+.mlp.dense_4h_to_h.bias"]
         if case["bloom"]:
             others += [r"tied_modules.embed.word_embeddings.norm.weight", r"tied_modules.embed.word_embeddings.norm.bias"]
@@ -278,5 +279,5 @@ def rejected_arguments(saved, case):
                 "max_position_embeddings", "make_vocab_size_divisible_by", "padded_vocab_size", "tokenizer_type",
                 "tensor_model_parallel_size", "pipeline_model_parallel_size")
     mine = arguments(case)
-    return [f"{name} value from checkpoint ({getattr(saved, name)}) is not equal to the input argument value ({getattr(mine, name)})"
+    return [f"{name} is {getattr(saved, name)} in the checkpoint and {getattr(mine, name)} in the arguments"
             for name in compared if getattr(saved, name) != getattr(mine, name)]

@@ -59,7 +59,8 @@ def upstream_union(made):
     tag = (saved / "latest").read_text()
     words = ["ds_to_universal", "--input_folder", str(saved / tag), "--output_folder", str(output / tag),
              "--num_extract_workers", "1", "--num_merge_workers", "1"]
-    with mock.patch.object(sys, "argv", words), contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+    silent = io.StringIO()
+    with mock.patch.object(sys, "argv", words), contextlib.redirect_stdout(silent), contextlib.redirect_stderr(silent):
         ds_to_universal.main(ds_to_universal.parse_arguments())
     return output
 
