@@ -130,10 +130,10 @@ def make_case(folder, case):
     """Makes a checkpoint; the losses of the run and the name of DeepSpeed's optimizer class."""
     case = gpt.complete(case)
     folder.mkdir(parents=True, exist_ok=True)
-    return ranks.run(gpt.ranks_of(case), make, folder, case, seconds=240)
+    return ranks.run(gpt.ranks_of(case), make, folder, case)
 
 
 def resume_case(checkpoint, case, folder, universal=False, again=None):
     """Resumes a checkpoint of the run in `folder`; see resume()."""
     case = gpt.complete(case)
-    return ranks.run(gpt.ranks_of(case), resume, checkpoint, case, folder, universal, again, seconds=240)
+    return ranks.run(gpt.ranks_of(case), resume, checkpoint, case, folder, universal, again)
