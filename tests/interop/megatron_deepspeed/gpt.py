@@ -25,7 +25,7 @@ CASE = {
     "tied": True,         # the output layer has the weights of the embedding
     "dtype": "fp32",      # bf16 makes DeepSpeed use its BF16_Optimizer
     "version": 0.2,       # of universal_checkpoint_info; None: it has none, like BLOOM's
-    "average": False,     # layer norms differ between the ranks, and universal_checkpoint_info has means of what is not cut
+    "average": False,     # layer norms differ between the ranks, and universal_checkpoint_info averages the unsplit parameters
     "vocab": 512,         # padded to a multiple of 128 times the tensor-parallel ranks, as Megatron's default is
     "masked": True,       # padding of the vocabulary has no share in the loss; Megatron gives it one
     "partition": "type:transformer",
@@ -141,7 +141,7 @@ class ParallelTransformerLayerPipe(nn.Module):
 
 
 class LMHeadPipe(nn.Module):
-    """Of models whose output layer has weights of its own."""
+    """An output layer with weights of its own."""
 
     def __init__(self, case):
         super().__init__()

@@ -316,7 +316,7 @@ TEST(DeepSpeedWriteTest, PipelineStagesRepeatTiedParameters) {
             (Texts{"tied_modules.emb.weight", "2.weight"}));
 }
 
-// Megatron-DeepSpeed refuses a checkpoint whose arguments have other sizes than its own.
+// Megatron-DeepSpeed refuses a checkpoint if its arguments have other sizes than the job.
 TEST(DeepSpeedWriteTest, MegatronsArgumentsHaveTheTargetsSizes) {
   Model model;
   Param& words = model.Add("word_embeddings.weight", {130, 2});

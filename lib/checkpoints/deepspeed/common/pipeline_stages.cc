@@ -95,9 +95,9 @@ struct Choice {
 };
 
 /// Returns a weight for every layer: 1 for the model's blocks and 0 for other layers. Blocks are
-/// the largest set of layers whose trained parameters have the same names in their layer and the
-/// same shapes. Returns nothing if fewer than two layers, or several sets, are the largest ones, or
-/// if a block has fewer than two parameters.
+/// the largest set of layers with trained parameters of the same names and shapes. Returns nothing
+/// if fewer than two layers, or several sets, are the largest ones, or if a block has fewer than
+/// two parameters.
 std::optional<std::vector<std::uint64_t>> BlockWeights(const Checkpoint& source,
                                                        std::uint64_t layers) {
   std::map<std::uint32_t, std::map<std::string, Shape>> by_layer;

@@ -23,7 +23,7 @@ Result<std::vector<StageRange>> ParseStageRanges(std::string_view text);
 
 /// Returns the layers with state in every stage of a target.
 /// \param method  "uniform", "parameters", "type" (DeepSpeed's "type:REGEX", for an expression that
-///        matches the layers whose parameters occur most often), ranges, or empty: the method of
+///        matches the layers with the most frequent parameters), ranges, or empty: the method of
 ///        the source's stages, which is "type" for Megatron-DeepSpeed if it fits
 /// \error kUsage  the ranges are not one per stage or omit a layer, or `method` is empty,
 ///        the source does not record its method and the methods yield different stages
