@@ -166,11 +166,11 @@ void MoeFlags::AddInputTo(cli::App& app, bool at) {
   app.AddCount("--gpus", &cluster.gpus, 1, limits::kMoeDevices, "GPUs per node");
   app.AddCount("--slots", &slots_, 0, limits::kMoeSlots, "expert replicas per GPU in each layer");
   app.AddSize("--expert-bytes", &cluster.expert_bytes,
-              "bytes that move with an expert: weights, master weights and moments; 0: unknown");
+              "bytes of an expert: weights, master weights and moments");
   app.AddBandwidth("--gpu-bandwidth", &cluster.gpu_bytes_per_s,
-                   "bandwidth between GPUs of a node, in each direction; 0: unknown");
+                   "bandwidth of a GPU in its node, in each direction");
   app.AddBandwidth("--node-bandwidth", &cluster.node_bytes_per_s,
-                   "bandwidth between nodes, in each direction; 0: unknown");
+                   "bandwidth of a node, in each direction");
   app.AddText("--window", &windows_,
               "number of iterations over which token counts are added up, or all. With several "
               "values, such as 1,100,all, the worst balance counts. Without the flag: all "
@@ -181,15 +181,12 @@ void MoeFlags::AddInputTo(cli::App& app, bool at) {
               "their weight");
   app.AddText("--layers", &layers_, "layers to plan, such as 0-11,14", "LIST");
   if (!at) return;
-  app.AddList(
-      "--join", &joined_,
-      "another recording of the same model; its counts times WEIGHT are added to the window",
-      "FILE[=WEIGHT]");
-  app.AddCount(
-      "--at", &request.window.at, 0, kMostIterations,
-      "plan for the token counts up to this iteration; without the flag, for the last ones");
+  app.AddList("--join", &joined_, "recording to add, with its counts times WEIGHT",
+              "FILE[=WEIGHT]");
+  app.AddCount("--at", &request.window.at, 0, kMostIterations,
+               "plan for the counts up to this iteration instead of the last ones");
   app.AddCount("--measured-at", &request.measured_at, 0, kMostIterations,
-               "measure balance on the token counts of another iteration, to see how a plan ages");
+               "measure the balance on the counts of another iteration");
   app.AddText(
       "--affinity", &request.affinity,
       "tokens from each expert to each expert of the next layer (docs/placement.md). best then "
@@ -200,7 +197,7 @@ void MoeFlags::AddInputTo(cli::App& app, bool at) {
 void MoeFlags::AddFaultsTo(cli::App& app) {
   app.ShowInShortHelp({"--faults"});
   app.AddCount("--faults", &request.faults, 0, limits::kMoeNodes,
-               "number of failures that the plan must survive, whichever units fail");
+               "number of failures that the plan must survive");
   app.AddEnum<placement::FailureUnit>(
       "--unit", &request.options.failure_unit,
       {{"node", placement::FailureUnit::kNode}, {"rack", placement::FailureUnit::kRack}},
@@ -213,20 +210,16 @@ void MoeFlags::AddStrategyOptionsTo(cli::App& app, bool moves) {
   if (moves) {
     app.ShowInShortHelp({"--old"});
     app.AddText("--old", &request.old_plan,
-                "plan that the GPUs use now; replicas that need not move stay where they are",
-                "PLAN");
+                "plan that the GPUs use now; replicas move only if needed", "PLAN");
     app.AddText("--max-moves", &max_moves_,
                 "best with --old: limit on the replicas that move, as a count (200), a size (40GB) "
                 "or a share of all slots (5%)",
                 "N|SIZE|SHARE");
     app.AddReal("--target-balance", &options.target_imbalance, 1, 1000,
-                "best with --old: reach this balance in each layer with the fewest moves");
+                "best with --old: reach this balance with the fewest moves");
     app.AddText("--everywhere", &everywhere_,
-                "experts that every GPU stores, for example shared experts, as 256 or 0-3,7",
-                "LIST");
-    app.AddList("--pin", &pins_,
-                "experts to keep on these nodes only, as numbers of experts and nodes, for example "
-                "0-3,7:0,1; may be given several times",
+                "experts that every GPU stores, such as shared ones: 256 or 0-3,7", "LIST");
+    app.AddList("--pin", &pins_, "experts to keep on some nodes only, as 0-3,7:0,1",
                 "EXPERTS:NODES");
     app.AddFlag("--forward", &request.forward,
                 "allow a node to forward an expert that it has just received");
@@ -254,8 +247,8 @@ void MoeFlags::AddStrategyOptionsTo(cli::App& app, bool moves) {
       "auto: yes if the number of nodes divides the number of groups");
   app.AddCount("--groups", &groups_, 1, limits::kMoeExperts, "expert groups of the model's router");
   app.AddText("--effort", &effort_,
-              "best: search effort per layer, as a count from 0 to 1000 or a time such as 500ms or "
-              "2s. With a time, plans differ from run to run",
+              "best: search effort per layer, from 0 to 1000, or a time such as 2s. With a time, "
+              "plans differ from run to run",
               "N|TIME");
   app.AddCount("--overlap", &overlap_, 0, limits::kMoeExperts,
                "hecate: experts that can be sent while other layers compute (t)");
@@ -277,23 +270,23 @@ void MoeFlags::AddTimesTo(cli::App& app) {
               "operations per second of a GPU in experts, such as 1.2e14; computes the times of "
               "training iterations; 0: no times");
   app.AddSize("--token-bytes", &cost.token_bytes,
-              "bytes of a token that is sent to an expert: hidden size times bytes per value");
+              "bytes of a token: hidden size times bytes per value");
   AddNonmoeTo(app);
   app.AddEnum<placement::DispatchMethod>(
       "--dispatch", &cost.dispatch,
       {{"proportional", placement::DispatchMethod::kProportional},
        {"topology", placement::DispatchMethod::kTopology}},
-      "how tokens are divided among replicas. proportional: equal shares; topology: the same GPU, "
-      "otherwise the same node, otherwise all");
+      "how replicas share tokens. proportional: equally; topology: on the same GPU if possible, "
+      "otherwise on the same node");
 }
 
 void MoeFlags::AddReportTo(cli::App& app) {
   app.ShowInShortHelp({"--html"});
   app.AddText("--html", &report, "HTML report to write, as a single file", "FILE");
   app.AddCount("--failures", &request.failures, 1, 512,
-               "largest number of failures for which survival is computed");
+               "largest number of failures to compute survival for");
   app.AddReal("--node-failure", &request.node_failure, 0, 1,
-              "probability that a node fails, used to compute the survival of a plan");
+              "probability that a node fails, for the survival");
 }
 
 Status MoeFlags::CheckCluster(const cli::App& app, bool needed) const {
