@@ -5,16 +5,13 @@
 #include <numeric>
 #include <optional>
 
+#include "engine/layout/mesh_rule_internal.h"
 #include "support/base/checked.h"
 
 namespace shardwright::layout {
 namespace {
 
 using Widths = std::vector<std::uint64_t>;
-
-std::uint64_t Sum(const Widths& widths) {
-  return std::accumulate(widths.begin(), widths.end(), std::uint64_t{0});
-}
 
 std::string Along(const SplitRule& rule) { return "dimension " + std::to_string(rule.dim); }
 
@@ -232,24 +229,14 @@ Result<Cut> MakeCut(const SplitRule& rule, const Shape& shape, std::uint64_t ran
     }
     return rule.cuts[rank];
   }
+  if (rule.split == Split::kMesh) return MakeMeshCut(rule, shape, ranks, rank);
   SW_TRY_ASSIGN(const std::vector<Widths> widths, RuleWidths(rule, shape, ranks));
   const Shape& view = ViewOf(rule, shape);
   const std::uint32_t dim = rule.dim;
-  std::vector<Box> boxes;
-  std::uint64_t sub_at = 0;
-  std::uint64_t shard_at = 0;
-  for (const Widths& sub : widths) {
-    Box box{std::vector<std::uint64_t>(view.size()), std::vector<std::uint64_t>(view.size()), view};
-    const auto mine = sub.begin() + static_cast<std::ptrdiff_t>(rank);
-    box.at_view[dim] = sub_at + std::accumulate(sub.begin(), mine, std::uint64_t{0});
-    box.at_shard[dim] = shard_at;
-    box.sizes[dim] = *mine;
-    sub_at += Sum(sub);
-    shard_at += *mine;
-    boxes.push_back(std::move(box));
-  }
+  std::vector<Box> boxes{
+      {std::vector<std::uint64_t>(view.size()), std::vector<std::uint64_t>(view.size()), view}};
   Shape shard = view;
-  shard[dim] = shard_at;
+  CutBoxes(dim, widths, rank, &boxes, &shard);
   if (rule.padded) {
     SW_TRY_ASSIGN(const Widths padded, PaddedWidths(rule, view[dim], ranks));
     shard[dim] = padded[rank];
@@ -305,6 +292,8 @@ Result<Shape> WholeShape(const SplitRule& rule, const std::vector<Shape>& shards
       return shards.front();
     case Split::kDim:
       return ConcatShape(shards, rule.dim);
+    case Split::kMesh:
+      return WholeOfMesh(rule, shards);
     case Split::kSub:
       break;
   }
@@ -334,6 +323,8 @@ std::string Explain(const SplitRule& rule) {
       }
       return "sub-tensors " + sizes + along + in;
     }
+    case Split::kMesh:
+      return ExplainMesh(rule);
     case Split::kListed:
       return "boxes listed for " + std::to_string(rule.cuts.size()) + " ranks";
     case Split::kUnknown:

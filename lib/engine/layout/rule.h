@@ -16,6 +16,7 @@ enum class Split : std::uint8_t {
   kAverage,     ///< every rank has a partial value; the logical value is their mean
   kDim,         ///< cut along one dimension
   kSub,         ///< a stack of sub-tensors along one dimension, each cut on its own
+  kMesh,        ///< the ranks form a mesh, and each axis of it cuts its own dimension
   kListed,      ///< as `cuts` lists, for that number of ranks only
   kUnknown,     ///< no known rule; only layouts with one rank are possible
 };
@@ -39,12 +40,24 @@ struct SplitRule {
   /// Vocabulary: shards may have padding rows after the rows of the
   /// tensor, up to equal widths. The padding is not part of the tensor.
   bool padded = false;
+  /// kMesh: the rule of each axis, the outermost first: kReplicated, kDim or kSub, the last two
+  /// without `view` and `padded`. Tensor-parallel ranks are numbered row-major in the mesh.
+  /// See mesh_rule.h.
+  std::vector<SplitRule> axes;
+  /// For a rule in `axes`: number of ranks along the axis. 0: the ranks that other axes leave.
+  std::uint64_t axis_ranks = 0;
   std::vector<Cut> cuts;  ///< kListed: by rank
   std::string origin;     ///< source of the rule: "universal_checkpoint_info",
                           ///< "patterns/hf_llama.json rule 3", "inferred"
 
   friend bool operator==(const SplitRule&, const SplitRule&) = default;
 };
+
+/// Returns the first rank that has the same elements as `rank`. This is `rank` itself for rules
+/// without copies, and for kAverage, because each of its ranks has its own values.
+/// \pre MakeCut succeeds for these ranks
+/// Pure.
+std::uint64_t FirstCopy(const SplitRule& rule, std::uint64_t ranks, std::uint64_t rank);
 
 /// Returns the cut of rank `rank` of `ranks` under a rule.
 /// \param shape  of the whole tensor
@@ -63,7 +76,7 @@ Result<Shape> ShardShape(const SplitRule& rule, const Shape& shape, std::uint64_
                          std::uint64_t rank);
 
 /// Returns the number of elements along the cut dimension, [sub-tensor][rank],
-/// without padding. Empty for rules that do not cut and for kListed.
+/// without padding. Empty for rules that do not cut, for kMesh and for kListed.
 /// \error as MakeCut
 /// Pure.
 Result<std::vector<std::vector<std::uint64_t>>> RuleWidths(const SplitRule& rule,
@@ -71,11 +84,13 @@ Result<std::vector<std::vector<std::uint64_t>>> RuleWidths(const SplitRule& rule
 
 /// Returns the whole tensor's shape, computed from the shapes of all ranks' shards.
 /// With `padded` it includes padding rows, because the shards do not show their number.
-/// \error kBadInput  the shards differ outside the cut dimension; names both shapes
+/// \error kBadInput  the shards differ outside the cut dimension, or do not form the mesh; names
+///        both shapes. kUnsupported  as MeshSizes
 /// Pure.
 Result<Shape> WholeShape(const SplitRule& rule, const std::vector<Shape>& shards);
 
-/// Returns "replicated", "rows (dim 0)", "sub-tensors 32+16+16 along dim 0"; for messages.
+/// Returns "replicated", "rows (dim 0)", "sub-tensors 32+16+16 along dim 0", "mesh 2 x 2: rows
+/// (dim 0), columns (dim 1)"; for messages.
 std::string Explain(const SplitRule& rule);
 
 }  // namespace shardwright::layout

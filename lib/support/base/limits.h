@@ -11,6 +11,7 @@ inline constexpr std::uint64_t kPickleDepth = 1000;
 inline constexpr std::uint64_t kPickleMemoEntries = 100'000'000;
 inline constexpr std::uint64_t kPickleNodes = 200'000'000;
 inline constexpr std::uint64_t kTensorRank = 64;
+inline constexpr std::uint64_t kMeshBoxes = 65536;  // of a shard under a rule for a mesh
 inline constexpr std::uint64_t kNameBytes = std::uint64_t{64} << 10;
 inline constexpr std::uint64_t kZipRecords = 10'000'000;
 inline constexpr std::uint64_t kZipDirectoryBytes = std::uint64_t{1} << 30;
