@@ -7,6 +7,7 @@
 #include "checkpoints/tp_rules/expression.h"
 #include "checkpoints/tp_rules/name_list.h"
 #include "checkpoints/tp_rules/patterns_internal.h"
+#include "engine/layout/mesh_rule.h"
 #include "support/base/checked.h"
 
 namespace shardwright::checkpoints {
@@ -74,6 +75,35 @@ Result<Ruled> ApplyDim(const PatternRule& pattern, std::span<const Shape> shards
   return ruled;
 }
 
+/// Returns the sub-tensor sizes of a rule, from their proportions if it has some.
+Result<std::vector<std::uint64_t>> SizesOf(const SplitRule& rule,
+                                           const std::vector<std::uint64_t>& ratio,
+                                           std::uint64_t extent) {
+  if (ratio.empty()) return rule.sub_sizes;
+  std::uint64_t parts = 0;
+  for (const std::uint64_t part : ratio) {
+    SW_TRY_ASSIGN(parts, CheckedAdd(parts, part));
+  }
+  if (extent % parts != 0) {
+    return Fail(Errc::kBadInput, "an extent of ", extent, " does not divide into ", parts,
+                " parts");
+  }
+  std::vector<std::uint64_t> sizes;
+  for (const std::uint64_t part : ratio) sizes.push_back(extent / parts * part);
+  return sizes;
+}
+
+Status CheckShards(const Ruled& ruled, std::span<const Shape> shards) {
+  for (std::uint64_t rank = 0; rank < shards.size(); ++rank) {
+    SW_TRY_ASSIGN(const Shape shard,
+                  layout::ShardShape(ruled.rule, ruled.whole, shards.size(), rank));
+    if (shard == shards[rank]) continue;
+    return Fail(Errc::kBadInput, "rank ", rank, " should hold a shard ", ToString(shard),
+                ", but holds ", ToString(shards[rank]));
+  }
+  return {};
+}
+
 Result<Ruled> ApplySub(const PatternRule& pattern, std::span<const Shape> shards) {
   Ruled ruled{pattern.rule, {}};
   SplitRule& rule = ruled.rule;
@@ -93,24 +123,9 @@ Result<Ruled> ApplySub(const PatternRule& pattern, std::span<const Shape> shards
     SW_TRY_ASSIGN(const Shape whole, layout::WholeShape(along, {shards.begin(), shards.end()}));
     extent = whole[rule.dim];
   }
-  if (!pattern.ratio.empty()) {
-    std::uint64_t parts = 0;
-    for (std::uint64_t part : pattern.ratio) {
-      SW_TRY_ASSIGN(parts, CheckedAdd(parts, part));
-    }
-    if (extent % parts != 0) {
-      return Fail(Errc::kBadInput, "an extent of ", extent, " does not divide into ", parts,
-                  " parts");
-    }
-    for (std::uint64_t part : pattern.ratio) rule.sub_sizes.push_back(extent / parts * part);
-  }
+  SW_TRY_ASSIGN(rule.sub_sizes, SizesOf(rule, pattern.ratio, extent));
   SW_TRY_ASSIGN(ruled.whole, layout::WholeShape(rule, {shards.begin(), shards.end()}));
-  for (std::uint64_t rank = 0; rank < shards.size(); ++rank) {
-    SW_TRY_ASSIGN(const Shape shard, layout::ShardShape(rule, ruled.whole, shards.size(), rank));
-    if (shard == shards[rank]) continue;
-    return Fail(Errc::kBadInput, "rank ", rank, " should hold a shard ", ToString(shard),
-                ", but holds ", ToString(shards[rank]));
-  }
+  SW_TRY(CheckShards(ruled, shards));
   // A parameter that already has the view's shape needs only an ordinary rule.
   if (rule.view == ruled.whole) {
     rule.view.clear();
@@ -122,12 +137,38 @@ Result<Ruled> ApplySub(const PatternRule& pattern, std::span<const Shape> shards
   return ruled;
 }
 
+Result<Ruled> ApplyMesh(const PatternRule& pattern, std::span<const Shape> shards) {
+  Ruled ruled{pattern.rule, {}};
+  SplitRule& rule = ruled.rule;
+  SW_TRY_ASSIGN(ruled.whole, layout::WholeShape(rule, {shards.begin(), shards.end()}));
+  SW_TRY_ASSIGN(const auto sizes, shards.size() == 1
+                                      ? std::vector<std::uint64_t>(rule.axes.size(), 1)
+                                      : layout::MeshSizes(rule, shards.size()));
+  std::uint64_t stride = shards.size();
+  for (std::size_t i = 0; i < rule.axes.size(); ++i) {
+    SplitRule& axis = rule.axes[i];
+    stride /= sizes[i];
+    if (axis.split == Split::kSub) {
+      SW_TRY_ASSIGN(axis.sub_sizes, SizesOf(axis, pattern.axis_ratios[i], ruled.whole[axis.dim]));
+    } else if (axis.split == Split::kDim && sizes[i] > 1) {
+      axis.widths.resize(1);
+      for (std::uint64_t at = 0; at < sizes[i]; ++at) {
+        axis.widths[0].push_back(shards[at * stride][axis.dim]);
+      }
+    }
+  }
+  SW_TRY(CheckShards(ruled, shards));
+  return ruled;
+}
+
 Result<Ruled> Apply(const PatternRule& pattern, std::span<const Shape> shards) {
   switch (pattern.rule.split) {
     case Split::kDim:
       return ApplyDim(pattern, shards);
     case Split::kSub:
       return ApplySub(pattern, shards);
+    case Split::kMesh:
+      return ApplyMesh(pattern, shards);
     default: {
       Ruled ruled{pattern.rule, {}};
       SW_TRY_ASSIGN(ruled.whole, layout::WholeShape(ruled.rule, {shards.begin(), shards.end()}));

@@ -19,8 +19,9 @@ struct PatternRule {
   std::unique_ptr<re2::RE2> match;
   layout::SplitRule rule;            ///< without view, widths, and sub-tensor sizes from `ratio`
   std::vector<std::uint64_t> ratio;  ///< proportions of sub-tensors, instead of rule.sub_sizes
-  std::vector<std::int64_t> view;    ///< -1: the remaining elements
-  std::uint64_t rows = 0;            ///< padded: the number of real rows, 0 if the file omits it
+  std::vector<std::vector<std::uint64_t>> axis_ratios;  ///< the same for each of rule.axes
+  std::vector<std::int64_t> view;                       ///< -1: the remaining elements
+  std::uint64_t rows = 0;  ///< padded: the number of real rows, 0 if the file omits it
 };
 
 /// Requires that dimension `dim` of the first parameter that `match` matches

@@ -5,6 +5,7 @@
 
 #include "checkpoints/tp_rules/expression.h"
 #include "checkpoints/tp_rules/patterns_internal.h"
+#include "engine/layout/mesh_rule.h"
 #include "support/base/limits.h"
 #include "support/json/json.h"
 
@@ -112,16 +113,13 @@ Result<std::unique_ptr<re2::RE2>> Expression(const std::string& text, const std:
   return compiled;
 }
 
-Result<PatternRule> ParsePatternRule(const Json& object) {
-  if (!object.is_object()) return BadInput("object expected");
-  SW_TRY(CheckKeys(object, {"match", "split", "dim", "sizes", "ratio", "view", "granule", "uneven",
-                            "padded", "rows", "note"}));
+/// Parses "split" and the keys that belong to it, except "axes".
+Result<PatternRule> ParseSplit(const Json& object) {
+  SW_TRY(CheckKeys(
+      object, {"split", "dim", "sizes", "ratio", "view", "granule", "uneven", "padded", "rows"}));
   PatternRule parsed;
   layout::SplitRule& rule = parsed.rule;
-  SW_TRY_ASSIGN(const std::string match, Text(object, "match", true));
-  SW_TRY_ASSIGN(parsed.match, Expression(match, "match"));
   SW_TRY_ASSIGN(const std::string split, Text(object, "split", true));
-  SW_TRY(Text(object, "note", false));
   SW_TRY_ASSIGN(rule.dim, Dim(object, "dim"));
   SW_TRY_ASSIGN(rule.sub_sizes, Counts(object, "sizes", 0));
   SW_TRY_ASSIGN(parsed.ratio, Counts(object, "ratio", 1));
@@ -132,11 +130,10 @@ Result<PatternRule> ParsePatternRule(const Json& object) {
   SW_TRY_ASSIGN(parsed.rows, CountOr(object, "rows", 1, 0));
   if (split == "replicated" || split == "average") {
     rule.split = split == "replicated" ? Split::kReplicated : Split::kAverage;
-    SW_TRY(CheckKeys(object, {"match", "split", "note"}));
+    SW_TRY(CheckKeys(object, {"split"}));
   } else if (split == "dim") {
     rule.split = Split::kDim;
-    SW_TRY(CheckKeys(object,
-                     {"match", "split", "dim", "granule", "uneven", "padded", "rows", "note"}));
+    SW_TRY(CheckKeys(object, {"split", "dim", "granule", "uneven", "padded", "rows"}));
     if (!object.contains("dim")) return BadInput("key \"dim\" is missing");
     if (rule.granule.size() > 1) return BadInput("key \"granule\": one integer expected");
     if (parsed.rows != 0 && !rule.padded) return BadInput("key \"rows\" requires \"padded\"");
@@ -145,8 +142,7 @@ Result<PatternRule> ParsePatternRule(const Json& object) {
     }
   } else if (split == "sub") {
     rule.split = Split::kSub;
-    SW_TRY(CheckKeys(
-        object, {"match", "split", "dim", "sizes", "ratio", "view", "granule", "uneven", "note"}));
+    SW_TRY(CheckKeys(object, {"split", "dim", "sizes", "ratio", "view", "granule", "uneven"}));
     if (!object.contains("dim")) return BadInput("key \"dim\" is missing");
     if (rule.sub_sizes.empty() == parsed.ratio.empty()) {
       return BadInput("one of the keys \"sizes\" and \"ratio\" is needed");
@@ -161,9 +157,59 @@ Result<PatternRule> ParsePatternRule(const Json& object) {
     }
   } else {
     return BadInput(
-        "key \"split\": \"replicated\", \"average\", \"dim\" or \"sub\" expected, found \"", split,
-        "\"");
+        "key \"split\": \"replicated\", \"average\", \"dim\", \"sub\" or \"mesh\" expected, found "
+        "\"",
+        split, "\"");
   }
+  return parsed;
+}
+
+/// Parses an axis of a mesh: a split and the number of ranks that make it.
+Result<PatternRule> ParseAxis(const Json& object) {
+  if (!object.is_object()) return BadInput("object expected");
+  SW_TRY_ASSIGN(const std::string split, Text(object, "split", true));
+  if (split != "replicated" && split != "dim" && split != "sub") {
+    return BadInput("key \"split\": \"replicated\", \"dim\" or \"sub\" expected, found \"", split,
+                    "\"");
+  }
+  SW_TRY_ASSIGN(const std::uint64_t ranks, CountOr(object, "ranks", 1, 0));
+  Json rest = object;
+  rest.erase("ranks");
+  SW_TRY_ASSIGN(PatternRule axis, ParseSplit(rest));
+  axis.rule.axis_ranks = ranks;
+  return axis;
+}
+
+Result<PatternRule> ParseMesh(const Json& object) {
+  SW_TRY(CheckKeys(object, {"split", "axes"}));
+  const auto it = object.find("axes");
+  if (it == object.end()) return BadInput("key \"axes\" is missing");
+  if (!it->is_array()) return BadInput("key \"axes\": list of objects expected");
+  PatternRule parsed;
+  parsed.rule.split = Split::kMesh;
+  for (const Json& item : *it) {
+    Result<PatternRule> axis = ParseAxis(item);
+    if (!axis) {
+      return Within("axis " + std::to_string(parsed.rule.axes.size() + 1), axis.error());
+    }
+    parsed.rule.axes.push_back(std::move(axis->rule));
+    parsed.axis_ratios.push_back(std::move(axis->ratio));
+  }
+  SW_TRY(layout::CheckAxes(parsed.rule));
+  return parsed;
+}
+
+Result<PatternRule> ParsePatternRule(const Json& object) {
+  if (!object.is_object()) return BadInput("object expected");
+  SW_TRY_ASSIGN(const std::string match, Text(object, "match", true));
+  SW_TRY_ASSIGN(auto expression, Expression(match, "match"));
+  SW_TRY_ASSIGN(const std::string split, Text(object, "split", true));
+  SW_TRY(Text(object, "note", false));
+  Json rest = object;
+  rest.erase("match");
+  rest.erase("note");
+  SW_TRY_ASSIGN(PatternRule parsed, split == "mesh" ? ParseMesh(rest) : ParseSplit(rest));
+  parsed.match = std::move(expression);
   return parsed;
 }
 

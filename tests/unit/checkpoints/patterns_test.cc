@@ -246,6 +246,63 @@ TEST(Patterns, SubTensorsByRatioSizeAndView) {
   EXPECT_EQ(patterns.RuleFor("vocab", small).error().code, Errc::kBadInput);
 }
 
+TEST(Patterns, MeshesSplitSeveralDimensions) {
+  Patterns patterns;
+  ASSERT_TRUE(patterns
+                  .AddFile(R"({"family": "mine", "rules": [
+      {"match": "w", "split": "mesh", "axes": [{"ranks": 2, "split": "dim", "dim": 0},
+                                               {"split": "dim", "dim": 1, "granule": 2, "uneven": true}]},
+      {"match": "stack", "note": "gate and up", "split": "mesh",
+       "axes": [{"ranks": 2, "split": "sub", "dim": 0, "ratio": [2, 1]},
+                {"ranks": 2, "split": "dim", "dim": 1}]},
+      {"match": "bias", "split": "mesh", "axes": [{"ranks": 2, "split": "dim", "dim": 0},
+                                                  {"split": "replicated"}]}]})",
+                           "mine.json")
+                  .has_value());
+  // From a whole tensor, for numbers of ranks that the mesh allows.
+  const auto rule = patterns.Find("w", {4, 10});
+  ASSERT_TRUE(rule.has_value());
+  EXPECT_EQ(layout::ShardShape(*rule, {4, 10}, 4, 0).value(), (Shape{2, 6}));
+  EXPECT_EQ(layout::ShardShape(*rule, {4, 10}, 6, 5).value(), (Shape{2, 2}));
+  EXPECT_EQ(layout::ShardShape(*rule, {4, 10}, 5, 0).error().code, Errc::kUnsupported);
+  // From shards, whose own widths count.
+  const std::vector<Shape> shards{{3, 7}, {3, 2}, {1, 7}, {1, 2}};
+  const auto ruled = patterns.RuleFor("w", shards);
+  ASSERT_TRUE(ruled.has_value()) << ruled.error().message;
+  EXPECT_EQ((*ruled)->whole, (Shape{4, 9}));
+  EXPECT_EQ(layout::MakeCut((*ruled)->rule, {4, 9}, 4, 3).value().boxes()[0].at_view,
+            (Shape{3, 7}));
+  const std::vector<Shape> halves{{3, 2}, {3, 2}, {3, 2}, {3, 2}};
+  const auto stack = patterns.RuleFor("stack", halves);
+  ASSERT_TRUE(stack.has_value()) << stack.error().message;
+  EXPECT_EQ((*stack)->whole, (Shape{6, 4}));
+  const layout::Cut cut = layout::MakeCut((*stack)->rule, {6, 4}, 4, 3).value();
+  ASSERT_EQ(cut.boxes().size(), 2U);
+  EXPECT_EQ(cut.boxes()[0].at_view, (Shape{2, 2}));
+  EXPECT_EQ(cut.boxes()[1].at_view, (Shape{5, 2}));
+  const std::vector<Shape> copies(4, Shape{3});
+  EXPECT_EQ((*patterns.RuleFor("bias", copies))->whole, (Shape{6}));
+  struct Wrong {
+    std::string name;
+    std::vector<Shape> shards;
+    std::vector<std::string> words;
+  };
+  for (const Wrong& wrong : std::vector<Wrong>{
+           {"w", {{3, 7}, {3, 2}, {1, 7}, {1, 3}}, {"rank 3", "[1, 2]", "[1, 3]"}},
+           {"w", {{3, 7}, {3, 2}, {1, 7}}, {"3 tensor-parallel ranks", "2 x any"}},
+           {"stack", {{4, 2}, {4, 2}, {4, 2}, {4, 2}}, {"8", "3 parts"}},
+           {"bias", {{3}, {2}, {3}, {3}}, {"rank 1", "[3]", "[2]"}},
+       }) {
+    const auto refused = patterns.RuleFor(wrong.name, wrong.shards);
+    ASSERT_FALSE(refused.has_value()) << wrong.name;
+    const std::string& said = refused.error().message;
+    EXPECT_EQ(said.rfind("\"" + wrong.name + "\": mine.json rule ", 0), 0U) << said;
+    for (const std::string& word : wrong.words) {
+      EXPECT_NE(said.find(word), std::string::npos) << said;
+    }
+  }
+}
+
 TEST(Patterns, ErrorsNameFileRuleAndKey) {
   const std::vector<std::pair<std::string, std::string>> bad = {
       {"{", "line 1, column 2: unexpected end of the text"},
@@ -278,6 +335,27 @@ TEST(Patterns, ErrorsNameFileRuleAndKey) {
        "\"padded\""},
       {R"({"family": "f", "rules": [{"match": "a", "split": "dim", "dim": 0, "uneven": 1}]})",
        "\"uneven\""},
+      {R"({"family": "f", "rules": [{"match": "a", "split": "mesh"}]})", "rule 1: key \"axes\""},
+      {R"({"family": "f", "rules": [{"match": "a", "split": "mesh", "axes": 2}]})", "\"axes\""},
+      {R"({"family": "f", "rules": [{"match": "a", "split": "mesh", "axes": [2]}]})", "axis 1"},
+      {R"({"family": "f", "rules": [{"match": "a", "split": "mesh", "axes": [], "dim": 0}]})",
+       "\"dim\""},
+      {R"({"family": "f", "rules": [{"match": "a", "split": "mesh", "axes": [{"split": "dim", "dim": 0}]}]})",
+       "2 axes"},
+      {R"({"family": "f", "rules": [{"match": "a", "split": "mesh", "axes": [{"split": "dim", "dim": 0}, {"split": "average", "ranks": 2}]}]})",
+       "rule 1: axis 2: key \"split\""},
+      {R"({"family": "f", "rules": [{"match": "a", "split": "mesh", "axes": [{"split": "dim", "dim": 0}, {"split": "dim", "ranks": 2}]}]})",
+       "rule 1: axis 2: key \"dim\""},
+      {R"({"family": "f", "rules": [{"match": "a", "split": "mesh", "axes": [{"split": "dim", "dim": 0}, {"split": "dim", "dim": 0, "ranks": 2}]}]})",
+       "dimension 0"},
+      {R"({"family": "f", "rules": [{"match": "a", "split": "mesh", "axes": [{"split": "dim", "dim": 0, "ranks": 0}, {"split": "dim", "dim": 1}]}]})",
+       "\"ranks\""},
+      {R"({"family": "f", "rules": [{"match": "a", "split": "mesh", "axes": [{"split": "dim", "dim": 0}, {"split": "dim", "dim": 1}]}]})",
+       "axis 2"},
+      {R"({"family": "f", "rules": [{"match": "a", "split": "mesh", "axes": [{"split": "dim", "dim": 0, "padded": true}, {"split": "dim", "dim": 1, "ranks": 2}]}]})",
+       "axis 1"},
+      {R"({"family": "f", "rules": [{"match": "a", "split": "dim", "dim": 0, "ranks": 2}]})",
+       "\"ranks\""},
       {R"({"family": "f", "requires": [1], "rules": []})", "\"requires\""},
       {R"({"family": "f", "requires_shapes": [{"match": "a"}], "rules": []})", "\"of\""},
   };

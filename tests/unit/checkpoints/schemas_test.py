@@ -17,6 +17,9 @@ except ImportError:
 ROOT = pathlib.Path(sys.argv[1])
 
 RULE = {"match": "a", "split": "dim", "dim": 0}
+AXES = [{"split": "dim", "dim": 0, "ranks": 2}, {"split": "sub", "dim": 1, "ratio": [1, 1]},
+        {"split": "replicated", "ranks": 2}]
+MESH = {"match": "a", "split": "mesh", "axes": AXES}
 BROKEN_PATTERNS = [
     {"rules": []},
     {"family": "f"},
@@ -28,6 +31,13 @@ BROKEN_PATTERNS = [
     {"family": "f", "rules": [{**RULE, "granule": [8]}]},
     {"family": "f", "rules": [{**RULE, "split": "sub"}]},
     {"family": "f", "rules": [{**RULE, "split": "sub", "sizes": [1], "ratio": [1]}]},
+    {"family": "f", "rules": [{**RULE, "ranks": 2}]},
+    {"family": "f", "rules": [{**RULE, "axes": AXES}]},
+    {"family": "f", "rules": [{**MESH, "axes": AXES[:1]}]},
+    {"family": "f", "rules": [{**MESH, "axes": [AXES[0], {"split": "average", "ranks": 2}]}]},
+    {"family": "f", "rules": [{**MESH, "axes": [AXES[0], {**AXES[1], "ranks": 0}]}]},
+    {"family": "f", "rules": [{**MESH, "axes": [AXES[0], {**AXES[1], "padded": True}]}]},
+    {"family": "f", "rules": [{**MESH, "axes": [AXES[0], {**AXES[1], "match": "b"}]}]},
 ]
 
 SIDES = [{"name": "a"}, {"name": "b"}]
@@ -72,7 +82,8 @@ def problems(schema, folder, least, title, good, broken):
 
 
 found = [
-    *problems("docs/patterns.schema.json", "patterns", 8, None, {"family": "f", "rules": [RULE]}, BROKEN_PATTERNS),
+    *problems("docs/patterns.schema.json", "patterns", 8, None, {"family": "f", "rules": [RULE, MESH]},
+              BROKEN_PATTERNS),
     *problems("docs/maps.schema.json", "patterns/maps", 5, "map", MAP, BROKEN_MAPS),
 ]
 print("\n".join(found))
