@@ -4,6 +4,7 @@
 #include <set>
 
 #include "checkpoints/deepspeed/common/affine_map_internal.h"
+#include "engine/layout/mesh_rule.h"
 #include "support/base/checked.h"
 
 namespace shardwright::checkpoints {
@@ -186,7 +187,7 @@ std::optional<SplitRule> AsStack(const std::vector<std::vector<Piece>>& ranks, c
 // Converts the rule of a parameter's view to a rule for the stored parameter.
 Status SeeThroughView(std::span<const Shape> shards, Ruled* ruled) {
   SplitRule& rule = ruled->rule;
-  if (rule.split == Split::kListed) {
+  if (rule.split == Split::kListed || rule.split == Split::kMesh) {
     return Fail(
         Errc::kUnsupported, "blocks of a tensor viewed as ", ToString(ruled->whole),
         " are not supported if its shards are stored in another shape: ", ToString(shards.front()));
@@ -221,11 +222,7 @@ Result<SplitRule> RuleOfPieces(std::vector<std::vector<Piece>>* ranks, const Sha
     return std::any_of(pieces.begin(), pieces.end(),
                        [](const Piece& piece) { return piece.shared; });
   });
-  if (shared) {
-    return Fail(Errc::kUnsupported,
-                "several ranks store the same part of the tensor, but the rest is sharded");
-  }
-  if (const auto dim = CutDimension(*ranks, whole)) {
+  if (const auto dim = shared ? std::nullopt : CutDimension(*ranks, whole)) {
     if (auto stack = AsStack(*ranks, whole, *dim)) return *std::move(stack);
   }
   rule.split = Split::kListed;
@@ -234,6 +231,18 @@ Result<SplitRule> RuleOfPieces(std::vector<std::vector<Piece>>* ranks, const Sha
     for (Piece& piece : (*ranks)[rank]) boxes.push_back(std::move(piece.box));
     SW_TRY_ASSIGN(Cut cut, Cut::Make(whole, shards[rank], std::move(boxes)));
     rule.cuts.push_back(std::move(cut));
+  }
+  if (auto mesh = layout::MeshOfCuts(rule.cuts)) return *std::move(mesh);
+  // Ranks may have equal shards, but not different shards with a common part.
+  std::uint64_t covered = 0;
+  for (std::uint64_t rank = 0; shared && rank < rule.cuts.size(); ++rank) {
+    if (layout::FirstCopy(rule, rule.cuts.size(), rank) != rank) continue;
+    SW_TRY_ASSIGN(covered, CheckedAdd(covered, rule.cuts[rank].covered_elems()));
+  }
+  if (shared && covered != Elems(whole)) {
+    return Fail(Errc::kUnsupported,
+                "several ranks store the same part of the tensor, but other parts of their shards "
+                "differ");
   }
   return rule;
 }
@@ -285,15 +294,16 @@ Result<Ruled> RuleFromAffine(const pickle::Node* entry, std::span<const Shape> s
 }
 
 const pickle::Node* AffineFromCuts(pickle::Arena& arena, std::span<const Cut> cuts,
-                                   bool replicated) {
-  std::vector<std::uint64_t> everyone(cuts.size());
-  for (std::size_t rank = 0; rank < cuts.size(); ++rank) everyone[rank] = rank;
+                                   const SplitRule& rule) {
+  std::vector<std::vector<std::uint64_t>> sharing(cuts.size());
+  for (std::size_t rank = 0; rank < cuts.size(); ++rank) {
+    sharing[layout::FirstCopy(rule, cuts.size(), rank)].push_back(rank);
+  }
   pickle::Node* ranks = arena.Dict();
   for (std::size_t rank = 0; rank < cuts.size(); ++rank) {
     const Cut& cut = cuts[rank];
-    const std::span<const std::uint64_t> locations =
-        replicated ? std::span<const std::uint64_t>(everyone)
-                   : std::span<const std::uint64_t>(everyone).subspan(rank, 1);
+    const std::vector<std::uint64_t>& locations =
+        sharing[layout::FirstCopy(rule, cuts.size(), rank)];
     std::vector<const pickle::Node*> pieces;
     for (const Box& box : cut.boxes()) {
       pickle::Node* piece = arena.Dict();

@@ -130,6 +130,7 @@ Status Builder::AddCategory(const Param& param, const std::string& pattern) {
       break;
     case Split::kSub:
       return AddSub(param, pattern);
+    case Split::kMesh:
     case Split::kListed:
     case Split::kUnknown:
       break;
@@ -157,7 +158,7 @@ Status Builder::Add(const Param& param) {
     if (mappable) {
       if (maps_ == nullptr) maps_ = arena_.Dict();
       maps_->items.push_back(arena_.String(pattern));
-      maps_->items.push_back(AffineFromCuts(arena_, cuts, replicated));
+      maps_->items.push_back(AffineFromCuts(arena_, cuts, rule));
     }
   }
   // DeepSpeed's converter requires that every expression of a list matches

@@ -33,6 +33,8 @@ std::string_view SplitName(Split split) {
       return "dim";
     case Split::kSub:
       return "sub";
+    case Split::kMesh:
+      return "mesh";
     case Split::kListed:
       return "listed";
     case Split::kUnknown:
@@ -58,6 +60,8 @@ OrderedJson RuleJson(const layout::SplitRule& rule) {
   if (!rule.granule.empty()) out["granule"] = rule.granule;
   if (rule.uneven) out["uneven"] = true;
   if (rule.padded) out["padded"] = true;
+  if (rule.axis_ranks != 0) out["ranks"] = rule.axis_ranks;
+  for (const layout::SplitRule& axis : rule.axes) out["axes"].push_back(RuleJson(axis));
   for (const layout::Cut& cut : rule.cuts) out["cuts"].push_back(CutJson(cut));
   if (!rule.origin.empty()) out["origin"] = rule.origin;
   return out;

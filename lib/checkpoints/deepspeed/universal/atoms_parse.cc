@@ -4,6 +4,7 @@
 #include <unordered_set>
 
 #include "checkpoints/deepspeed/universal/atoms_internal.h"
+#include "engine/layout/mesh_rule.h"
 #include "engine/tensor/shape.h"
 #include "support/base/limits.h"
 #include "support/json/json.h"
@@ -142,11 +143,13 @@ Result<layout::Cut> ParseCut(const Json& object) {
   return layout::Cut::Make(std::move(view), std::move(shard), std::move(boxes));
 }
 
-Result<layout::SplitRule> ParseSplitRule(const Json& object) {
+/// \param is_axis  parses a rule in "axes", which is not itself one for a mesh
+Result<layout::SplitRule> ParseSplitRule(const Json& object, bool is_axis = false) {
   constexpr std::pair<std::string_view, Split> kSplits[] = {{"replicated", Split::kReplicated},
                                                             {"average", Split::kAverage},
                                                             {"dim", Split::kDim},
                                                             {"sub", Split::kSub},
+                                                            {"mesh", Split::kMesh},
                                                             {"listed", Split::kListed},
                                                             {"unknown", Split::kUnknown}};
   layout::SplitRule rule;
@@ -166,6 +169,18 @@ Result<layout::SplitRule> ParseSplitRule(const Json& object) {
   SW_TRY_ASSIGN(rule.uneven, FlagOr(object, "uneven"));
   SW_TRY_ASSIGN(rule.padded, FlagOr(object, "padded"));
   SW_TRY_ASSIGN(rule.origin, TextOr(object, "origin"));
+  if (is_axis && object.contains("ranks")) {
+    SW_TRY_ASSIGN(rule.axis_ranks, NeedCount(object, "ranks", limits::kRanks));
+  }
+  if (rule.split == Split::kMesh) {
+    if (is_axis) return BadInput("key \"axes\": an axis of a mesh is not a mesh itself");
+    SW_TRY_ASSIGN(const Json* axes, ListOf(object, "axes", true));
+    for (const Json& item : *axes) {
+      SW_TRY_ASSIGN(layout::SplitRule axis, ParseSplitRule(item, true));
+      rule.axes.push_back(std::move(axis));
+    }
+    SW_TRY(layout::CheckAxes(rule));
+  }
   SW_TRY_ASSIGN(const Json* cuts, ListOf(object, "cuts", false));
   for (std::size_t i = 0; cuts != nullptr && i < cuts->size(); ++i) {
     SW_TRY_ASSIGN(layout::Cut cut, ParseCut((*cuts)[i]));

@@ -67,7 +67,7 @@ Status AddFromModels(Foreign* foreign, Param param, std::string_view state,
       layout::Fragment fragment;
       fragment.cut = part.order == nullptr ? whole : layout::Cut::Compose(whole, part.order);
       fragment.at = part.at;
-      const bool copies = param.rule.split == Split::kReplicated && rank > 0;
+      const bool copies = layout::FirstCopy(param.rule, tp, rank) != rank;
       const bool partial = param.rule.split == Split::kAverage && tp > 1;
       fragment.role = partial  ? layout::Role::kPartial
                       : copies ? layout::Role::kReplica

@@ -16,6 +16,7 @@
 #include "checkpoints/tp_rules/quantized.h"
 #include "engine/layout/states.h"
 #include "engine/plan/target_builder.h"
+#include "support/base/text.h"
 #include "support/os/dir.h"
 
 // Writes the superset form of docs/formats/deepspeed.md, "Recommended superset directory",
@@ -237,6 +238,15 @@ Result<Written> WriteUniversal(const Checkpoint& source, const Topology& topolog
                   LostClientState(*EngineStateOf(source), context->from, topology)};
   for (std::string& one : StatelessLosses(source)) written.not_carried.push_back(std::move(one));
   for (std::string& one : StepLosses(source)) written.not_carried.push_back(std::move(one));
+  std::vector<std::string> meshes;
+  for (const Param& param : context->params) {
+    if (param.rule.split == layout::Split::kMesh) meshes.push_back(param.name);
+  }
+  if (!meshes.empty()) {
+    written.not_carried.push_back("the split along several dimensions of " + FirstFew(meshes) +
+                                  ": keys of DeepSpeed's atoms cannot express it, so only ucp-load "
+                                  "can load them with tp > 1");
+  }
   return written;
 }
 

@@ -239,7 +239,9 @@ bool Geometry::StageHolds(std::uint32_t stage, std::uint32_t param) const {
 
 std::uint32_t Geometry::FirstWithCut(std::uint32_t param, std::uint32_t tp_rank) const {
   const layout::Split split = params[param].rule.split;
-  if (split != layout::Split::kReplicated && split != layout::Split::kListed) return tp_rank;
+  const bool copies = split == layout::Split::kReplicated || split == layout::Split::kMesh ||
+                      split == layout::Split::kListed;
+  if (!copies) return tp_rank;
   std::uint32_t first = 0;
   const layout::CutPtr* const all = &cuts[param * to.tp];
   while (first < tp_rank && !(all[first] == all[tp_rank] || *all[first] == *all[tp_rank])) ++first;
