@@ -30,6 +30,31 @@ Result<std::uint64_t> RanksOf(std::string_view key, std::string_view value) {
   return BadValue(key, value, StrCat("a number from 1 to ", limits::kRanks));
 }
 
+/// Parses "4", or "2x2" for a mesh with two tensor-parallel dimensions.
+Result<std::vector<std::uint64_t>> TpSizes(std::string_view value) {
+  std::vector<std::uint64_t> sizes;
+  std::uint64_t ranks = 1;
+  for (std::string_view rest = value;;) {
+    const std::size_t end = std::min(rest.find('x'), rest.size());
+    const auto size = RanksOf("tp", rest.substr(0, end));
+    if (!size || *size > limits::kRanks / ranks) {
+      return BadValue("tp", value,
+                      StrCat("a number of ranks, or several as in 2x2, of at most ", limits::kRanks,
+                             " ranks in all"));
+    }
+    sizes.push_back(*size);
+    ranks *= *size;
+    if (end == rest.size()) return sizes;
+    rest.remove_prefix(end + 1);
+  }
+}
+
+std::uint64_t Product(const std::vector<std::uint64_t>& sizes) {
+  std::uint64_t product = 1;
+  for (const std::uint64_t size : sizes) product *= size;
+  return product;
+}
+
 /// Splits "ddp:fsdp" into names.
 std::vector<std::string> SplitNames(std::string_view value) {
   std::vector<std::string> names;
@@ -50,12 +75,15 @@ std::optional<std::vector<std::string>> UsualNames(Trainer trainer,
                                                    const std::vector<Role>& roles) {
   const bool accelerate = trainer == Trainer::kAccelerate;
   if (accelerate && roles.size() == 1) return std::nullopt;
+  const bool one_tp = std::count(roles.begin(), roles.end(), Role::kTensorParallel) == 1;
   std::vector<std::string> names;
   names.reserve(roles.size());
+  std::size_t tp = 0;
   for (const Role role : roles) {
     names.emplace_back(role == Role::kReplicate ? (accelerate ? "dp_replicate" : "ddp")
                        : role == Role::kShard   ? (accelerate ? "dp_shard_cp" : "fsdp")
-                                                : "tp");
+                       : one_tp                 ? "tp"
+                                                : "tp" + std::to_string(tp++));
   }
   return names;
 }
@@ -76,16 +104,21 @@ std::optional<std::vector<std::string>> NamesFrom(const FilesLayout& from,
                                                   const std::vector<Role>& roles) {
   std::vector<std::string> names;
   names.reserve(roles.size());
+  std::array<std::size_t, 3> next = {0, 0, 0};  // by role: where to search
   for (const Role role : roles) {
-    const auto found = std::find(from.roles.begin(), from.roles.end(), role);
-    if (found == from.roles.end()) return std::nullopt;
-    names.push_back((*from.names)[static_cast<std::size_t>(found - from.roles.begin())]);
+    std::size_t& at = next[static_cast<std::size_t>(role)];
+    while (at < from.roles.size() && from.roles[at] != role) ++at;
+    if (at == from.roles.size()) return std::nullopt;
+    names.push_back((*from.names)[at++]);
   }
   return names;
 }
 
-void ResolveMesh(const Sizes& sizes, const FilesLayout* from, FilesLayout* to) {
-  if (from != nullptr && SizesOf(*from) == sizes) {
+/// \param tp  sizes of the tensor-parallel dimensions
+void ResolveMesh(const Sizes& sizes, const std::vector<std::uint64_t>& tp, const FilesLayout* from,
+                 FilesLayout* to) {
+  const bool same_tp = from != nullptr && (tp.size() == 1 || tp == from->tp_sizes());
+  if (same_tp && SizesOf(*from) == sizes) {
     to->sizes = from->sizes;
     to->roles = from->roles;
     to->names = from->names;
@@ -95,8 +128,10 @@ void ResolveMesh(const Sizes& sizes, const FilesLayout* from, FilesLayout* to) {
   for (const Role role : {Role::kReplicate, Role::kShard, Role::kTensorParallel}) {
     const std::uint64_t size = sizes[static_cast<std::size_t>(role)];
     if (size == 1 && role != Role::kShard) continue;
-    to->sizes.push_back(size);
-    to->roles.push_back(role);
+    const std::vector<std::uint64_t> dims =
+        role == Role::kTensorParallel ? tp : std::vector<std::uint64_t>{size};
+    to->sizes.insert(to->sizes.end(), dims.begin(), dims.end());
+    to->roles.insert(to->roles.end(), dims.size(), role);
   }
   to->names = UsualNames(to->trainer, to->roles);
   if (from == nullptr || from->trainer != to->trainer) return;
@@ -151,6 +186,14 @@ std::uint64_t FilesLayout::ranks() const {
   return ranks;
 }
 
+std::vector<std::uint64_t> FilesLayout::tp_sizes() const {
+  std::vector<std::uint64_t> tp;
+  for (std::size_t dim = 0; dim < sizes.size(); ++dim) {
+    if (roles[dim] == Role::kTensorParallel) tp.push_back(sizes[dim]);
+  }
+  return tp;
+}
+
 std::string FilesLayout::Json() const {
   constexpr std::array<std::string_view, 3> kRoles = {"dp_replicate", "dp_shard", "tp"};
   nlohmann::ordered_json json = {{"trainer", kTrainerWords[static_cast<std::size_t>(trainer) + 1]},
@@ -161,6 +204,7 @@ std::string FilesLayout::Json() const {
     const auto at = static_cast<std::size_t>(role);
     if (by_role[at] > 1 || role == Role::kShard) json[std::string(kRoles[at])] = by_role[at];
   }
+  if (tp_sizes().size() > 1) json["tp_axes"] = tp_sizes();
   json["mesh_names"] = names ? Joined(*names, ":") : "none";
   if (trainer == Trainer::kVerl) json["fsdp_version"] = fsdp_version;
   return json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
@@ -201,6 +245,8 @@ Status CheckKey(std::string_view key, std::string_view value) {
     }
   } else if (key == "torch") {
     if (!IsOneOfWords(kTorchWords, value)) return BadValue(key, value, "source, 2.15, 2.9 or 2.6");
+  } else if (key == "tp") {
+    SW_TRY(TpSizes(value));
   } else {
     SW_TRY(RanksOf(key, value));
   }
@@ -234,16 +280,22 @@ Result<Layout> Resolve(const TargetSpec& spec, const Checkpoint& source) {
   mesh.dp_shard = source.layout.mesh.dp_shard;
   mesh.tp = source.layout.mesh.tp;
   for (const auto& [key, size] :
-       {std::pair("dp_replicate", &mesh.dp_replicate), std::pair("dp_shard", &mesh.dp_shard),
-        std::pair("tp", &mesh.tp)}) {
+       {std::pair("dp_replicate", &mesh.dp_replicate), std::pair("dp_shard", &mesh.dp_shard)}) {
     if (const std::string* value = spec.Find(key)) {
       SW_TRY_ASSIGN(*size, RanksOf(key, *value));
     }
   }
+  std::vector<std::uint64_t> tp = {mesh.tp};
+  if (const std::string* value = spec.Find("tp")) {
+    SW_TRY_ASSIGN(tp, TpSizes(*value));
+    mesh.tp = Product(tp);
+  } else if (from != nullptr && mesh.tp > 1) {
+    tp = from->tp_sizes();
+  }
   if (mesh.dp_replicate > limits::kRanks / mesh.dp_shard || mesh.dp() > limits::kRanks / mesh.tp) {
     return Fail(Errc::kLimit, "target: more than ", limits::kRanks, " ranks");
   }
-  ResolveMesh({mesh.dp_replicate, mesh.dp_shard, mesh.tp}, from, to.get());
+  ResolveMesh({mesh.dp_replicate, mesh.dp_shard, mesh.tp}, tp, from, to.get());
   SW_TRY(ResolveNames(spec, to.get()));
   SW_TRY(ResolveVersion(spec, from, to.get()));
   const bool kept = from != nullptr && from->trainer == to->trainer;

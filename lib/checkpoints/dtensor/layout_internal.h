@@ -12,6 +12,7 @@
 #include "checkpoints/dtensor/names_internal.h"
 #include "checkpoints/model/checkpoint.h"
 #include "checkpoints/model/layout.h"
+#include "engine/layout/mesh_cut.h"
 #include "files/torch_pt/reader.h"
 
 namespace shardwright::checkpoints::dtensor {
@@ -22,13 +23,9 @@ enum class Role : std::uint8_t { kReplicate, kShard, kTensorParallel };
 /// The cut of a parameter, in addition to the mesh.
 struct ParamSplit {
   std::uint32_t shard_dim = 0;  ///< dimension that fully_shard cuts
-  enum class Tp : std::uint8_t {
-    kOutside,    ///< on the part of the mesh without tensor parallelism
-    kReplicate,  ///< on the whole mesh, equal on all tensor-parallel ranks
-    kShard,
-  };
-  Tp tp = Tp::kOutside;
-  std::uint32_t tp_dim = 0;  ///< kShard
+  /// Placements on the tensor-parallel dimensions of the mesh, in their order; never strided.
+  /// Empty: the parameter is on the part of the mesh without tensor parallelism.
+  std::vector<layout::MeshSplit> tp;
 };
 
 /// Layout of per-rank files, of a source or a target.
@@ -56,6 +53,8 @@ struct FilesLayout : OwnLayout {
   }
 
   std::uint64_t ranks() const;
+  /// Returns the sizes of the mesh's tensor-parallel dimensions.
+  std::vector<std::uint64_t> tp_sizes() const;
   std::string Json() const override;
 };
 

@@ -9,6 +9,7 @@
 #include "checkpoints/dtensor/read_internal.h"
 #include "checkpoints/pickled/weight_sets.h"
 #include "checkpoints/tp_rules/rule_source.h"
+#include "engine/layout/mesh_rule.h"
 #include "engine/layout/states.h"
 #include "support/base/text.h"
 
@@ -128,8 +129,7 @@ void DescribeSplits(Reading* reading) {
       const MeshSplit& one = tensor.splits[dim];
       const Role role = whole ? own.roles[dim] : one.shards() ? Role::kShard : Role::kReplicate;
       if (role == Role::kTensorParallel) {
-        split.tp = one.shards() ? ParamSplit::Tp::kShard : ParamSplit::Tp::kReplicate;
-        split.tp_dim = one.dim;
+        split.tp.push_back(one.shards() ? MeshSplit::Shard(one.dim) : MeshSplit::Replicate());
       } else if (one.shards()) {
         split.shard_dim = one.dim;
       }
@@ -149,11 +149,12 @@ class PlacementRules : public RuleSource {
     if (tp_ == 1 || found == own_.splits.end()) return std::nullopt;
     Ruled ruled;
     ruled.whole = shards.front();
-    ruled.rule.origin = "placements";
-    if (found->second.tp == ParamSplit::Tp::kShard) {
-      ruled.rule.split = layout::Split::kDim;
-      ruled.rule.dim = found->second.tp_dim;
+    if (const std::vector<MeshSplit>& splits = found->second.tp; !splits.empty()) {
+      auto rule = layout::RuleOfSplits(own_.tp_sizes(), splits);
+      if (!rule) return std::nullopt;
+      ruled.rule = *std::move(rule);
     }
+    ruled.rule.origin = "placements";
     return ruled;
   }
 

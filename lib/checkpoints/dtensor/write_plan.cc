@@ -6,6 +6,7 @@
 #include "checkpoints/dtensor/write_internal.h"
 #include "checkpoints/pickled/torch_optimizer.h"
 #include "checkpoints/tp_rules/rule_source.h"
+#include "engine/layout/mesh_rule.h"
 #include "engine/layout/states.h"
 #include "support/base/checked.h"
 #include "support/base/text.h"
@@ -49,61 +50,51 @@ class Planner {
 };
 
 /// Returns the part of a parameter's cut that belongs to tensor parallelism.
-Result<ParamSplit> ParamSplitOf(const Param& param, const FilesLayout& layout, std::uint64_t tp) {
-  if (const auto known = layout.splits.find(param.name); known != layout.splits.end()) {
-    ParamSplit split = known->second;
-    const bool tells = split.tp != ParamSplit::Tp::kOutside;
-    if (tp == 1 || tells || param.rule.split == layout::Split::kReplicated) return split;
-  }
+Result<ParamSplit> ParamSplitOf(const Param& param, const FilesLayout& layout) {
+  const std::vector<std::uint64_t> sizes = layout.tp_sizes();
+  std::uint64_t tp = 1;
+  for (const std::uint64_t size : sizes) tp *= size;
   ParamSplit split;
   if (const auto known = layout.splits.find(param.name); known != layout.splits.end()) {
-    split.shard_dim = known->second.shard_dim;
+    split = known->second;
+    if (split.tp.size() == sizes.size()) return split;
+    split.tp.clear();
   }
-  if (tp == 1) return split;
-  switch (param.rule.split) {
-    case layout::Split::kReplicated:
-    case layout::Split::kAverage:
-      return split;
-    case layout::Split::kDim:
-      split.tp = ParamSplit::Tp::kShard;
-      split.tp_dim = param.rule.dim;
-      return split;
-    case layout::Split::kUnknown: {
-      SW_TRY(CutOf(param, tp, 0));
-      return split;
-    }
-    case layout::Split::kSub:
-    case layout::Split::kListed:
-      break;
+  const layout::Split by = param.rule.split;
+  if (tp == 1 || by == layout::Split::kReplicated || by == layout::Split::kAverage) return split;
+  if (by == layout::Split::kUnknown) {
+    SW_TRY(CutOf(param, tp, 0));
+    return split;
   }
-  return Fail(Errc::kUnsupported, "tp=", tp, ": ", Quoted(param.name), " is sharded by ",
-              layout::Explain(param.rule), ", which no DTensor placement can express");
+  auto splits = layout::SplitsOfRule(param.rule, sizes);
+  if (!splits) return Within(StrCat("tp=", tp, ": ", Quoted(param.name)), splits.error());
+  split.tp = *std::move(splits);
+  return split;
 }
 
 Status Planner::SetSplits(PlannedParam* planned) const {
   const FilesLayout& layout = plan_.layout;
-  std::uint64_t tp = 1;
-  for (std::size_t dim = 0; dim < layout.sizes.size(); ++dim) {
-    if (layout.roles[dim] == Role::kTensorParallel) tp *= layout.sizes[dim];
-  }
   const Param& param = planned->param;
-  SW_TRY_ASSIGN(const ParamSplit split, ParamSplitOf(param, layout, tp));
-  planned->on_whole_mesh = split.tp != ParamSplit::Tp::kOutside;
+  SW_TRY_ASSIGN(const ParamSplit split, ParamSplitOf(param, layout));
+  planned->on_whole_mesh = !split.tp.empty();
   const std::size_t rank = param.shape.size();
-  const bool outside =
-      split.shard_dim >= rank || (split.tp == ParamSplit::Tp::kShard && split.tp_dim >= rank);
+  const bool outside = split.shard_dim >= rank ||
+                       std::any_of(split.tp.begin(), split.tp.end(), [&](const MeshSplit& one) {
+                         return one.shards() && one.dim >= rank;
+                       });
   if (outside) {
     return Fail(Errc::kUnsupported, Quoted(param.name), " ", ToString(param.shape),
                 ": its rule shards a dimension that it does not have");
   }
   // Starts at the last dimension, because a split depends on the splits of later dimensions.
   std::vector<std::uint64_t> sizes;
+  std::size_t tp_dim = split.tp.size();
   for (std::size_t dim = layout.sizes.size(); dim-- > 0;) {
     const Role role = layout.roles[dim];
     if (role == Role::kTensorParallel && !planned->on_whole_mesh) continue;
     MeshSplit one = MeshSplit::Replicate();
-    if (role == Role::kTensorParallel && split.tp == ParamSplit::Tp::kShard) {
-      one = MeshSplit::Shard(split.tp_dim);
+    if (role == Role::kTensorParallel) {
+      one = split.tp[--tp_dim];
     } else if (role == Role::kShard) {
       one = layout::FullyShard(split.shard_dim, sizes, planned->splits);
     }
