@@ -10,6 +10,7 @@
 #include "checkpoints/dcp/write_internal.h"
 #include "checkpoints/pickled/document.h"
 #include "engine/layout/mesh_cut.h"
+#include "engine/layout/mesh_rule.h"
 #include "engine/layout/shard_map.h"
 #include "engine/layout/states.h"
 #include "support/base/text.h"
@@ -44,9 +45,21 @@ void FolderWriter::OpenFolders() {
   if (naming.pair && HasOptimizer()) open(naming.optimizer_folder + "/");
 }
 
+namespace {
+
+/// Returns the placement of a rule for one axis. The sub-tensors of a stack count as one box,
+/// because DCP loaders can read any box.
+MeshSplit PlacementOf(const layout::SplitRule& rule, const Param& param) {
+  const bool cuts = rule.split == layout::Split::kDim || rule.split == layout::Split::kSub;
+  return cuts && rule.view.empty() && rule.dim < param.shape.size() ? MeshSplit::Shard(rule.dim)
+                                                                    : MeshSplit::Replicate();
+}
+
+}  // namespace
+
 /// Shards a parameter as FSDP2 and tensor parallelism do. Without a tensor-parallel rule
 /// it is replicated over tp, which is correct because DCP loaders can read any box.
-Splits FolderWriter::SplitsOf(const Param& param) const {
+Result<Splits> FolderWriter::SplitsOf(const Param& param) const {
   const Mesh& mesh = layout_.mesh;
   Splits splits;
   const bool plain = param.kind == ParamKind::kBuffer || param.shape.empty();
@@ -56,30 +69,38 @@ Splits FolderWriter::SplitsOf(const Param& param) const {
   const std::uint64_t inner = experts ? mesh.ep : mesh.tp;
   // An expert is not sharded by tensor parallelism; all tp ranks take part in sharding the stack.
   const std::uint64_t outer = experts ? mesh.dp_shard * mesh.tp / mesh.ep : mesh.dp_shard;
-  splits.sizes = {mesh.dp_replicate, outer, inner};
+  splits.sizes = {mesh.dp_replicate, outer};
   if (plain) {
+    splits.sizes.push_back(inner);
     splits.splits.assign(3, MeshSplit::Replicate());
     return splits;
   }
-  MeshSplit parallel = MeshSplit::Replicate();
+  std::vector<std::uint64_t> inner_sizes = {inner};
+  std::vector<MeshSplit> inner_splits = {MeshSplit::Replicate()};
   const layout::SplitRule& rule = param.rule;
-  const bool cuts = rule.split == layout::Split::kDim || rule.split == layout::Split::kSub;
   if (experts) {
-    parallel = MeshSplit::Shard(0);
-  } else if (mesh.tp > 1 && cuts && rule.view.empty() && rule.dim < param.shape.size()) {
-    parallel = MeshSplit::Shard(rule.dim);
+    inner_splits = {MeshSplit::Shard(0)};
+  } else if (mesh.tp > 1 && rule.split == layout::Split::kMesh) {
+    auto sizes = layout::MeshSizes(rule, mesh.tp);
+    if (!sizes) return Within(StrCat("tp=", mesh.tp, ": ", Quoted(param.name)), sizes.error());
+    inner_sizes = *std::move(sizes);
+    inner_splits.clear();
+    for (const layout::SplitRule& axis : rule.axes) {
+      inner_splits.push_back(PlacementOf(axis, param));
+    }
+  } else if (mesh.tp > 1) {
+    inner_splits = {PlacementOf(rule, param)};
   }
   const std::uint32_t dim = experts && outer > 1 && param.shape[1] % outer == 0 ? 1 : 0;
-  const std::vector<std::uint64_t> inner_sizes = {inner};
-  const std::vector<MeshSplit> inner_splits = {parallel};
-  splits.splits = {MeshSplit::Replicate(), layout::FullyShard(dim, inner_sizes, inner_splits),
-                   parallel};
+  splits.splits = {MeshSplit::Replicate(), layout::FullyShard(dim, inner_sizes, inner_splits)};
+  splits.sizes.insert(splits.sizes.end(), inner_sizes.begin(), inner_sizes.end());
+  splits.splits.insert(splits.splits.end(), inner_splits.begin(), inner_splits.end());
   return splits;
 }
 
 Result<const std::vector<Share>*> FolderWriter::SharesOf(const Param& param) {
-  const Splits splits = SplitsOf(param);
-  auto key = std::pair(param.shape, layout::Explain(splits.splits));
+  SW_TRY_ASSIGN(const Splits splits, SplitsOf(param));
+  auto key = std::tuple(param.shape, Shape(splits.sizes), layout::Explain(splits.splits));
   const auto known = shares_.find(key);
   if (known != shares_.end()) return &known->second;
   std::vector<Share> shares;

@@ -8,6 +8,7 @@
 #include <set>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -80,7 +81,8 @@ class FolderWriter {
   shardwright::dcp::Entry SlotEntry(const std::string& param, const std::string& key) const;
   bool IsDropped(const Extra& extra) const;
   bool HasOptimizer() const { return !source_.groups.empty(); }
-  Splits SplitsOf(const Param& param) const;
+  /// \error kUnsupported  the ranks do not form the mesh of the parameter's rule; names both
+  Result<Splits> SplitsOf(const Param& param) const;
   Result<const std::vector<Share>*> SharesOf(const Param& param);
   std::uint64_t FileOf(std::uint64_t rank) const {
     return layout_.files == 0 ? rank : rank * layout_.files / ranks_;
@@ -104,7 +106,7 @@ class FolderWriter {
   std::shared_ptr<ItemLayouts> layouts_ = std::make_shared<ItemLayouts>();
   std::vector<std::unique_ptr<FolderBuilder>> folders_;
   PieceCuts cuts_;
-  std::map<std::pair<Shape, std::string>, std::vector<Share>> shares_;
+  std::map<std::tuple<Shape, Shape, std::string>, std::vector<Share>> shares_;
   pickle::Arena arena_;
   std::set<std::string> left_options_;
   std::vector<std::string> left_;
