@@ -208,8 +208,8 @@ Status Dist::ReadBucket(const dcp::Entry& entry, std::string_view slot, std::uin
       const Param& param = collector_.out.params[one.param];
       // Float32 weights are their own master weights. Of equal copies the first is sufficient.
       if (master && param.dtype == DType::kF32) continue;
-      const bool replicated = collector_.wholes[one.param].rule.split == layout::Split::kReplicated;
-      if (one.copy || (replicated && one.rank > 0)) continue;
+      const auto& rule = collector_.wholes[one.param].rule;
+      if (one.copy || layout::FirstCopy(rule, one.ranks, one.rank) != one.rank) continue;
       if (!at) {
         SW_TRY_ASSIGN(const Place place, TensorAt(entry, chunk));
         at.emplace();

@@ -248,8 +248,9 @@ Status Legacy::AddParams() {
 layout::Role Legacy::RoleOf(std::size_t rank, std::uint32_t param, bool copy) const {
   const RankFiles& files = ranks_[rank];
   const bool expert = collector_.out.params[param].expert.has_value();
-  const bool replicated = collector_.wholes[param].rule.split == layout::Split::kReplicated;
-  const bool again = copy || (!expert && files.e > 0) || (replicated && files.t > 0);
+  const auto& rule = collector_.wholes[param].rule;
+  const bool repeated = layout::FirstCopy(rule, args_.tp, files.t) != files.t;
+  const bool again = copy || (!expert && files.e > 0) || repeated;
   return again ? layout::Role::kReplica : layout::Role::kOwner;
 }
 

@@ -356,10 +356,27 @@ Result<Written> DistWriter::Run() {
   return std::move(out_);
 }
 
+namespace {
+
+/// Fails if a rule splits a parameter along several dimensions. Megatron's modules split one.
+Status CheckRules(const Checkpoint& source, const MegatronLayout& to) {
+  for (const Param& param : source.params) {
+    const std::uint64_t ranks = ParseName(param.name).expert ? to.etp : to.mesh.tp;
+    if (param.rule.split != layout::Split::kMesh || ranks == 1) continue;
+    return Fail(Errc::kUnsupported, ParseName(param.name).expert ? "etp=" : "tp=", ranks, ": ",
+                Quoted(param.name), " is sharded by ", layout::Explain(param.rule),
+                "; Megatron shards a parameter along one dimension");
+  }
+  return {};
+}
+
+}  // namespace
+
 Result<Written> Write(const Checkpoint& source, const Layout& layout) {
   const auto* to = dynamic_cast<const MegatronLayout*>(layout.own.get());
   SW_CHECK(to != nullptr);
   SW_TRY(CheckUnbound(source));
+  SW_TRY(CheckRules(source, *to));
   if (const std::vector<std::string> names = StatelessNames(source); !names.empty()) {
     return Fail(Errc::kUnsupported, source.tag,
                 ": Megatron-Core has a state of every trained parameter, and ",
