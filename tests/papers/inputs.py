@@ -69,9 +69,18 @@ RULES = [
     {"match": r".*narrow\.weight", "split": "dim", "dim": 1, "uneven": True}]
 
 
-def rules(narrow_bias):
-    """Sharding rules of the sample checkpoints; a bias is replicated, or the mean of its ranks."""
-    return json.dumps({"family": "papers", "rules": RULES + [{"match": r".*narrow\.bias", "split": narrow_bias}]})
+def rules():
+    """Sharding rules of the sample checkpoints."""
+    return json.dumps({"family": "papers", "rules": RULES + [{"match": r".*narrow\.bias", "split": "replicated"}]})
+
+
+def patterns():
+    """Rules of the sample checkpoints for 4 ranks, one for each pattern that tensor parallelism makes."""
+    mesh = [{"split": "dim", "dim": 0, "ranks": 2, "uneven": True}, {"split": "dim", "dim": 1, "ranks": 2}]
+    first = [{"match": r".*widen\.weight", "split": "mesh", "axes": mesh},
+             {"match": r".*narrow\.bias", "split": "average"},
+             {"match": r".*attend\.(weight|bias)", "split": "sub", "dim": 0, "sizes": [16, 4, 4]}]
+    return json.dumps({"family": "papers", "rules": first + RULES})
 
 
 def copies():
@@ -90,8 +99,8 @@ INPUTS = {
     "moe": ("small DeepSpeed checkpoint, ZeRO-1 with 4 experts on 2 ranks (`tests/data/deepspeed/moe4_ep2_zero1_w2`)",
             DATA / "deepspeed" / "moe4_ep2_zero1_w2" / "ckpt"),
     "rules.json": ("sharding rules of the small checkpoints, with fused query, key and value of 16, 4 and 4 rows and with fused experts",
-                   lambda: rules("replicated")),
-    "mean.json": ("the same rules, with one bias that is the mean of its ranks", lambda: rules("average")),
+                   rules),
+    "patterns.json": ("sharding rules of the small checkpoints for 4 ranks, one for each pattern that tensor parallelism makes", patterns),
     "even-8.jsonl": ("1280 iterations of one layer of 8 experts with equal tokens", lambda: even(1280, 1, 8)),
     "even-16.jsonl": ("1280 iterations of 12 layers of 16 experts with equal tokens", lambda: even(1280, 12, 16)),
     "long-16.jsonl": ("20000 iterations of one layer of 16 experts with equal tokens", lambda: even(20000, 1, 16)),

@@ -127,7 +127,7 @@ def split_rules(results):
     for parameter in next(result for result in results if result and "parameters" in result)["parameters"]:
         split = parameter["split"]
         kind = ("fused experts" if "view" in split else "sub" if split.startswith("sub-tensors") else
-                split.split(" (")[0])
+                "several dimensions" if split.startswith("mesh") else split.split(" (")[0])
         counts[kind] = counts.get(kind, 0) + 1
     return {"rules": listed(f"{kind} {count}" for kind, count in sorted(counts.items()))} | checked(results)
 
