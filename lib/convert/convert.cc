@@ -365,6 +365,7 @@ Result<checkpoints::Written> WriteLayout(const checkpoints::Format& format,
     }
   }
   for (const std::string& one : written.notes) sink.Note(one, 0);
+  for (const std::string& one : written.warnings) sink.Warn(one);
   WarnNotCarried(format, written.not_carried, sink);
   return written;
 }

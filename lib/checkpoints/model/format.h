@@ -84,6 +84,8 @@ struct Written {
   std::vector<std::string> not_carried;
   /// Other messages for the user; one sentence each.
   std::vector<std::string> notes = {};
+  /// Reasons why a trainer may fail with the target, although it is correct; one sentence each.
+  std::vector<std::string> warnings = {};
 };
 
 /// Lists the files that each rank of a layout reads when its job starts.

@@ -86,6 +86,20 @@ class LayoutsTest(unittest.TestCase):
                                     "pp=2,dp=2,zero=1,stages=0-1,2-3")
                 self.assertEqual(files(back), files(two))
 
+    def test_stages_without_a_group_are_warned_of(self):
+        for target in ("pp=3,dp=2", "pp=2,dp=1,stages=0,1-3"):
+            with self.subTest(target=target):
+                said = self.load(TWO_STAGES, target, "--target", target, "--json=report.json")
+                warnings = json.loads((self.work / "report.json").read_text(encoding="utf-8"))["warnings"]
+                found = [text for text in map(json.dumps, warnings) if "different parameter groups" in text]
+                self.assertEqual(len(found), 1, said)
+                self.assertIn("stage 0 has group", found[0])
+                self.assertIn("pp=", found[0])
+        for target in ("pp=2,dp=1", "pp=1,dp=2", "pp=2,dp=1,zero=0,stages=0,1-3"):
+            with self.subTest(target=target):
+                self.load(TWO_STAGES, target, "--target", target, "--json=report.json")
+                self.assertNotIn("different parameter groups", (self.work / "report.json").read_text(encoding="utf-8"))
+
 
 if __name__ == "__main__":
     unittest.main(argv=[sys.argv[0], *sys.argv[2:]])

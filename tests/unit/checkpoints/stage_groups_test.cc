@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <fstream>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -139,6 +140,48 @@ TEST_P(StageGroups, InAnotherOrderAreRefused) {
   EXPECT_EQ(read.error().code, Errc::kUnsupported);
   EXPECT_NE(read.error().message.find("group 1 has the options of none"), std::string::npos)
       << read.error().message;
+}
+
+std::vector<std::string> WarningsOf(Model model, const std::function<void(Topology&)>& change) {
+  model.Change(change);
+  const Result<Written> written = WriteDeepSpeed(model.source(), TopologyOf(model.source().layout));
+  EXPECT_TRUE(written.has_value()) << (written ? "" : written.error().message);
+  return written ? written->warnings : std::vector<std::string>{"failed"};
+}
+
+TEST(StageGroupsThatDiffer, AreWarnedOfIfDeepSpeedSumsTheirNorms) {
+  const std::vector<Layer> layers = {{1}, {0, 1}, {0, 1}};
+  for (const std::uint64_t zero : {1, 2}) {
+    const auto warnings =
+        WarningsOf(OneLayerEach(layers, 1), [&](Topology& to) { to.zero = zero; });
+    ASSERT_EQ(warnings.size(), 1U) << zero;
+    for (const std::string& part :
+         {std::string(
+              "stage 0 has group 1, stage 1 has groups 0 and 1, stage 2 has groups 0 and 1"),
+          "zero=" + std::to_string(zero), std::string("never returns"), std::string("pp=")}) {
+      EXPECT_NE(warnings[0].find(part), std::string::npos) << warnings[0];
+    }
+  }
+}
+
+TEST(StageGroupsThatDiffer, AreNotWarnedOfOtherwise) {
+  const auto none = [](Topology&) {};
+  EXPECT_TRUE(WarningsOf(OneLayerEach({{0, 1}, {0, 1}}, 1), none).empty());
+  EXPECT_TRUE(WarningsOf(OneLayerEach({{1}, {0, 1}}, 0), none).empty());
+  // One stage has the parameters of all.
+  EXPECT_TRUE(WarningsOf(OneLayerEach({{1}, {0, 1}}, 1), [](Topology& to) {
+                to.pp = 1;
+                to.stages = {{0, 1}};
+              }).empty());
+  // BF16_Optimizer sums the norms of all groups at once.
+  Model model = OneLayerEach({{1}, {0, 1}}, 1);
+  pickle::Arena& arena = *model.source().arena;
+  pickle::Node* types = arena.Dict();
+  Set(arena, types, "grad_accum_dtype", arena.String("fp32"));
+  Set(arena, const_cast<pickle::Node*>(model.model()->Find("ds_config")), "data_types", types);
+  const auto bf16 = [](Topology& to) { to.dtype = DType::kBF16; };
+  EXPECT_TRUE(WarningsOf(model, bf16).empty());
+  EXPECT_EQ(WarningsOf(OneLayerEach({{1}, {0, 1}}, 1), bf16).size(), 1U);
 }
 
 INSTANTIATE_TEST_SUITE_P(Zero, StageGroups, testing::Values(0, 1));

@@ -421,6 +421,27 @@ Result<GeometryPtr> MakeGeometry(const Checkpoint& source, const Topology& topol
   return GeometryPtr(std::move(geometry));
 }
 
+std::optional<std::string> StageGroupsWarning(const Geometry& geometry) {
+  const Topology& to = geometry.to;
+  const bool sums_norms = (to.zero == 1 || to.zero == 2) && !IsForBf16Optimizer(geometry);
+  if (!to.pipeline || !sums_norms) return std::nullopt;
+  std::vector<std::string> stages;
+  bool differ = false;
+  for (std::uint32_t mp = 0; mp < to.mp(); mp += static_cast<std::uint32_t>(to.tp)) {
+    std::vector<std::string> groups;
+    for (const FlatGroup& group : geometry.flat[mp]) groups.push_back(std::to_string(group.source));
+    differ = differ || groups.size() != geometry.flat[0].size();
+    stages.push_back(StrCat("stage ", geometry.stage_of(mp), " has ",
+                            groups.size() == 1 ? "group " : "groups ", Joined(groups, " and ")));
+  }
+  if (!differ) return std::nullopt;
+  return StrCat("the pipeline stages have different parameter groups (", FirstFew(stages),
+                "): with zero=", to.zero,
+                " the first training step of DeepSpeed 0.19.8 never returns; choose another number "
+                "of stages (pp=) or other ranges (stages=), so that every stage has parameters of "
+                "every group");
+}
+
 std::vector<FileId> ListFiles(const Geometry& geometry) {
   std::vector<FileId> files;
   const Topology& to = geometry.to;

@@ -286,6 +286,9 @@ Result<Written> WriteDeepSpeed(const Checkpoint& source, const Topology& topolog
   if (topology.zero > 0 || geometry->flat_stage0) {
     for (std::string& one : StatelessLosses(source)) written.not_carried.push_back(std::move(one));
   }
+  if (auto warning = deepspeed::StageGroupsWarning(*geometry)) {
+    written.warnings.push_back(*std::move(warning));
+  }
   return written;
 }
 

@@ -148,6 +148,12 @@ using GeometryPtr = std::shared_ptr<const Geometry>;
 /// \error kBadInput                  the checkpoint contradicts itself
 Result<GeometryPtr> MakeGeometry(const Checkpoint& source, const Topology& topology);
 
+/// Warns about pipeline stages with different numbers of parameter groups, with which the first
+/// training step of DeepSpeed never returns (docs/formats/deepspeed.md, "Pipeline"). Nothing if all
+/// stages have the same number, and for optimizers that train such a model.
+/// Pure.
+std::optional<std::string> StageGroupsWarning(const Geometry& geometry);
+
 /// Returns every `.pt` file of the target, in the order of their layout.
 std::vector<FileId> ListFiles(const Geometry& geometry);
 
