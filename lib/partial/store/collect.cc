@@ -2,15 +2,32 @@
 #include "partial/store/collect.h"
 
 #include <algorithm>
+#include <charconv>
 #include <set>
 #include <utility>
 
 #include "partial/store/read_blobs.h"
+#include "support/os/dir.h"
 #include "support/os/file.h"
 #include "support/os/lock.h"
 
 namespace shardwright::partial {
 namespace {
+
+constexpr std::string_view kPacked = ".zst";
+
+std::optional<exec::Digest> DigestIn(std::string_view text) {
+  exec::Digest digest{};
+  if (text.size() != 2 * digest.size()) return std::nullopt;
+  for (std::size_t i = 0; i < digest.size(); ++i) {
+    std::uint8_t byte = 0;
+    const char* const first = text.data() + 2 * i;
+    const auto [end, error] = std::from_chars(first, first + 2, byte, 16);
+    if (error != std::errc() || end != first + 2) return std::nullopt;
+    digest[i] = byte;
+  }
+  return digest;
+}
 
 template <class Visit>
 void ForBlobs(const Manifest& manifest, Visit&& visit) {
@@ -70,6 +87,30 @@ std::uint64_t OldestVersion(const Manifest& manifest) {
 }
 
 }  // namespace
+
+Result<std::vector<BlobFile>> Store::ListBlobs(std::vector<std::string>* others) const {
+  std::vector<BlobFile> out;
+  SW_TRY_ASSIGN(const std::vector<os::Entry> folders, os::ListDir(path_ + "/blobs"));
+  for (const os::Entry& folder : folders) {
+    const std::string path = path_ + "/blobs/" + folder.name;
+    SW_TRY_ASSIGN(const std::vector<os::Entry> entries, os::ListDir(path));
+    for (const os::Entry& entry : entries) {
+      std::string_view name = entry.name;
+      const bool zstd = name.ends_with(kPacked);
+      if (zstd) name.remove_suffix(kPacked.size());
+      const auto digest = DigestIn(name);
+      if (!digest || !name.starts_with(folder.name)) {
+        if (others == nullptr) {
+          return Fail(Errc::kBadInput, path, "/", entry.name, ": not the name of a blob");
+        }
+        others->push_back(path + "/" + entry.name);
+        continue;
+      }
+      out.push_back({*digest, zstd});
+    }
+  }
+  return out;
+}
 
 Result<Collected> CollectGarbage(const std::string& path, const Retention& retention, bool dry_run,
                                  const StopCheck& stop, bool take_over) {

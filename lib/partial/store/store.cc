@@ -31,8 +31,10 @@ namespace {
 
 constexpr const char* kHeadName = "store.json";
 constexpr const char* kFolders[] = {"manifests", "catalogues", "tokens", "recoveries", "blobs"};
+/// Folders that may have no file although the store has checkpoints. Copies with git, to object
+/// storage and with some options of rsync omit them, so a missing one counts as empty.
+constexpr const char* kMayBeEmpty[] = {"tokens", "recoveries"};
 constexpr std::string_view kIncoming = "incoming-";
-constexpr std::string_view kZstdSuffix = ".zst";
 constexpr std::uint64_t kCatalogueBytes = std::uint64_t{4} << 30;
 constexpr std::uint64_t kManifestBytes = std::uint64_t{1} << 30;
 
@@ -65,17 +67,11 @@ std::optional<StoredCheckpoint> CheckpointOf(std::string_view name) {
   return StoredCheckpoint{*sequence, *iteration, false};
 }
 
-std::optional<exec::Digest> DigestIn(std::string_view text) {
-  exec::Digest digest{};
-  if (text.size() != 2 * digest.size()) return std::nullopt;
-  for (std::size_t i = 0; i < digest.size(); ++i) {
-    std::uint8_t byte = 0;
-    const char* const first = text.data() + 2 * i;
-    const auto [end, error] = std::from_chars(first, first + 2, byte, 16);
-    if (error != std::errc() || end != first + 2) return std::nullopt;
-    digest[i] = byte;
-  }
-  return digest;
+/// Lists one of kMayBeEmpty.
+Result<std::vector<os::Entry>> ListIfThere(const std::string& path) {
+  auto entries = os::ListDir(path);
+  if (!entries && entries.error().sys == ENOENT) return std::vector<os::Entry>();
+  return entries;
 }
 
 Result<RecoveryRecord> ReadRecovery(const std::string& path) {
@@ -154,6 +150,14 @@ Result<os::Lock> Store::LockForWriting(const std::string& note, bool take_over) 
     // A leftover does no harm: its owner, or the next writer, removes it.
     static_cast<void>(folder.RemoveTree(entry.name).has_value());
   }
+  bool made = false;
+  for (const char* name : kMayBeEmpty) {
+    SW_TRY_ASSIGN(const bool there, os::IsDir(path_ + "/" + name));
+    if (there) continue;
+    SW_TRY(os::MakeDir(path_ + "/" + name));
+    made = true;
+  }
+  if (made) SW_TRY(os::SyncDir(path_));
   return lock;
 }
 
@@ -172,8 +176,7 @@ std::string Store::TokensPath(std::uint64_t sequence) const {
 
 std::string Store::BlobPath(const BlobFile& blob) const {
   const std::string hex = exec::Hex(blob.digest);
-  return path_ + "/blobs/" + hex.substr(0, 2) + "/" + hex +
-         (blob.zstd ? std::string(kZstdSuffix) : "");
+  return path_ + "/blobs/" + hex.substr(0, 2) + "/" + hex + (blob.zstd ? ".zst" : "");
 }
 
 std::string Store::RecoveryPath(std::uint64_t sequence) const {
@@ -182,7 +185,7 @@ std::string Store::RecoveryPath(std::uint64_t sequence) const {
 
 Status Store::ForRecoveriesAfter(std::uint64_t sequence,
                                  const std::function<Status(RecoveryRecord)>& visit) const {
-  SW_TRY_ASSIGN(const std::vector<os::Entry> entries, os::ListDir(path_ + "/recoveries"));
+  SW_TRY_ASSIGN(const std::vector<os::Entry> entries, ListIfThere(path_ + "/recoveries"));
   std::set<std::uint64_t> found;
   for (const os::Entry& entry : entries) {
     const auto number = NumberIn(entry.name, ".json");
@@ -270,12 +273,12 @@ Result<std::uint64_t> Store::NextSequence() const {
   SW_TRY_ASSIGN(const std::set<std::uint64_t> abandoned, Abandoned());
   // A number that a recovery lists as abandoned must never name a new checkpoint.
   if (!abandoned.empty()) last = std::max(last, *abandoned.rbegin());
-  for (const auto& [folder, suffix] : {std::pair("catalogues", ".swc"), {"tokens", ".json"}}) {
-    SW_TRY_ASSIGN(const std::vector<os::Entry> entries, os::ListDir(path_ + "/" + folder));
-    for (const os::Entry& entry : entries) {
-      last = std::max(last, NumberIn(entry.name, suffix).value_or(0));
-    }
+  SW_TRY_ASSIGN(const std::vector<os::Entry> catalogues, os::ListDir(path_ + "/catalogues"));
+  for (const os::Entry& entry : catalogues) {
+    last = std::max(last, NumberIn(entry.name, ".swc").value_or(0));
   }
+  SW_TRY_ASSIGN(const std::vector<std::uint64_t> tokens, ListTokens());
+  if (!tokens.empty()) last = std::max(last, tokens.back());
   return last + 1;
 }
 
@@ -329,7 +332,7 @@ Result<bool> Store::HasTokens(std::uint64_t sequence) const {
 
 Result<std::vector<std::uint64_t>> Store::ListTokens() const {
   std::vector<std::uint64_t> sequences;
-  SW_TRY_ASSIGN(const std::vector<os::Entry> entries, os::ListDir(path_ + "/tokens"));
+  SW_TRY_ASSIGN(const std::vector<os::Entry> entries, ListIfThere(path_ + "/tokens"));
   for (const os::Entry& entry : entries) {
     if (const auto number = NumberIn(entry.name, ".json")) sequences.push_back(*number);
   }
@@ -348,7 +351,7 @@ Result<TokenRecord> Store::ReadTokens(std::uint64_t sequence) const {
 
 Result<std::optional<RecoveryFile>> Store::LastRecoveryFile() const {
   std::uint64_t last = 0;
-  SW_TRY_ASSIGN(const std::vector<os::Entry> entries, os::ListDir(path_ + "/recoveries"));
+  SW_TRY_ASSIGN(const std::vector<os::Entry> entries, ListIfThere(path_ + "/recoveries"));
   for (const os::Entry& entry : entries) {
     last = std::max(last, NumberIn(entry.name, ".json").value_or(0));
   }
@@ -437,30 +440,6 @@ std::optional<BlobFile> Store::Find(const exec::Digest& digest, std::uint64_t by
   const BlobFile packed{digest, true};
   if (exec::IsZpack(BlobPath(packed), bytes)) return packed;
   return std::nullopt;
-}
-
-Result<std::vector<BlobFile>> Store::ListBlobs(std::vector<std::string>* others) const {
-  std::vector<BlobFile> out;
-  SW_TRY_ASSIGN(const std::vector<os::Entry> folders, os::ListDir(path_ + "/blobs"));
-  for (const os::Entry& folder : folders) {
-    const std::string path = path_ + "/blobs/" + folder.name;
-    SW_TRY_ASSIGN(const std::vector<os::Entry> entries, os::ListDir(path));
-    for (const os::Entry& entry : entries) {
-      std::string_view name = entry.name;
-      const bool zstd = name.ends_with(kZstdSuffix);
-      if (zstd) name.remove_suffix(kZstdSuffix.size());
-      const auto digest = DigestIn(name);
-      if (!digest || !name.starts_with(folder.name)) {
-        if (others == nullptr) {
-          return Fail(Errc::kBadInput, path, "/", entry.name, ": not the name of a blob");
-        }
-        others->push_back(path + "/" + entry.name);
-        continue;
-      }
-      out.push_back({*digest, zstd});
-    }
-  }
-  return out;
 }
 
 Status Store::Remove(const std::vector<StoredCheckpoint>& checkpoints,

@@ -95,7 +95,8 @@ class Store {
   const StoreHead& head() const { return head_; }
 
   /// Excludes other writers until the lock is destroyed.
-  /// Removes leftovers of killed saves, as far as possible.
+  /// Removes leftovers of killed saves, as far as possible, and makes empty
+  /// folders that a copy of the store lacks.
   /// \param take_over  as os::Lock::Take
   /// \error kBusy  names the owner of the lock
   Result<os::Lock> LockForWriting(const std::string& note, bool take_over = false) const;

@@ -31,6 +31,52 @@ TEST_F(StoreTest, IsMadeOnceAndOpenedAgain) {
   EXPECT_EQ(*again->NextSequence(), 1U);
 }
 
+TEST_F(StoreTest, ACopyWithoutItsEmptyFoldersIsComplete) {
+  const Store store = Make();
+  Put(store, 1, 10, "a");
+  for (const char* folder : {"store/recoveries", "store/tokens"}) {
+    ASSERT_TRUE(std::filesystem::remove(At(folder))) << folder << " was empty";
+  }
+  const auto copy = Store::Open(At("store"));
+  ASSERT_TRUE(copy) << copy.error().message;
+  const auto list = copy->List();
+  ASSERT_TRUE(list) << list.error().message;
+  ASSERT_EQ(list->size(), 1U);
+  EXPECT_FALSE(list->at(0).abandoned);
+  EXPECT_FALSE(copy->LastRecovery()->has_value());
+  EXPECT_TRUE(copy->RecoveriesAfter(0)->empty());
+  EXPECT_TRUE(copy->ListTokens()->empty());
+  EXPECT_FALSE(copy->Pending()->has_value());
+  EXPECT_EQ(*copy->NextSequence(), 2U);
+  EXPECT_EQ(*Store::HasNoCheckpoint(At("store")), false);
+  // A writer makes the folders again.
+  const auto lock = copy->LockForWriting("a restore");
+  ASSERT_TRUE(lock) << lock.error().message;
+  RecoveryRecord recovery;
+  recovery.sequence = 1;
+  recovery.manifest = 1;
+  recovery.resume = 10;
+  const Status added = copy->AddRecovery(recovery);
+  ASSERT_TRUE(added) << added.error().message;
+  EXPECT_EQ(copy->LastRecovery()->value().resume, 10U);
+  EXPECT_TRUE(std::filesystem::is_directory(At("store/tokens")));
+}
+
+TEST_F(StoreTest, AFolderThatCannotBeListedIsNotEmpty) {
+  const Store store = Make();
+  Put(store, 1, 10, "a");
+  ASSERT_TRUE(std::filesystem::remove(At("store/recoveries")));
+  Scratch::Put("store/recoveries", "a file");
+  EXPECT_EQ(store.List().error().code, Errc::kNotFound);
+  for (const char* folder : {"manifests", "catalogues"}) {
+    std::filesystem::remove_all(At("store/recoveries"));
+    std::filesystem::rename(At("store/" + std::string(folder)), At("aside"));
+    EXPECT_EQ(store.NextSequence().error().code, Errc::kNotFound) << folder;
+    EXPECT_FALSE(store.LockForWriting("a save") && store.NextSequence()) << folder;
+    std::filesystem::rename(At("aside"), At("store/" + std::string(folder)));
+  }
+}
+
 TEST_F(StoreTest, LeavesOtherFoldersAlone) {
   Scratch::Put("store/mine", "precious");
   const auto made = Store::OpenOrCreate(At("store"), {});
