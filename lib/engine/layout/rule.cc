@@ -2,7 +2,6 @@
 #include "engine/layout/rule.h"
 
 #include <algorithm>
-#include <numeric>
 #include <optional>
 
 #include "engine/layout/mesh_rule_internal.h"

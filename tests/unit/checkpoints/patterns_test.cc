@@ -265,7 +265,7 @@ TEST(Patterns, MeshesSplitSeveralDimensions) {
   EXPECT_EQ(layout::ShardShape(*rule, {4, 10}, 4, 0).value(), (Shape{2, 6}));
   EXPECT_EQ(layout::ShardShape(*rule, {4, 10}, 6, 5).value(), (Shape{2, 2}));
   EXPECT_EQ(layout::ShardShape(*rule, {4, 10}, 5, 0).error().code, Errc::kUnsupported);
-  // From shards, whose own widths count.
+  // From shards, which show the widths.
   const std::vector<Shape> shards{{3, 7}, {3, 2}, {1, 7}, {1, 2}};
   const auto ruled = patterns.RuleFor("w", shards);
   ASSERT_TRUE(ruled.has_value()) << ruled.error().message;

@@ -173,7 +173,7 @@ TEST(StageGroupsThatDiffer, AreNotWarnedOfOtherwise) {
                 to.pp = 1;
                 to.stages = {{0, 1}};
               }).empty());
-  // BF16_Optimizer sums the norms of all groups at once.
+  // BF16_Optimizer computes one norm of all groups.
   Model model = OneLayerEach({{1}, {0, 1}}, 1);
   pickle::Arena& arena = *model.source().arena;
   pickle::Node* types = arena.Dict();

@@ -16,8 +16,8 @@ namespace shardwright::checkpoints {
 /// layers with a `shape`. The returned rule applies to the stored parameter.
 /// \param shards  shapes of the shards in the checkpoint, by tensor-parallel rank
 /// \error kBadInput  not an entry, or it contradicts the shards; kUnsupported for scaled
-///        pieces, for ranks whose shards share some pieces but not all, and for blocks of a view
-///        that no rule can describe
+///        pieces, for ranks with shards that share some pieces but not all, and for blocks of a
+///        view that no rule can describe
 /// Pure.
 Result<Ruled> RuleFromAffine(const pickle::Node* entry, std::span<const Shape> shards);
 

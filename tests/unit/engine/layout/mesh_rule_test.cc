@@ -240,7 +240,7 @@ TEST(MeshRule, IsFoundFromItsCuts) {
     std::swap(cuts.front(), cuts.back());
     EXPECT_FALSE(MeshOfCuts(cuts).has_value()) << Explain(rule);
   }
-  // One axis is no mesh.
+  // One axis is not a mesh.
   std::vector<Cut> rows;
   for (std::uint64_t rank = 0; rank < 2; ++rank) {
     rows.push_back(MakeCut(Axis(0, Split::kDim), {4, 6}, 2, rank).value());
