@@ -23,7 +23,7 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 # name: ranks, names and sizes of the mesh, and who saves
@@ -32,6 +32,7 @@ CASES = {
     "fsdp_w3": {"mesh": {"fsdp": 3}},
     "hsdp_w4": {"mesh": {"ddp": 2, "fsdp": 2}},
     "fsdp2_tp2_w4": {"mesh": {"fsdp": 2, "tp": 2}},
+    "tp2x2_w4": {"mesh": {"tp0": 2, "tp1": 2}},
     "flat_w2": {"mesh": {"fsdp": 2}, "fsdp": 1},
     "accelerate_w2": {"mesh": {"fsdp": 2}, "accelerate": True},
     "old_fsdp_w3": {"mesh": {"fsdp": 3}},
@@ -70,12 +71,23 @@ def whole(tensor):
     return (tensor.full_tensor() if isinstance(tensor, DTensor) else tensor).contiguous().clone()
 
 
+def shard_twice(model, mesh):
+    """Shards rows by the first dimension of the mesh, and columns by the second one."""
+    for module in model.modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            placements = [Shard(0), Shard(1) if parameter.dim() > 1 else Replicate()]
+            module.register_parameter(name, nn.Parameter(distribute_tensor(parameter.detach(), mesh, placements)))
+    return model
+
+
 def wrap(model, case, mesh):
     if case.get("fsdp") == 1:
         from torch.distributed.fsdp import FullyShardedDataParallel
         from torch.distributed.fsdp.wrap import ModuleWrapPolicy
         return FullyShardedDataParallel(model, auto_wrap_policy=ModuleWrapPolicy({Block}), device_mesh=mesh,
                                         device_id=torch.device("cpu"), use_orig_params=False)
+    if "tp0" in case["mesh"]:
+        return shard_twice(model, mesh)
     over = mesh
     if "tp" in case["mesh"]:
         parallelize_module(model, mesh["tp"], {"layers.*.up": ColwiseParallel(), "layers.*.down": RowwiseParallel()})

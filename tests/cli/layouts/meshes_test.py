@@ -13,7 +13,8 @@ import tempfile
 import unittest
 
 BIN = pathlib.Path(sys.argv[1]).resolve()
-ONE_RANK = pathlib.Path(__file__).resolve().parents[2] / "data/deepspeed/zero1_w2/ckpt"
+DATA = pathlib.Path(__file__).resolve().parents[2] / "data"
+ONE_RANK, OF_PYTORCH = DATA / "deepspeed/zero1_w2/ckpt", DATA / "dtensor/tp2x2_w4/ckpt"
 
 REPLICATED = {"match": ".*", "split": "replicated"}
 ROWS = {"split": "dim", "dim": 0, "uneven": True}
@@ -126,6 +127,26 @@ class MeshesTest(unittest.TestCase):
                               self.command("ucp-extract", f"{trainer} wide", "--list"))
                 self.load(f"{trainer} wide", f"{trainer} back", "--target", "dp_shard=2")
                 self.assertEqual(files(self.work / f"{trainer} back"), files(self.work / trainer))
+
+    def test_per_rank_files_that_pytorch_made(self):
+        listed = "mesh 2 x 2: rows (dim 0), columns (dim 1)"
+        self.assertIn(listed, self.command("ucp-extract", OF_PYTORCH, "--list"))
+        self.load(OF_PYTORCH, "old", "--torch", "2.9")
+        self.load("--check", "old", OF_PYTORCH)
+        self.assertIn(listed, self.command("ucp-extract", "old", "--list"))
+        # Extents of this model are odd. Placements do not tell how DeepSpeed's ranks would divide them.
+        said = self.load(OF_PYTORCH, "out", "--format", "deepspeed", "--target", "tp=4,dp=1", code=9)
+        for word in ("embed.weight", "axis 1 of the mesh 2 x 2", "extent 11"):
+            self.assertIn(word, said)
+        rules = self.rules("odd.json", mesh(r".*\.weight", ROWS, COLUMNS), mesh(r".*scale", ROWS, {"split": "replicated"}),
+                           REPLICATED)
+        self.load(OF_PYTORCH, "deepspeed", "--format", "deepspeed", "--target", "tp=4,dp=1", "--patterns", rules)
+        self.load("--check", "deepspeed", OF_PYTORCH)
+        self.load("deepspeed", "atoms", "--format", "universal")
+        for source in ("deepspeed", "atoms"):
+            self.load(source, f"{source} back", "--format", "dtensor", "--trainer", "verl", "--target", "tp=2x2")
+            self.load("--check", f"{source} back", OF_PYTORCH)
+            self.assertIn(listed, self.command("ucp-extract", f"{source} back", "--list"))
 
     def test_per_rank_files_need_the_same_axes(self):
         four = self.mesh_of_four()

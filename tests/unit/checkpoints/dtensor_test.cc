@@ -272,9 +272,34 @@ TEST_P(RealFiles, HoldWhatTheTrainerHeld) {
   ExpectTensors(*read, Expected::Read(Case() / "expected.safetensors"));
 }
 
+TEST(DTensor, SeveralTensorParallelDimensionsAreOneRule) {
+  const fs::path data = fs::path(SW_SOURCE_DIR) / "tests/data/dtensor/tp2x2_w4/ckpt";
+  const auto read = checkpoints::Read(data);
+  ASSERT_TRUE(read) << read.error().message;
+  EXPECT_EQ(read->layout.mesh.tp, 4U);
+  for (const Param& param : read->params) {
+    if (param.kind == ParamKind::kBuffer) continue;
+    EXPECT_EQ(layout::Explain(param.rule), param.shape.size() == 2
+                                               ? "mesh 2 x 2: rows (dim 0), columns (dim 1)"
+                                               : "mesh 2 x 2: rows (dim 0), replicated")
+        << param.name;
+  }
+  // The source's own axes stay, whether they are named or only counted.
+  for (const auto& settings :
+       std::vector<TargetSpec>{{}, {.settings = {{"tp", "4"}}}, {.settings = {{"tp", "2x2"}}}}) {
+    const auto layout = Resolve(settings, *read);
+    ASSERT_TRUE(layout) << layout.error().message;
+    EXPECT_EQ(layout->Json(), read->layout.Json());
+  }
+  const auto wide = Resolve({.settings = {{"tp", "2x3"}, {"dp_shard", "2"}}}, *read);
+  ASSERT_TRUE(wide) << wide.error().message;
+  EXPECT_EQ(*wide->ranks, 12U);
+  EXPECT_NE(wide->Json().find("fsdp:tp0:tp1"), std::string::npos) << wide->Json();
+}
+
 INSTANTIATE_TEST_SUITE_P(DTensor, RealFiles,
                          ::testing::Values("fsdp_w1", "fsdp_w3", "hsdp_w4", "fsdp2_tp2_w4",
-                                           "flat_w2", "old_fsdp_w3", "accelerate_w2"),
+                                           "flat_w2", "old_fsdp_w3", "accelerate_w2", "tp2x2_w4"),
                          [](const auto& one) { return TestName(one.param); });
 
 }  // namespace
