@@ -151,7 +151,7 @@ std::vector<std::string> WarningsOf(Model model, const std::function<void(Topolo
 
 TEST(StageGroupsThatDiffer, AreWarnedOfIfDeepSpeedSumsTheirNorms) {
   const std::vector<Layer> layers = {{1}, {0, 1}, {0, 1}};
-  for (const std::uint64_t zero : {1, 2}) {
+  for (const std::uint64_t zero : {1U, 2U}) {
     const auto warnings =
         WarningsOf(OneLayerEach(layers, 1), [&](Topology& to) { to.zero = zero; });
     ASSERT_EQ(warnings.size(), 1U) << zero;

@@ -74,7 +74,7 @@ TEST(MeshRule, AnAxisWithoutANumberHasTheOtherRanks) {
 
 TEST(MeshRule, OtherNumbersOfRanksAreRefusedWithBothSides) {
   const SplitRule fixed = MeshOf({Axis(2, Split::kDim, 0), Axis(2, Split::kDim, 1)});
-  for (const std::uint64_t ranks : {2, 3, 8}) {
+  for (const std::uint64_t ranks : {2U, 3U, 8U}) {
     const auto cut = MakeCut(fixed, {8, 8}, ranks, 0);
     ASSERT_FALSE(cut.has_value()) << ranks;
     EXPECT_EQ(cut.error().code, Errc::kUnsupported);
@@ -116,7 +116,7 @@ TEST(MeshRule, AnAxisMayCutAStackOfSubTensors) {
 TEST(MeshRule, AnAxisWithoutASplitMakesCopies) {
   const SplitRule rule = MeshOf({Axis(2, Split::kDim, 0), Axis(2, Split::kReplicated)});
   EXPECT_EQ(PositionsOf(rule, {4}, 4), (Positions{{0, 1}, {0, 1}, {2, 3}, {2, 3}}));
-  for (const std::uint64_t rank : {0, 1, 2, 3}) {
+  for (const std::uint64_t rank : {0U, 1U, 2U, 3U}) {
     EXPECT_EQ(FirstCopy(rule, 4, rank), rank / 2 * 2);
     EXPECT_EQ(FirstCopy(Axis(0, Split::kReplicated), 4, rank), 0U);
     EXPECT_EQ(FirstCopy(Axis(0, Split::kDim), 4, rank), rank);
