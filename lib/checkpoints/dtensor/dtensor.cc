@@ -204,7 +204,11 @@ std::string FilesLayout::Json() const {
     const auto at = static_cast<std::size_t>(role);
     if (by_role[at] > 1 || role == Role::kShard) json[std::string(kRoles[at])] = by_role[at];
   }
-  if (tp_sizes().size() > 1) json["tp_axes"] = tp_sizes();
+  if (const std::vector<std::uint64_t> tp = tp_sizes(); tp.size() > 1) {
+    std::vector<std::string> axes;
+    for (const std::uint64_t size : tp) axes.push_back(std::to_string(size));
+    json["tp_axes"] = Joined(axes, "x");
+  }
   json["mesh_names"] = names ? Joined(*names, ":") : "none";
   if (trainer == Trainer::kVerl) json["fsdp_version"] = fsdp_version;
   return json.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
