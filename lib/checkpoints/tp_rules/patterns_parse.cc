@@ -195,7 +195,7 @@ Result<PatternRule> ParseMesh(const Json& object) {
     parsed.rule.axes.push_back(std::move(axis->rule));
     parsed.axis_ratios.push_back(std::move(axis->ratio));
   }
-  SW_TRY(layout::CheckAxes(parsed.rule));
+  SW_TRY(layout::CheckMesh(parsed.rule));
   return parsed;
 }
 

@@ -55,7 +55,7 @@ std::vector<std::uint64_t> ExtentsAlong(const std::vector<Shape>& shards, std::u
 
 }  // namespace
 
-Status CheckAxes(const SplitRule& rule) {
+Status CheckMesh(const SplitRule& rule) {
   if (rule.axes.size() < 2) {
     return Fail(Errc::kBadInput, "a mesh of at least 2 axes expected, found ", rule.axes.size());
   }
@@ -151,7 +151,7 @@ std::optional<SplitRule> MeshOfCuts(std::span<const Cut> cuts) {
     mesh.axes.push_back(std::move(axis.rule));
   }
   add_copies(rest);
-  if (!CheckAxes(mesh)) return std::nullopt;
+  if (!CheckMesh(mesh)) return std::nullopt;
   for (std::uint64_t rank = 0; rank < cuts.size(); ++rank) {
     const Result<Cut> cut = MakeCut(mesh, shape, cuts.size(), rank);
     if (!cut || *cut != cuts[rank]) return std::nullopt;
@@ -183,7 +183,7 @@ std::optional<SplitRule> RuleOfSplits(std::span<const std::uint64_t> sizes,
     mesh.axes.front().axis_ranks = 0;
     return mesh.axes.front();
   }
-  if (!CheckAxes(mesh)) return std::nullopt;
+  if (!CheckMesh(mesh)) return std::nullopt;
   return mesh;
 }
 

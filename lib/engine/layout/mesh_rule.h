@@ -21,10 +21,10 @@ namespace shardwright::layout {
 /// of ranks; no dimension cut twice; no other rules than SplitRule::axes lists.
 /// \error kBadInput  names the axis, counted from 1
 /// Pure.
-Status CheckAxes(const SplitRule& rule);
+Status CheckMesh(const SplitRule& rule);
 
 /// Returns the number of ranks along each axis of a kMesh rule, the outermost first.
-/// \pre CheckAxes(rule) passes
+/// \pre CheckMesh(rule) passes
 /// \error kUnsupported  `ranks` ranks do not form the mesh; names both
 /// Pure.
 Result<std::vector<std::uint64_t>> MeshSizes(const SplitRule& rule, std::uint64_t ranks);

@@ -179,7 +179,7 @@ Result<layout::SplitRule> ParseSplitRule(const Json& object, bool is_axis = fals
       SW_TRY_ASSIGN(layout::SplitRule axis, ParseSplitRule(item, true));
       rule.axes.push_back(std::move(axis));
     }
-    SW_TRY(layout::CheckAxes(rule));
+    SW_TRY(layout::CheckMesh(rule));
   }
   SW_TRY_ASSIGN(const Json* cuts, ListOf(object, "cuts", false));
   for (std::size_t i = 0; cuts != nullptr && i < cuts->size(); ++i) {

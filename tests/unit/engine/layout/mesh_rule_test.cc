@@ -147,18 +147,18 @@ TEST(MeshRule, ShardsThatDoNotFormTheMeshAreRefused) {
 TEST(MeshRule, RulesThatNoMeshCanHaveAreRefused) {
   const SplitRule rows = Axis(2, Split::kDim, 0);
   const SplitRule columns = Axis(0, Split::kDim, 1);
-  EXPECT_TRUE(CheckAxes(MeshOf({rows, columns})).has_value());
-  ExpectFails(CheckAxes(MeshOf({rows})), Errc::kBadInput, {"2 axes", "found 1"});
-  ExpectFails(CheckAxes(MeshOf({rows, rows})), Errc::kBadInput, {"axis 2", "dimension 0"});
-  ExpectFails(CheckAxes(MeshOf({columns, Axis(0, Split::kDim, 2)})), Errc::kBadInput, {"axis 2"});
-  ExpectFails(CheckAxes(MeshOf({Axis(2, Split::kReplicated), Axis(2, Split::kReplicated)})),
+  EXPECT_TRUE(CheckMesh(MeshOf({rows, columns})).has_value());
+  ExpectFails(CheckMesh(MeshOf({rows})), Errc::kBadInput, {"2 axes", "found 1"});
+  ExpectFails(CheckMesh(MeshOf({rows, rows})), Errc::kBadInput, {"axis 2", "dimension 0"});
+  ExpectFails(CheckMesh(MeshOf({columns, Axis(0, Split::kDim, 2)})), Errc::kBadInput, {"axis 2"});
+  ExpectFails(CheckMesh(MeshOf({Axis(2, Split::kReplicated), Axis(2, Split::kReplicated)})),
               Errc::kBadInput, {"no axis"});
   for (const Split split : {Split::kAverage, Split::kMesh, Split::kListed, Split::kUnknown}) {
-    ExpectFails(CheckAxes(MeshOf({rows, Axis(2, split, 1)})), Errc::kBadInput, {"axis 2"});
+    ExpectFails(CheckMesh(MeshOf({rows, Axis(2, split, 1)})), Errc::kBadInput, {"axis 2"});
   }
   SplitRule padded = columns;
   padded.padded = true;
-  ExpectFails(CheckAxes(MeshOf({rows, padded})), Errc::kBadInput, {"axis 2"});
+  ExpectFails(CheckMesh(MeshOf({rows, padded})), Errc::kBadInput, {"axis 2"});
   SplitRule many = Axis(2, Split::kSub, 1);
   many.sub_sizes.assign(1000, 2);
   SplitRule more = Axis(2, Split::kSub, 0);
@@ -192,7 +192,7 @@ TEST(MeshRule, ShardsOfAnyMeshPartitionTheTensor) {
     }
     std::shuffle(axes.begin(), axes.end(), random);
     const SplitRule rule = MeshOf(std::move(axes));
-    ASSERT_TRUE(CheckAxes(rule).has_value());
+    ASSERT_TRUE(CheckMesh(rule).has_value());
     ranks *= copies;
     if (ranks == 1) continue;
     std::vector<std::uint64_t> seen;
