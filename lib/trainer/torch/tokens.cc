@@ -3,6 +3,8 @@
 // dispatch_plan, pack_tokens, unpack_tokens, token_dots, sum_parts} on the CPU, and
 // extra_capacity. The package registers derivatives, other devices and shapes without data.
 
+#include "trainer/torch/tokens.h"
+
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/ops.h>
 #include <torch/csrc/stable/tensor.h>
@@ -19,7 +21,6 @@
 #include <utility>
 #include <vector>
 
-#include "engine/device/kernels/tokens.h"
 #include "partial/planner/forecast/extra_capacity.h"
 #include "placement/core/dispatch.h"
 #include "support/base/limits.h"
@@ -158,11 +159,11 @@ void RequireWeights(const std::optional<Tensor>& weights, const Places& places,
 }
 
 template <class T>
-device::TokenRows<T> WorkOf(const Places& places, const std::optional<Tensor>& weights,
-                            std::int64_t hidden) {
-  device::TokenRows<T> work;
+TokenRows<T> WorkOf(const Places& places, const std::optional<Tensor>& weights,
+                    std::int64_t hidden) {
+  TokenRows<T> work;
   work.place = places.place.data();
-  if (weights) work.weights = DataOf<device::Sum<T>>(*weights);
+  if (weights) work.weights = DataOf<Sum<T>>(*weights);
   work.choices = places.choices;
   work.hidden = hidden;
   return work;
@@ -197,7 +198,7 @@ Tensor PackTokens(Tensor tokens, Tensor place, std::optional<Tensor> weights, st
     T* to = DataOf<T>(&out);
     const T* from = DataOf<T>(tokens);
     ForTokens(places.tokens, places.choices * hidden * static_cast<std::int64_t>(sizeof(T)),
-              [&](std::int64_t token) { device::PackPart(work, to, from, token, 0, hidden); });
+              [&](std::int64_t token) { PackToken(work, to, from, token); });
   });
   return out;
 }
@@ -214,7 +215,7 @@ Tensor UnpackTokens(Tensor rows, Tensor place, std::optional<Tensor> weights) {
     T* to = DataOf<T>(&out);
     const T* from = DataOf<T>(rows);
     ForTokens(places.tokens, places.choices * hidden * static_cast<std::int64_t>(sizeof(T)),
-              [&](std::int64_t token) { device::UnpackPart(work, to, from, token, 0, hidden); });
+              [&](std::int64_t token) { UnpackToken(work, to, from, token); });
   });
   return out;
 }
@@ -231,16 +232,16 @@ Tensor TokenDots(Tensor rows, Tensor tokens, Tensor place) {
   ForFloating(rows, "rows", [&](auto zero) {
     using T = decltype(zero);
     const auto work = WorkOf<T>(places, std::nullopt, rows.size(1));
-    auto* to = DataOf<device::Sum<T>>(&out);
+    auto* to = DataOf<Sum<T>>(&out);
     const T* a = DataOf<T>(rows);
     const T* b = DataOf<T>(tokens);
     ForTokens(places.tokens * places.choices, rows.size(1) * static_cast<std::int64_t>(sizeof(T)),
-              [&](std::int64_t k) { to[k] = device::DotOf(work, a, b, k); });
+              [&](std::int64_t k) { to[k] = DotOf(work, a, b, k); });
   });
   return out;
 }
 
-Tensor SumParts(Tensor parts) {
+Tensor SumOfParts(Tensor parts) {
   RequirePlain(parts, "parts", 2);
   Require(parts.size(0) > 0, Errc::kUsage, "parts: at least one part expected");
   const std::int64_t elems = parts.size(1);
@@ -252,7 +253,7 @@ Tensor SumParts(Tensor parts) {
     const std::int64_t count = parts.size(0);
     torch::stable::parallel_for(0, elems, kGrainBytes / static_cast<std::int64_t>(sizeof(T)),
                                 [&](std::int64_t first, std::int64_t last) {
-                                  device::SumPart(to, from, count, elems, first, last);
+                                  SumParts(to, from, count, elems, first, last);
                                 });
   });
   return out;
@@ -386,6 +387,6 @@ STABLE_TORCH_LIBRARY_IMPL(shardwright, CPU, library) {
   library.impl("pack_tokens", TORCH_BOX(&PackTokens));
   library.impl("unpack_tokens", TORCH_BOX(&UnpackTokens));
   library.impl("token_dots", TORCH_BOX(&TokenDots));
-  library.impl("sum_parts", TORCH_BOX(&SumParts));
+  library.impl("sum_parts", TORCH_BOX(&SumOfParts));
   library.impl("extra_capacity", TORCH_BOX(&ExtraCapacity));
 }

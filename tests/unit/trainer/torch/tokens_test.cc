@@ -1,9 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tokens through dispatch tables, packed and unpacked by the bodies of
-// engine/device/kernels/tokens.h, on all ranks of random plans, against a reference that uses
-// neither buffers nor rows.
+// Tokens through dispatch tables, packed and unpacked by the functions behind the operators, on
+// all ranks of random plans, against a reference that uses neither buffers nor rows.
 
-#include "engine/device/kernels/tokens.h"
+#include "trainer/torch/tokens.h"
 
 #include <gtest/gtest.h>
 
@@ -16,7 +15,7 @@
 
 #include "placement/core/dispatch.h"
 
-namespace shardwright {
+namespace shardwright::trainer_torch {
 namespace {
 
 using Numbers = std::vector<std::int64_t>;
@@ -105,20 +104,15 @@ placement::DispatchTable TableOf(const Trial& run, int rule) {
 }
 
 template <class T>
-device::TokenRows<T> Work(const Numbers& place, const T* weights, std::size_t choices,
-                          std::size_t hidden) {
+TokenRows<T> Work(const Numbers& place, const T* weights, std::size_t choices, std::size_t hidden) {
   return {place.data(), weights, static_cast<std::int64_t>(choices),
           static_cast<std::int64_t>(hidden)};
 }
 
-/// Runs `body` in two parts: the result of a part must not depend on where it ends.
+/// Calls body(token) for all tokens.
 template <class Body>
-void InParts(std::size_t tokens, std::size_t hidden, const Body& body) {
-  const auto end = static_cast<std::int64_t>(hidden);
-  for (std::int64_t token = 0; token < static_cast<std::int64_t>(tokens); ++token) {
-    body(token, std::int64_t{0}, end / 3);
-    body(token, end / 3, end);
-  }
+void ForTokens(std::size_t tokens, const Body& body) {
+  for (std::int64_t token = 0; token < static_cast<std::int64_t>(tokens); ++token) body(token);
 }
 
 /// The factor by which an expert on a rank scales a token: exact in float, and no rank's copy
@@ -144,8 +138,8 @@ void Play(const Trial& run, int rule) {
     ASSERT_EQ(taken, want);
     std::vector<float> buffer(count * run.hidden, -1);
     const auto work = Work<float>(place[r], nullptr, run.choices, run.hidden);
-    InParts(run.token_count(r), run.hidden, [&](auto token, auto first, auto last) {
-      device::PackPart(work, buffer.data(), run.tokens[r].data(), token, first, last);
+    ForTokens(run.token_count(r), [&](std::int64_t token) {
+      PackToken(work, buffer.data(), run.tokens[r].data(), token);
     });
     sent.push_back(buffer);
   }
@@ -173,9 +167,8 @@ void Play(const Trial& run, int rule) {
     std::vector<float> rows(arrived.size());
     const auto work = Work<float>(arrange, nullptr, 1, run.hidden);
     const std::size_t count = arrange.size();
-    InParts(count, run.hidden, [&](auto token, auto first, auto last) {
-      device::PackPart(work, rows.data(), arrived.data(), token, first, last);
-    });
+    ForTokens(count,
+              [&](std::int64_t token) { PackToken(work, rows.data(), arrived.data(), token); });
     // Grouped by expert, with as many rows of each as the table has.
     std::vector<std::uint64_t> of_expert(run.experts, 0);
     const std::vector<std::uint64_t> received = table.ReceivedBy(to);
@@ -192,9 +185,8 @@ void Play(const Trial& run, int rule) {
       ASSERT_LT(Index(arrange[i]), first_of[expert_of[i] + 1]);
     }
     std::vector<float> results(arrived.size());
-    InParts(count, run.hidden, [&](auto token, auto first, auto last) {
-      device::UnpackPart(work, results.data(), rows.data(), token, first, last);
-    });
+    ForTokens(count,
+              [&](std::int64_t token) { UnpackToken(work, results.data(), rows.data(), token); });
     for (std::size_t i = 0; i < origin.size(); ++i) {
       const auto one = std::span(results).subspan(i * run.hidden, run.hidden);
       const auto [sender, row] = origin[i];
@@ -205,9 +197,8 @@ void Play(const Trial& run, int rule) {
   for (std::uint32_t r = 0; r < run.ranks; ++r) {
     std::vector<float> out(run.tokens[r].size(), -1);
     const auto work = Work<float>(place[r], run.weights[r].data(), run.choices, run.hidden);
-    InParts(run.token_count(r), run.hidden, [&](auto token, auto first, auto last) {
-      device::UnpackPart(work, out.data(), back[r].data(), token, first, last);
-    });
+    ForTokens(run.token_count(r),
+              [&](std::int64_t token) { UnpackToken(work, out.data(), back[r].data(), token); });
     for (std::size_t token = 0; token < run.token_count(r); ++token) {
       for (std::size_t h = 0; h < run.hidden; ++h) {
         float want = 0;
@@ -246,12 +237,10 @@ TEST(TokensTest, PackThenUnpackWithOneChoiceIsTheIdentityBitForBit) {
     std::vector<float> rows(from.size()), to(from.size());
     const auto packing = Work<float>(place, nullptr, 1, hidden);
     const auto unpacking = Work<float>(place, i % 2 == 0 ? nullptr : ones.data(), 1, hidden);
-    InParts(tokens, hidden, [&](auto token, auto first, auto last) {
-      device::PackPart(packing, rows.data(), from.data(), token, first, last);
-    });
-    InParts(tokens, hidden, [&](auto token, auto first, auto last) {
-      device::UnpackPart(unpacking, to.data(), rows.data(), token, first, last);
-    });
+    ForTokens(tokens,
+              [&](std::int64_t token) { PackToken(packing, rows.data(), from.data(), token); });
+    ForTokens(tokens,
+              [&](std::int64_t token) { UnpackToken(unpacking, to.data(), rows.data(), token); });
     ASSERT_EQ(0, std::memcmp(from.data(), to.data(), from.size() * sizeof(float)));
   }
 }
@@ -278,11 +267,11 @@ TEST(TokensTest, PackAndUnpackAreTransposesAndDotsIsTheirDerivative) {
     const auto work = Work<double>(place, w.data(), choices, hidden);
     double dots = 0;
     for (std::size_t k = 0; k < w.size(); ++k) {
-      dots += w[k] * device::DotOf(work, y.data(), x.data(), static_cast<std::int64_t>(k));
+      dots += w[k] * DotOf(work, y.data(), x.data(), static_cast<std::int64_t>(k));
     }
-    InParts(tokens, hidden, [&](auto token, auto first, auto last) {
-      device::PackPart(work, rows.data(), x.data(), token, first, last);
-      device::UnpackPart(work, out.data(), y.data(), token, first, last);
+    ForTokens(tokens, [&](std::int64_t token) {
+      PackToken(work, rows.data(), x.data(), token);
+      UnpackToken(work, out.data(), y.data(), token);
     });
     ASSERT_EQ(std::inner_product(y.begin(), y.end(), rows.begin(), 0.0), dots);
     ASSERT_EQ(std::inner_product(out.begin(), out.end(), x.begin(), 0.0), dots);
@@ -292,8 +281,8 @@ TEST(TokensTest, PackAndUnpackAreTransposesAndDotsIsTheirDerivative) {
 TEST(TokensTest, PartsAreSummedInTheirOrder) {
   const std::vector<float> parts{1e8F, 1, -1e8F, 2, 1, 3};  // 3 parts of 2
   std::vector<float> sum(2);
-  device::SumPart(sum.data(), parts.data(), 3, 2, 0, 1);
-  device::SumPart(sum.data(), parts.data(), 3, 2, 1, 2);
+  SumParts(sum.data(), parts.data(), 3, 2, 0, 1);
+  SumParts(sum.data(), parts.data(), 3, 2, 1, 2);
   EXPECT_EQ(sum, (std::vector<float>{1, 6}));
 }
 
@@ -312,4 +301,4 @@ TEST(TokensTest, DecisionsThatDoNotFitTheTableAreRefused) {
 }
 
 }  // namespace
-}  // namespace shardwright
+}  // namespace shardwright::trainer_torch
