@@ -31,6 +31,9 @@ class Staging final : public exec::UnitSink {
   /// Returns the number of bytes of pinned memory that it uses.
   static std::uint64_t Bytes(unsigned threads);
 
+  /// Waits for queued copies, which read the slots.
+  ~Staging() override { static_cast<void>(stream_.Synchronize()); }
+
   bool sums() const override { return false; }
   Result<std::span<std::byte>> Buffer(const plan::Unit& unit, std::uint64_t bytes) override;
   Status Put(const exec::UnitInHand& unit) override;
