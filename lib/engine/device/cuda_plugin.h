@@ -26,7 +26,7 @@ struct CudaPlugin {
   const char* version = nullptr;  ///< kVersion of the plugin's build
   Result<std::unique_ptr<Device>> (*open)(comm::Comm& comm, const DeviceOptions& options) = nullptr;
 };
-inline constexpr unsigned kCudaPluginForm = 1;
+inline constexpr unsigned kCudaPluginForm = 2;
 inline constexpr const char* kCudaPluginSymbol = "shardwright_cuda_plugin";
 
 }  // namespace shardwright::device

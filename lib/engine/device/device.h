@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// lib/engine/device: the memory of a rank's device, and operations that move and convert its bytes.
+// lib/engine/device: the memory of a rank's device, and operations that move its bytes.
 // One interface has two backends. The host backend (host.h) is always available:
 // ordinary and shared memory, and collectives over lib/support/comm. The CUDA
 // backend (cuda/) is a plugin loaded on request, so no program links CUDA or NCCL.
@@ -18,7 +18,6 @@
 #include <string_view>
 #include <vector>
 
-#include "engine/tensor/dtype.h"
 #include "support/base/result.h"
 #include "support/comm/comm.h"
 
@@ -70,17 +69,9 @@ class Event {
   Event& operator=(const Event&) = delete;
   virtual ~Event() = default;
 
-  /// Returns true once all work queued before the event has ended. \error kIo  the work failed
-  virtual Result<bool> Ended() const = 0;
-  /// Waits until Ended. \error kIo  the work failed, or exceeded the deadline of its device
+  /// Waits until all work queued before the event has ended.
+  /// \error kIo  the work failed, or exceeded the deadline of its device
   virtual Status Wait() const = 0;
-};
-
-/// A contiguous copy of `bytes` bytes: offset `from` in the source buffer to `to` in the target.
-struct Run {
-  std::uint64_t from = 0;
-  std::uint64_t to = 0;
-  std::uint64_t bytes = 0;
 };
 
 /// Runs work in order. A call queues work and returns. Its memory must stay
@@ -97,20 +88,7 @@ class Stream {
   /// Copies bytes between memory of any place.
   virtual Status Copy(std::byte* to, const std::byte* from, std::uint64_t bytes) = 0;
 
-  /// Copies runs with disjoint targets: gather, scatter and transposition of blocks.
-  /// Both buffers must be memory that the device can access, which excludes pageable memory
-  /// on the CUDA backend. The caller may free `runs` after the call has returned.
-  virtual Status CopyRuns(std::byte* to, const std::byte* from, std::span<const Run> runs) = 0;
-
-  /// Converts elements bit for bit as shardwright::Convert. Memory: see CopyRuns.
-  /// \pre CanConvert(from_type, to_type)
-  virtual Status Convert(DType to_type, std::byte* to, DType from_type, const std::byte* from,
-                         std::uint64_t elems) = 0;
-
   virtual Result<std::unique_ptr<Event>> Record() = 0;
-
-  /// Delays all work queued after this call until the event, which may be of another stream.
-  virtual Status WaitFor(const Event& event) = 0;
 
   /// Waits for all queued work. \error kIo  some of it failed or exceeded the deadline
   virtual Status Synchronize() = 0;
@@ -118,7 +96,9 @@ class Stream {
 
 /// The ranks of one group, each with a device. All ranks of the communicator that it was made from
 /// must make the same calls in the same order, each for its own group, with sizes that match on all
-/// ranks. Calls queue work on a stream like other work and use memory of the device. Collective.
+/// ranks. Calls queue work on a stream like other work and use memory of the device. On the CUDA
+/// backend a failure on one rank ends the calls of the others with an error: at once if NCCL
+/// reports it to them, otherwise at their deadline. Collective.
 class Collective {
  public:
   Collective() = default;
@@ -134,26 +114,6 @@ class Collective {
   /// \pre bytes.size() == size()
   virtual Status AllGather(Stream& stream, std::byte* to, const std::byte* from,
                            std::span<const std::uint64_t> bytes) = 0;
-
-  /// Copies `data` of rank `root` into `data` of every rank.
-  virtual Status Broadcast(Stream& stream, std::byte* data, std::uint64_t bytes, int root) = 0;
-
-  /// Sends out[r] to rank r and receives in[r] from it,
-  /// for all ranks at once. Empty spans transfer no bytes.
-  /// \pre both have size() entries
-  virtual Status Exchange(Stream& stream, std::span<const std::span<const std::byte>> out,
-                          std::span<const std::span<std::byte>> in) = 0;
-
-  /// Adds up the inputs of all ranks, in rank order on the host backend and in any order
-  /// on the CUDA backend. `to` receives this rank's part out of size() equal parts.
-  /// \param elems  elements of one part
-  /// \pre dtype is float64, float32, float16 or bfloat16
-  virtual Status ReduceScatter(Stream& stream, std::byte* to, const std::byte* from,
-                               std::uint64_t elems, DType dtype) = 0;
-
-  /// Ends running work on this rank and makes every later call fail.
-  /// A failed rank calls it while the other ranks wait for it.
-  virtual void Abort() = 0;
 };
 
 struct DeviceOptions {

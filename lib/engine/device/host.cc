@@ -4,15 +4,12 @@
 #include <cstring>
 #include <utility>
 
-#include "engine/tensor/convert.h"
-
 namespace shardwright::device {
 namespace {
 
 /// An event of a host stream: the work has ended before the event is created.
 class PastEvent final : public Event {
  public:
-  Result<bool> Ended() const override { return true; }
   Status Wait() const override { return {}; }
 };
 
@@ -23,24 +20,9 @@ class HostStream final : public Stream {
     return {};
   }
 
-  Status CopyRuns(std::byte* to, const std::byte* from, std::span<const Run> runs) override {
-    for (const Run& run : runs) {
-      if (run.bytes > 0) std::memcpy(to + run.to, from + run.from, run.bytes);
-    }
-    return {};
-  }
-
-  Status Convert(DType to_type, std::byte* to, DType from_type, const std::byte* from,
-                 std::uint64_t elems) override {
-    shardwright::Convert(from_type, {from, elems * ItemSize(from_type)}, to_type,
-                         {to, elems * ItemSize(to_type)});
-    return {};
-  }
-
   Result<std::unique_ptr<Event>> Record() override {
     return std::unique_ptr<Event>(std::make_unique<PastEvent>());
   }
-  Status WaitFor(const Event& event) override { return event.Wait(); }
   Status Synchronize() override { return {}; }
 };
 

@@ -40,10 +40,7 @@ Result<Handle> ExportHost(const Buffer& buffer);
 /// Local.
 Result<std::unique_ptr<Buffer>> ImportHost(const Handle& handle);
 
-/// Implements Device::MakeCollective. Every call first exchanges a status among
-/// all ranks of `comm`, so that a rank that aborted takes part in it and all
-/// other ranks fail. 16-bit types are added up in float32 and rounded once.
-/// Collective.
+/// Implements Device::MakeCollective. Collective.
 Result<std::unique_ptr<Collective>> MakeHostCollective(comm::Comm& comm,
                                                        std::span<const int> group);
 

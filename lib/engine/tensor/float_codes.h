@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Converts between the bits of 16-bit or 8-bit floating types and those of float. All
-// functions are constexpr and handle NaN as bits, so that the same source compiled
-// for a GPU (lib/engine/device/kernels) gives the same bits. They compute all cases
-// and choose one without branches, so that compilers can vectorize loops over them.
+// functions are constexpr and handle NaN as bits, so that every compiler and processor
+// gives the same bits. They compute all cases and choose one without branches, so that
+// compilers can vectorize loops over them.
 
 #pragma once
 

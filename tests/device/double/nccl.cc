@@ -47,7 +47,7 @@ void Flush(ncclComm* comm) {
     Work work;
     work.batch = batch;
     for (const Part& part : batch->parts) {
-      work.touches.push_back({part.from, ReadBytes(part, comm->size)});
+      work.touches.push_back({part.from, part.bytes});
       work.touches.push_back({part.to, WrittenBytes(part, comm->size)});
     }
     batch->place = batch->stream->queued();
@@ -70,7 +70,8 @@ ncclResult_t Failed(ncclComm* comm, ncclResult_t code) {
   return code;
 }
 
-ncclResult_t Give(const char* function, ncclComm* comm, cudaStream_t stream, Part part) {
+ncclResult_t Give(const char* function, ncclComm* comm, cudaStream_t stream, ncclDataType_t type,
+                  Part part) {
   const std::lock_guard lock(TheWorld().mutex);
   const ncclResult_t begun = BeginNccl(function);
   if (Comms().count(comm) == 0) {
@@ -86,6 +87,7 @@ ncclResult_t Give(const char* function, ncclComm* comm, cudaStream_t stream, Par
   const auto on = FindStream(stream);
   if (on == nullptr) return ncclInvalidArgument;
   if (Mine().device != comm->device) Violate(std::string(function) + ": on another device");
+  if (type != ncclInt8) Violate(std::string(function) + ": the double moves bytes only");
   const bool alone = group.depth == 0;
   std::shared_ptr<Batch> batch;
   for (const auto& each : group.batches) {
@@ -298,28 +300,12 @@ ncclResult_t ncclGroupEnd() {
 
 ncclResult_t ncclAllGather(const void* from, void* to, size_t count, ncclDataType_t type,
                            ncclComm_t comm, cudaStream_t stream) {
-  return Give(__func__, comm, stream, {What::kAllGather, from, to, count, type, 0});
+  return Give(__func__, comm, stream, type, {What::kAllGather, from, to, count, 0});
 }
 
 ncclResult_t ncclBroadcast(const void* from, void* to, size_t count, ncclDataType_t type, int root,
                            ncclComm_t comm, cudaStream_t stream) {
-  return Give(__func__, comm, stream, {What::kBroadcast, from, to, count, type, root});
-}
-
-ncclResult_t ncclReduceScatter(const void* from, void* to, size_t count, ncclDataType_t type,
-                               ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
-  if (op != ncclSum) return ncclInvalidArgument;
-  return Give(__func__, comm, stream, {What::kReduceScatter, from, to, count, type, 0});
-}
-
-ncclResult_t ncclSend(const void* from, size_t count, ncclDataType_t type, int peer,
-                      ncclComm_t comm, cudaStream_t stream) {
-  return Give(__func__, comm, stream, {What::kSend, from, nullptr, count, type, peer});
-}
-
-ncclResult_t ncclRecv(void* to, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
-                      cudaStream_t stream) {
-  return Give(__func__, comm, stream, {What::kRecv, nullptr, to, count, type, peer});
+  return Give(__func__, comm, stream, type, {What::kBroadcast, from, to, count, root});
 }
 
 }  // extern "C"

@@ -34,15 +34,14 @@ struct ncclComm {
 
 namespace shardwright::cuda_double {
 
-enum class What { kAllGather, kBroadcast, kReduceScatter, kSend, kRecv };
+enum class What { kAllGather, kBroadcast };
 
 struct Part {
-  What what = What::kSend;
+  What what = What::kAllGather;
   const void* from = nullptr;
   void* to = nullptr;
-  std::uint64_t count = 0;
-  ncclDataType_t type = ncclInt8;
-  int other = 0;  // root or peer
+  std::uint64_t bytes = 0;  // of one rank
+  int root = 0;             // of a broadcast
   bool done = false;
 };
 
@@ -67,8 +66,7 @@ struct Batch {
   bool aborted = false;
 };
 
-// Returns the number of bytes that a part reads on a communicator of `size` ranks.
-std::uint64_t ReadBytes(const Part& part, int size);
+// Returns the number of bytes that a part writes on a communicator of `size` ranks.
 std::uint64_t WrittenBytes(const Part& part, int size);
 
 // Breaks a clique. Its members except `but` learn of it.

@@ -100,22 +100,6 @@ cudaError_t cudaStreamQuery(cudaStream_t stream) {
   return End(Mine().broken);
 }
 
-cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned int) {
-  World& world = TheWorld();
-  const std::lock_guard lock(world.mutex);
-  if (const cudaError_t code = Begin(__func__)) return End(code);
-  const auto waits = FindStream(stream);
-  const auto found = world.events.find(event);
-  if (waits == nullptr || found == world.events.end()) {
-    return End(cudaErrorInvalidResourceHandle);
-  }
-  Work work;
-  work.after = found->second->stream;
-  work.after_count = found->second->count;
-  Push(*waits, std::move(work));
-  return cudaSuccess;
-}
-
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned int) {
   World& world = TheWorld();
   const std::lock_guard lock(world.mutex);

@@ -113,7 +113,6 @@ bool Drive(const std::shared_ptr<Stream>& stream, std::uint64_t count) {
     }
     if (world.options.hang_streams) break;
     Work& work = stream->queue.front();
-    if (work.after != nullptr && !Drive(work.after, work.after_count)) break;
     if (work.batch != nullptr && !Meet(*work.batch)) break;
     RunOne(stream);
   }

@@ -42,9 +42,7 @@ struct Batch;
 
 struct Work {
   std::vector<Touch> touches;
-  std::function<bool()> run;      // false: it accessed an invalid address; none: nothing to do
-  std::shared_ptr<Stream> after;  // with `after_count` works of it ended
-  std::uint64_t after_count = 0;
+  std::function<bool()> run;     // false: it accessed an invalid address; none: nothing to do
   std::shared_ptr<Batch> batch;  // of a communicator
 };
 

@@ -1,10 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Compares the cuda backend, through its plugin, with the limits of the device:
-//  * load: a file that is in the page cache, through a pinned ring into device memory, against
-//    copies from pinned memory
-//  * convert: elements, against a copy inside the device of as many bytes read and written
-//  * runs: rows that are gathered, against the same
-// One line for each, best of five: name, GB/s, GB/s of the reference copy, ratio.
+// Compares a load through the cuda backend with the limit of the device: reads a file that is in
+// the page cache, through a pinned ring into device memory, against copies from pinned memory.
+// Prints the best of five: name, GB/s, GB/s of the reference copy, ratio.
 //
 //     cuda_bench [MIB [FOLDER]]      (of the file; 1024 and the folder for temporary files)
 
@@ -92,54 +89,6 @@ Status Load(Bench& bench, int file) {
   return {};
 }
 
-/// Returns the seconds of a copy inside the device that reads and writes so many bytes in total.
-Result<double> CopySeconds(Bench& bench, std::uint64_t moved) {
-  const std::uint64_t bytes = std::max<std::uint64_t>(moved / 2, 1);
-  SW_TRY_ASSIGN(const auto from, bench.device.Allocate(Place::kDevice, bytes));
-  SW_TRY_ASSIGN(const auto to, bench.device.Allocate(Place::kDevice, bytes));
-  return Best(bench, [&] { return bench.stream.Copy(to->data(), from->data(), bytes); });
-}
-
-Status Convert(Bench& bench, DType from_type, DType to_type) {
-  const std::uint64_t elems = bench.bytes / 8;
-  const std::uint64_t from_bytes = elems * ItemSize(from_type);
-  const std::uint64_t to_bytes = elems * ItemSize(to_type);
-  double seconds = 0;
-  {
-    SW_TRY_ASSIGN(const auto from, bench.device.Allocate(Place::kDevice, from_bytes));
-    SW_TRY_ASSIGN(const auto to, bench.device.Allocate(Place::kDevice, to_bytes));
-    SW_TRY_ASSIGN(seconds, Best(bench, [&] {
-                    return bench.stream.Convert(to_type, to->data(), from_type, from->data(),
-                                                elems);
-                  }));
-  }
-  SW_TRY_ASSIGN(const double copied, CopySeconds(bench, from_bytes + to_bytes));
-  Print(std::string(Name(from_type)) + " to " + std::string(Name(to_type)), from_bytes + to_bytes,
-        seconds, copied);
-  return {};
-}
-
-/// Every other row of a matrix.
-Status Runs(Bench& bench, std::uint64_t row_bytes) {
-  const std::uint64_t rows = bench.bytes / row_bytes / 2;
-  std::vector<Run> runs;
-  for (std::uint64_t i = 0; i < rows; ++i) {
-    runs.push_back({2 * i * row_bytes, i * row_bytes, row_bytes});
-  }
-  double seconds = 0;
-  {
-    SW_TRY_ASSIGN(const auto from, bench.device.Allocate(Place::kDevice, bench.bytes));
-    SW_TRY_ASSIGN(const auto to, bench.device.Allocate(Place::kDevice, bench.bytes));
-    SW_TRY_ASSIGN(seconds, Best(bench, [&] {
-                    return bench.stream.CopyRuns(to->data(), from->data(), runs);
-                  }));
-  }
-  const std::uint64_t moved = 2 * rows * row_bytes;
-  SW_TRY_ASSIGN(const double copied, CopySeconds(bench, moved));
-  Print("runs of " + std::to_string(row_bytes) + " bytes", moved, seconds, copied);
-  return {};
-}
-
 Status Main(std::uint64_t bytes, int file) {
   const auto comm = comm::MakeSerialComm();
   SW_TRY_ASSIGN(const auto device, OpenCudaDevice(*comm, {}));
@@ -147,15 +96,7 @@ Status Main(std::uint64_t bytes, int file) {
               static_cast<unsigned long long>(bytes >> 20));
   SW_TRY_ASSIGN(const auto stream, device->MakeStream());
   Bench bench{*device, *stream, bytes};
-  SW_TRY(Load(bench, file));
-  SW_TRY(Convert(bench, DType::kBF16, DType::kF32));
-  SW_TRY(Convert(bench, DType::kF32, DType::kBF16));
-  SW_TRY(Convert(bench, DType::kF32, DType::kF16));
-  SW_TRY(Convert(bench, DType::kF8E4M3, DType::kBF16));
-  SW_TRY(Convert(bench, DType::kBF16, DType::kF8E4M3));
-  SW_TRY(Convert(bench, DType::kF64, DType::kF32));
-  for (const std::uint64_t row_bytes : {512ULL, 4096ULL, 65536ULL}) SW_TRY(Runs(bench, row_bytes));
-  return {};
+  return Load(bench, file);
 }
 
 /// A file of so many bytes that is deleted with the descriptor; -1 if it cannot be made.

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <utility>
@@ -35,19 +36,15 @@ class CudaCollective final : public Collective {
       return Fail(Errc::kInternal, "one part per rank expected: ", size_, " ranks, found ",
                   bytes.size(), " parts");
     }
-    std::uint64_t before = 0;
-    std::uint64_t all = 0;
-    for (std::size_t r = 0; r < bytes.size(); ++r) {
-      if (r < Index(rank_)) before += bytes[r];
-      all += bytes[r];
+    const std::uint64_t all = std::accumulate(bytes.begin(), bytes.end(), std::uint64_t{0});
+    if (communicator_ == nullptr) {
+      return to == from ? Status() : stream.Copy(to, from, bytes[0]);
     }
-    std::byte* const own = to + before;
-    if (communicator_ == nullptr) return Move(stream, own, from, bytes[0]);
-    if (all == 0) return Alive();
+    if (all == 0) return communicator_->Healthy();
     const bool even = std::all_of(bytes.begin(), bytes.end(),
                                   [&](std::uint64_t part) { return part == bytes[0]; });
     const Nccl& nccl = communicator_->nccl();
-    return Queue(stream, "an all-gather", [&](ncclComm_t comm, cudaStream_t queue) {
+    return Queue(stream, [&](ncclComm_t comm, cudaStream_t queue) {
       if (even) return nccl.all_gather(from, to, bytes[0], ncclInt8, comm, queue);
       // NCCL has no AllGather for parts of different sizes: broadcasts each part in one group.
       ncclResult_t code = nccl.group_start();
@@ -63,97 +60,7 @@ class CudaCollective final : public Collective {
     });
   }
 
-  Status Broadcast(Stream& stream, std::byte* data, std::uint64_t bytes, int root) override {
-    if (root < 0 || root >= size_) {
-      return Fail(Errc::kInternal, "root ", root, " of ", size_, " ranks");
-    }
-    if (bytes == 0 || communicator_ == nullptr) return Alive();
-    return Queue(stream, "a broadcast", [&](ncclComm_t comm, cudaStream_t queue) {
-      return communicator_->nccl().broadcast(data, data, bytes, ncclInt8, root, comm, queue);
-    });
-  }
-
-  Status Exchange(Stream& stream, std::span<const std::span<const std::byte>> out,
-                  std::span<const std::span<std::byte>> in) override {
-    if (out.size() != Index(size_) || in.size() != Index(size_)) {
-      return Fail(Errc::kInternal, "one part per rank expected: ", size_, " ranks, found ",
-                  out.size(), " to send and ", in.size(), " to receive");
-    }
-    const auto own = out[Index(rank_)];
-    if (own.size() != in[Index(rank_)].size()) {
-      return Fail(Errc::kInternal, "a rank exchanges with itself: ", own.size(), " bytes sent, ",
-                  in[Index(rank_)].size(), " expected");
-    }
-    SW_TRY(Alive());
-    SW_TRY(Move(stream, in[Index(rank_)].data(), own.data(), own.size()));
-    bool any = false;
-    for (int r = 0; r < size_; ++r) {
-      any = any || (r != rank_ && !(out[Index(r)].empty() && in[Index(r)].empty()));
-    }
-    if (!any) return {};
-    const Nccl& nccl = communicator_->nccl();
-    return Queue(stream, "an exchange", [&](ncclComm_t comm, cudaStream_t queue) {
-      ncclResult_t code = nccl.group_start();
-      if (code != ncclSuccess) return code;
-      for (int r = 0; r < size_; ++r) {
-        if (r == rank_) continue;
-        const auto sent = out[Index(r)];
-        const auto got = in[Index(r)];
-        if (!sent.empty()) {
-          Add(code, nccl.send(sent.data(), sent.size(), ncclInt8, r, comm, queue));
-        }
-        if (!got.empty()) Add(code, nccl.recv(got.data(), got.size(), ncclInt8, r, comm, queue));
-      }
-      return End(code);
-    });
-  }
-
-  Status ReduceScatter(Stream& stream, std::byte* to, const std::byte* from, std::uint64_t elems,
-                       DType dtype) override {
-    const std::optional<ncclDataType_t> type = TypeOf(dtype);
-    if (!type) {
-      return Fail(Errc::kInternal, "reduce-scatter does not support ", Name(dtype));
-    }
-    if (communicator_ == nullptr) return Move(stream, to, from, elems * ItemSize(dtype));
-    if (elems == 0) return Alive();
-    return Queue(stream, "a reduce-scatter", [&](ncclComm_t comm, cudaStream_t queue) {
-      return communicator_->nccl().reduce_scatter(from, to, elems, *type, ncclSum, comm, queue);
-    });
-  }
-
-  void Abort() override {
-    aborted_ = true;
-    if (communicator_ != nullptr) communicator_->Abort(kAborted);
-  }
-
  private:
-  static constexpr const char* kAborted = "the collective was aborted";
-
-  static std::optional<ncclDataType_t> TypeOf(DType dtype) {
-    switch (dtype) {
-      case DType::kF64:
-        return ncclFloat64;
-      case DType::kF32:
-        return ncclFloat32;
-      case DType::kF16:
-        return ncclFloat16;
-      case DType::kBF16:
-        return ncclBfloat16;
-      default:
-        return std::nullopt;
-    }
-  }
-
-  Status Alive() const {
-    if (aborted_) return Fail(Errc::kIo, kAborted);
-    return communicator_ == nullptr ? Status() : communicator_->Healthy();
-  }
-
-  Status Move(Stream& stream, std::byte* to, const std::byte* from, std::uint64_t bytes) const {
-    if (aborted_) return Fail(Errc::kIo, kAborted);
-    return to == from ? Status() : stream.Copy(to, from, bytes);
-  }
-
   // Keeps the first failure of a group of calls.
   static void Add(ncclResult_t& all, ncclResult_t code) {
     if (all == ncclSuccess || all == ncclInProgress) all = code;
@@ -165,19 +72,23 @@ class CudaCollective final : public Collective {
     return code == ncclSuccess || code == ncclInProgress ? ended : code;
   }
 
+  // Queues an all-gather. Aborts the communicator on failure, because the other ranks wait for it.
   template <class Call>
-  Status Queue(Stream& stream, const char* what, Call&& call) {
+  Status Queue(Stream& stream, Call&& call) {
     SW_TRY_ASSIGN(CudaStream* const ours, OfCuda(stream));
     SW_TRY(communicator_->Healthy());
-    SW_TRY(ours->Enter());
+    if (Status entered = ours->Enter(); !entered) {
+      communicator_->Abort(entered.error().message);
+      return entered;
+    }
     ours->Shares(communicator_);
-    return ours->Keep(communicator_->Queued(call(communicator_->get(), ours->get()), what));
+    const ncclResult_t code = call(communicator_->get(), ours->get());
+    return ours->Keep(communicator_->Queued(code, "an all-gather"));
   }
 
   std::shared_ptr<Communicator> communicator_;
   int rank_;
   int size_;
-  bool aborted_ = false;
 };
 
 // Data that each rank contributes when communicators are made.

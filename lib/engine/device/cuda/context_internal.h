@@ -14,7 +14,7 @@
 namespace shardwright::device::cuda {
 
 /// Returns success, or kIo "<what>: <error name>: <error text>". Clears the runtime's
-/// last error, because a later kernel launch would otherwise report it as its own.
+/// last error, which it keeps in addition to returning it.
 Status Check(cudaError_t code, const std::string& what);
 
 /// State shared by all objects that a device creates.

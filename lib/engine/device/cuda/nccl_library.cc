@@ -47,9 +47,6 @@ Result<Nccl> OpenNccl() {
   find(nccl.group_end, "ncclGroupEnd");
   find(nccl.all_gather, "ncclAllGather");
   find(nccl.broadcast, "ncclBroadcast");
-  find(nccl.send, "ncclSend");
-  find(nccl.recv, "ncclRecv");
-  find(nccl.reduce_scatter, "ncclReduceScatter");
   find(nccl.error_string, "ncclGetErrorString");
   find(nccl.last_error, "ncclGetLastError");
   if (!missing.empty()) return Fail(Errc::kNotFound, file, ": has no function ", missing);

@@ -4,7 +4,7 @@
 // has more than one rank. Every wait polls until a deadline: waits for streams and events
 // (wait_internal.h), and for communicators, which are non-blocking for this reason
 // (communicator_internal.h). A communicator that fails or misses the deadline is aborted, which
-// ends its kernels, so that their memory can be freed. Only launch.cu is compiled by nvcc.
+// ends its kernels, so that their memory can be freed. This module has no kernels of its own.
 
 #pragma once
 

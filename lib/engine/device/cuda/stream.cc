@@ -3,22 +3,12 @@
 
 #include <algorithm>
 #include <utility>
-#include <vector>
 
-#include "engine/device/cuda/launch.h"
 #include "engine/device/cuda/wait_internal.h"
-#include "engine/tensor/convert.h"
 
 namespace shardwright::device::cuda {
 
 namespace {
-
-// Longer runs use the copy engines, which are faster for them, above all for host memory.
-constexpr std::uint64_t kLongRun = std::uint64_t{1} << 20;
-
-void AddTo(Communicators& list, const std::shared_ptr<Communicator>& other) {
-  if (std::find(list.begin(), list.end(), other) == list.end()) list.push_back(other);
-}
 
 /// Returns true if the device can access this memory directly.
 Result<bool> Reaches(const void* at) {
@@ -27,27 +17,11 @@ Result<bool> Reaches(const void* at) {
   return attributes.type != cudaMemoryTypeUnregistered;
 }
 
-/// \error kInternal  `to` or `from` is pageable memory
-Status BothReached(const void* to, const void* from) {
-  for (const void* const side : {to, from}) {
-    SW_TRY_ASSIGN(const bool reached, Reaches(side));
-    if (!reached) return Fail(Errc::kInternal, "the device cannot access this memory directly");
-  }
-  return {};
-}
-
 }  // namespace
 
 CudaEvent::~CudaEvent() {
   static_cast<void>(context_.Enter());
   static_cast<void>(Check(cudaEventDestroy(event_), "an event"));
-}
-
-Result<bool> CudaEvent::Ended() const {
-  SW_TRY(context_.Enter());
-  SW_TRY_ASSIGN(const bool ended, Awaited(event_).Ended());
-  for (const auto& other : others_) SW_TRY(other->Healthy());
-  return ended;
 }
 
 Status CudaEvent::Wait() const {
@@ -91,7 +65,7 @@ Status CudaStream::Enter() {
 
 void CudaStream::Shares(const std::shared_ptr<Communicator>& other) {
   queued_ = true;
-  AddTo(others_, other);
+  if (std::find(others_.begin(), others_.end(), other) == others_.end()) others_.push_back(other);
 }
 
 Status CudaStream::Queue(cudaError_t code, const char* what) {
@@ -114,43 +88,6 @@ Status CudaStream::Copy(std::byte* to, const std::byte* from, std::uint64_t byte
   return Keep(CopyBytes(to, from, bytes));
 }
 
-Status CudaStream::CopyRuns(std::byte* to, const std::byte* from, std::span<const Run> runs) {
-  SW_TRY(Enter());
-  std::vector<kernels::MovedRun> some;
-  const auto launch = [&]() -> Status {
-    if (some.empty()) return {};
-    const cudaError_t code =
-        LaunchRuns(to, from, some.data(), static_cast<unsigned>(some.size()), stream_);
-    some.clear();
-    return Queue(code, "moving runs");
-  };
-  SW_TRY(Keep(BothReached(to, from)));
-  for (const Run& run : runs) {
-    if (run.bytes == 0) continue;
-    if (run.bytes >= kLongRun) {
-      SW_TRY(Queue(
-          cudaMemcpyAsync(to + run.to, from + run.from, run.bytes, cudaMemcpyDefault, stream_),
-          "a copy"));
-      continue;
-    }
-    some.push_back({run.from, run.to, run.bytes});
-    if (some.size() == kRunsOfLaunch) SW_TRY(launch());
-  }
-  return launch();
-}
-
-Status CudaStream::Convert(DType to_type, std::byte* to, DType from_type, const std::byte* from,
-                           std::uint64_t elems) {
-  SW_TRY(Enter());
-  if (!CanConvert(from_type, to_type)) {
-    return Fail(Errc::kInternal, "no conversion from ", Name(from_type), " to ", Name(to_type));
-  }
-  if (elems == 0) return {};
-  if (from_type == to_type) return Copy(to, from, elems * ItemSize(from_type));
-  SW_TRY(Keep(BothReached(to, from)));
-  return Queue(LaunchConvert(to_type, to, from_type, from, elems, stream_), "a conversion");
-}
-
 Result<std::unique_ptr<Event>> CudaStream::Record() {
   SW_TRY(Enter());
   cudaEvent_t event = nullptr;
@@ -159,14 +96,6 @@ Result<std::unique_ptr<Event>> CudaStream::Record() {
   auto made = std::make_unique<CudaEvent>(context_, event, others_);
   SW_TRY(Queue(cudaEventRecord(event, stream_), "an event"));
   return made;
-}
-
-Status CudaStream::WaitFor(const Event& event) {
-  SW_TRY(Enter());
-  const auto* const ours = dynamic_cast<const CudaEvent*>(&event);
-  if (ours == nullptr) return Fail(Errc::kInternal, "the event belongs to another device");
-  for (const auto& other : ours->others()) AddTo(others_, other);
-  return Queue(cudaStreamWaitEvent(stream_, ours->get(), 0), "waiting for an event");
 }
 
 Status CudaStream::Synchronize() {

@@ -6,8 +6,7 @@
 #include <cuda_runtime_api.h>
 
 #include <memory>
-#include <span>
-#include <string>
+#include <utility>
 
 #include "engine/device/cuda/communicator_internal.h"
 #include "engine/device/cuda/context_internal.h"
@@ -22,11 +21,7 @@ class CudaEvent final : public Event {
       : context_(context), event_(event), others_(std::move(others)) {}
   ~CudaEvent() override;
 
-  Result<bool> Ended() const override;
   Status Wait() const override;
-
-  cudaEvent_t get() const { return event_; }
-  const Communicators& others() const { return others_; }
 
  private:
   Context& context_;
@@ -44,11 +39,7 @@ class CudaStream final : public Stream {
   ~CudaStream() override;
 
   Status Copy(std::byte* to, const std::byte* from, std::uint64_t bytes) override;
-  Status CopyRuns(std::byte* to, const std::byte* from, std::span<const Run> runs) override;
-  Status Convert(DType to_type, std::byte* to, DType from_type, const std::byte* from,
-                 std::uint64_t elems) override;
   Result<std::unique_ptr<Event>> Record() override;
-  Status WaitFor(const Event& event) override;
   Status Synchronize() override;
 
   cudaStream_t get() const { return stream_; }

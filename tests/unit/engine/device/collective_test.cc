@@ -3,15 +3,12 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <cstring>
 #include <functional>
 #include <memory>
-#include <span>
 #include <string>
 #include <vector>
 
 #include "engine/device/device.h"
-#include "engine/tensor/convert.h"
 #include "support/comm/threads.h"
 
 // Collectives of the host backend on ranks that are threads.
@@ -92,124 +89,19 @@ TEST(CollectiveTest, AllGatherOfUnevenPartsAlsoInPlace) {
   });
 }
 
-TEST(CollectiveTest, BroadcastFromEveryRoot) {
-  OnAll([](Ranks& r) -> Status {
-    // All groups have equally many in a call: the least size of a group is 1.
-    for (int root = 0; root < r.comm.size(); ++root) {
-      const int in_group = root % r.all->size();
-      auto data = BytesOf(r.comm.rank(), 777);
-      SW_TRY(r.all->Broadcast(*r.stream, data.data(), data.size(), in_group));
-      SW_TRY(Want(data == BytesOf(r.global(in_group), 777), "broadcast"));
-    }
-    return {};
-  });
-}
-
-TEST(CollectiveTest, ExchangeOfDifferentSizesAndOfNothing) {
-  OnAll([](Ranks& r) -> Status {
-    const auto size = [](int from, int to) {
-      return std::uint64_t{7} * static_cast<unsigned>(from) * static_cast<unsigned>(to);
-    };
-    std::vector<std::vector<std::byte>> out;
-    std::vector<std::vector<std::byte>> in;
-    std::vector<std::span<const std::byte>> from;
-    std::vector<std::span<std::byte>> to;
-    for (int m = 0; m < r.all->size(); ++m) {
-      out.push_back(BytesOf(r.comm.rank(), size(r.comm.rank(), r.global(m))));
-      in.emplace_back(size(r.global(m), r.comm.rank()));
-    }
-    from.reserve(out.size());
-    to.reserve(in.size());
-    for (const auto& one : out) from.emplace_back(one);
-    for (auto& one : in) to.emplace_back(one);
-    SW_TRY(r.all->Exchange(*r.stream, from, to));
-    for (int m = 0; m < r.all->size(); ++m) {
-      const auto& got = in[static_cast<std::size_t>(m)];
-      SW_TRY(Want(got == BytesOf(r.global(m), got.size()), "exchange"));
-    }
-    return {};
-  });
-}
-
-TEST(CollectiveTest, SumsAreRoundedOnce) {
-  for (const DType dtype : {DType::kF64, DType::kF32, DType::kF16, DType::kBF16}) {
-    OnAll([dtype](Ranks& r) -> Status {
-      const auto size = static_cast<std::uint64_t>(r.all->size());
-      constexpr std::uint64_t kElems = 5;
-      const auto value = [](int rank, std::uint64_t i) {
-        return 0.1F * static_cast<float>(rank + 1) + static_cast<float>(i) * 3.0F;
-      };
-      const auto stored = [&](const std::vector<float>& values) {
-        std::vector<std::byte> out(values.size() * ItemSize(dtype));
-        Convert(DType::kF32, std::as_bytes(std::span(values)), dtype, out);
-        return out;
-      };
-      const auto read = [&](const std::vector<std::byte>& bytes) {
-        std::vector<double> out(bytes.size() / ItemSize(dtype));
-        Convert(dtype, bytes, DType::kF64, std::as_writable_bytes(std::span(out)));
-        return out;
-      };
-      const auto given = [&](int rank) {
-        std::vector<float> values;
-        for (std::uint64_t i = 0; i < kElems * size; ++i) values.push_back(value(rank, i));
-        return stored(values);
-      };
-      const auto from = given(r.comm.rank());
-      std::vector<std::byte> to(kElems * ItemSize(dtype));
-      SW_TRY(r.all->ReduceScatter(*r.stream, to.data(), from.data(), kElems, dtype));
-      std::vector<float> floats(kElems);
-      std::vector<double> doubles(kElems);
-      for (int m = 0; m < r.all->size(); ++m) {
-        const auto theirs = read(given(r.global(m)));
-        for (std::uint64_t i = 0; i < kElems; ++i) {
-          const double one = theirs[static_cast<std::uint64_t>(r.all->rank()) * kElems + i];
-          floats[i] += static_cast<float>(one);
-          doubles[i] += one;
-        }
-      }
-      std::vector<std::byte> want(to.size());
-      if (dtype == DType::kF64) {
-        std::memcpy(want.data(), doubles.data(), want.size());
-      } else {
-        want = stored(floats);
-      }
-      return Want(to == want, "reduce-scatter of " + std::string(Name(dtype)));
-    });
-  }
-}
-
 TEST(CollectiveTest, SizesThatDisagreeAreToldOnTheRankThatSeesIt) {
   const std::vector<Status> done = comm::RunThreads(2, [](comm::Comm& comm) -> Status {
     SW_TRY_ASSIGN(const auto device, OpenDevice(Kind::kHost, comm));
     SW_TRY_ASSIGN(const auto stream, device->MakeStream());
     SW_TRY_ASSIGN(const auto all, device->MakeCollective(comm, std::vector<int>{0, 0}));
-    std::vector<std::byte> data(100);
-    return all->Broadcast(*stream, data.data(), comm.rank() == 0 ? 90 : 100, 0);
+    std::vector<std::byte> data(200);
+    const std::vector<std::uint64_t> bytes{comm.rank() == 0 ? 90U : 100U, 100};
+    return all->AllGather(*stream, data.data(), data.data() + 100, bytes);
   });
   EXPECT_TRUE(done[0].has_value());
   ASSERT_FALSE(done[1].has_value());
   EXPECT_NE(done[1].error().message.find("sends 90 bytes, 100 are expected"), std::string::npos)
       << done[1].error().message;
-}
-
-TEST(CollectiveTest, AbortFreesThoseWhoWait) {
-  for (const int ranks : {2, 4}) {
-    const std::vector<Status> done = comm::RunThreads(ranks, [&](comm::Comm& comm) -> Status {
-      SW_TRY_ASSIGN(const auto device, OpenDevice(Kind::kHost, comm));
-      SW_TRY_ASSIGN(const auto stream, device->MakeStream());
-      SW_TRY_ASSIGN(const auto all, device->MakeCollective(
-                                        comm, std::vector<int>(static_cast<std::size_t>(ranks))));
-      std::byte data{};
-      SW_TRY(all->Broadcast(*stream, &data, 1, 0));
-      if (comm.rank() == 1) all->Abort();
-      const Status failed = all->Broadcast(*stream, &data, 1, 0);
-      const Status again = all->Broadcast(*stream, &data, 1, 0);
-      SW_TRY(Want(!failed && !again, "calls after an abort have to fail"));
-      SW_TRY(Want(failed.error().code == Errc::kIo, failed.error().message));
-      return comm.Agree({});  // the ranks are in step
-    });
-    for (const Status& status : done) EXPECT_TRUE(status.has_value()) << status.error().message;
-  }
 }
 
 }  // namespace

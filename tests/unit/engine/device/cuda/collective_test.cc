@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <cstring>
 #include <memory>
-#include <numeric>
 #include <vector>
 
 #include "engine/device/device.h"
@@ -60,97 +59,6 @@ TEST_P(CudaCollectiveOf, AllGathersUnevenParts) {
   });
 }
 
-TEST_P(CudaCollectiveOf, BroadcastsOfEachRoot) {
-  OnRanks(GetParam(), [](Rank& rank) -> Status {
-    SW_TRY_ASSIGN(const auto stream, rank.device.MakeStream());
-    SW_TRY_ASSIGN(const auto all, rank.device.MakeCollective(rank.comm, OneGroup(rank)));
-    SW_TRY_ASSIGN(const auto data, rank.device.Allocate(Place::kDevice, 9999));
-    for (int root = 0; root < all->size(); ++root) {
-      const auto number = static_cast<std::uint64_t>(all->rank());
-      SW_TRY(Write(rank.device, *stream, data->data(), Pattern(9999, number)));
-      SW_TRY(all->Broadcast(*stream, data->data(), 9999, root));
-      SW_TRY_ASSIGN(const auto found, Read(rank.device, *stream, data->data(), 9999));
-      SW_TRY(Same(Pattern(9999, static_cast<std::uint64_t>(root)), found, "broadcast"));
-    }
-    EXPECT_FALSE(all->Broadcast(*stream, data->data(), 1, all->size()));
-    return {};
-  });
-}
-
-// Returns the number of bytes that rank a sends to rank b.
-std::uint64_t Sent(int a, int b) {
-  return (a + b) % 3 == 0 ? 0 : 1000 + static_cast<std::uint64_t>(a * 10 + b);
-}
-
-TEST_P(CudaCollectiveOf, ExchangesAllAtOnce) {
-  OnRanks(GetParam(), [](Rank& rank) -> Status {
-    SW_TRY_ASSIGN(const auto stream, rank.device.MakeStream());
-    SW_TRY_ASSIGN(const auto all, rank.device.MakeCollective(rank.comm, OneGroup(rank)));
-    SW_TRY_ASSIGN(const auto out, rank.device.Allocate(Place::kDevice, 1 << 14));
-    SW_TRY_ASSIGN(const auto in, rank.device.Allocate(Place::kDevice, 1 << 14));
-    for (std::uint64_t round = 0; round < 3; ++round) {
-      std::vector<std::span<const std::byte>> sent;
-      std::vector<std::span<std::byte>> got;
-      std::vector<std::byte> expected;
-      std::uint64_t at_out = 0;
-      std::uint64_t at_in = 0;
-      const int mine = all->rank();
-      for (int r = 0; r < all->size(); ++r) {
-        const auto part =
-            Pattern(Sent(mine, r), round * 100 + static_cast<unsigned>(mine * 10 + r));
-        SW_TRY(Write(rank.device, *stream, out->data() + at_out, part));
-        sent.emplace_back(out->data() + at_out, part.size());
-        at_out += part.size();
-        const auto theirs =
-            Pattern(Sent(r, mine), round * 100 + static_cast<unsigned>(r * 10 + mine));
-        got.emplace_back(in->data() + at_in, theirs.size());
-        at_in += theirs.size();
-        expected.insert(expected.end(), theirs.begin(), theirs.end());
-      }
-      SW_TRY(all->Exchange(*stream, sent, got));
-      SW_TRY_ASSIGN(const auto found, Read(rank.device, *stream, in->data(), expected.size()));
-      SW_TRY(Same(expected, found, "exchange"));
-    }
-    return {};
-  });
-}
-
-TEST_P(CudaCollectiveOf, SumsAndScatters) {
-  OnRanks(GetParam(), [](Rank& rank) -> Status {
-    SW_TRY_ASSIGN(const auto stream, rank.device.MakeStream());
-    SW_TRY_ASSIGN(const auto all, rank.device.MakeCollective(rank.comm, OneGroup(rank)));
-    constexpr std::uint64_t kElems = 600;
-    const std::uint64_t whole = kElems * Size(*all);
-    std::vector<float> mine(whole);
-    for (std::uint64_t i = 0; i < whole; ++i) {
-      mine[i] = static_cast<float>(i % 97) + static_cast<float>(all->rank());
-    }
-    SW_TRY_ASSIGN(const auto from, rank.device.Allocate(Place::kDevice, whole * 4));
-    SW_TRY_ASSIGN(const auto to, rank.device.Allocate(Place::kDevice, kElems * 4));
-    SW_TRY(Write(rank.device, *stream, from->data(), std::as_bytes(std::span(mine))));
-    SW_TRY(all->ReduceScatter(*stream, to->data(), from->data(), kElems, DType::kF32));
-    std::vector<float> expected(kElems);
-    const int ranks = all->size();
-    const int sum_of_ranks = ranks * (ranks - 1) / 2;
-    for (std::uint64_t i = 0; i < kElems; ++i) {
-      const std::uint64_t at = static_cast<std::uint64_t>(all->rank()) * kElems + i;
-      expected[i] = static_cast<float>(ranks) * static_cast<float>(at % 97) +
-                    static_cast<float>(sum_of_ranks);
-    }
-    SW_TRY_ASSIGN(const auto found, Read(rank.device, *stream, to->data(), kElems * 4));
-    SW_TRY(Same(std::as_bytes(std::span(expected)), found, "sums"));
-    EXPECT_FALSE(all->ReduceScatter(*stream, to->data(), from->data(), 1, DType::kI64));
-    // A type of 16 bits: 1.0 of each.
-    std::vector<std::uint16_t> ones(whole, 0x3F80);
-    SW_TRY(Write(rank.device, *stream, from->data(), std::as_bytes(std::span(ones))));
-    SW_TRY(all->ReduceScatter(*stream, to->data(), from->data(), kElems, DType::kBF16));
-    const std::uint16_t sum = ranks == 1 ? 0x3F80 : ranks == 2 ? 0x4000 : 0x4080;
-    const std::vector<std::uint16_t> sums(kElems, sum);
-    SW_TRY_ASSIGN(const auto halves, Read(rank.device, *stream, to->data(), kElems * 2));
-    return Same(std::as_bytes(std::span(sums)), halves, "sums of bfloat16");
-  });
-}
-
 // Two groups, one of every other rank; a collective behind a copy, and a copy behind it.
 TEST(CudaCollective, GroupsKeepApart) {
   OnRanks(4, [](Rank& rank) -> Status {
@@ -176,19 +84,6 @@ TEST(CudaCollective, GroupsKeepApart) {
     const auto second = Pattern(kBytes, number % 2 + 2);
     expected.insert(expected.end(), second.begin(), second.end());
     return Same(expected, {back->data(), 2 * kBytes}, "a group");
-  });
-}
-
-TEST(CudaCollective, AnAbortedOneSaysSo) {
-  OnRanks(1, [](Rank& rank) -> Status {
-    SW_TRY_ASSIGN(const auto stream, rank.device.MakeStream());
-    SW_TRY_ASSIGN(const auto all, rank.device.MakeCollective(rank.comm, OneGroup(rank)));
-    SW_TRY_ASSIGN(const auto data, rank.device.Allocate(Place::kDevice, 100));
-    all->Abort();
-    EXPECT_FALSE(all->Broadcast(*stream, data->data(), 100, 0));
-    const std::vector<std::uint64_t> part = {50};
-    EXPECT_FALSE(all->AllGather(*stream, data->data(), data->data() + 50, part));
-    return {};
   });
 }
 

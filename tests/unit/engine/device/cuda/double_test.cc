@@ -7,6 +7,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -148,8 +149,6 @@ TEST(CudaDeadline, AStreamThatNeverEndsIsGivenUp) {
         SW_TRY_ASSIGN(const auto stream, rank.device.MakeStream());
         SW_TRY(stream->Copy(other->data(), buffer->data(), kSome));
         SW_TRY_ASSIGN(const auto event, stream->Record());
-        SW_TRY_ASSIGN(const bool ended, event->Ended());
-        EXPECT_FALSE(ended);
         std::vector<std::byte> ordinary(kSome);
         const Status copy = stream->Copy(ordinary.data(), other->data(), kSome);
         EXPECT_FALSE(copy) << "a copy to ordinary memory has waited for ever";
@@ -167,19 +166,22 @@ TEST(CudaDeadline, AStreamThatNeverEndsIsGivenUp) {
   cuda_double::Reset();
 }
 
-// Runs one round on the ranks of a group, then `then` on rank 1.
-Status Round(Rank& rank, const std::function<Status(Collective&, Stream&)>& then) {
-  SW_TRY_ASSIGN(const auto data, rank.device.Allocate(Place::kDevice, kSome));
+// Gathers twice on all ranks; runs `then` on rank 1 in between.
+Status GatherTwice(Rank& rank, const std::function<void()>& then) {
+  const auto ranks = static_cast<std::uint64_t>(rank.ranks());
+  SW_TRY_ASSIGN(const auto data, rank.device.Allocate(Place::kDevice, kSome * ranks));
   SW_TRY_ASSIGN(const auto stream, rank.device.MakeStream());
-  const std::vector<int> group(static_cast<std::size_t>(rank.ranks()), 0);
+  const std::vector<int> group(ranks, 0);
   SW_TRY_ASSIGN(const auto all, rank.device.MakeCollective(rank.comm, group));
-  SW_TRY(all->Broadcast(*stream, data->data(), kSome, 0));
+  const std::vector<std::uint64_t> parts(ranks, kSome);
+  const std::byte* const own = data->data() + kSome * static_cast<std::uint64_t>(rank.number());
+  SW_TRY(all->AllGather(*stream, data->data(), own, parts));
   SW_TRY(stream->Synchronize());
-  if (rank.number() == 1) SW_TRY(then(*all, *stream));
-  SW_TRY(all->Broadcast(*stream, data->data(), kSome, 0));
+  if (rank.number() == 1) then();
+  SW_TRY(all->AllGather(*stream, data->data(), own, parts));
   Status status = stream->Synchronize();
   EXPECT_FALSE(stream->Synchronize()) << "what has failed stays so";
-  EXPECT_FALSE(all->Broadcast(*stream, data->data(), kSome, 0));
+  EXPECT_FALSE(all->AllGather(*stream, data->data(), own, parts));
   return status;
 }
 
@@ -198,26 +200,29 @@ TEST(CudaDeadline, ACommunicatorThatHangsIsAborted) {
   for (const int ranks : {2, 4}) {
     cuda_double::Reset({.hang_nccl = true, .told = false});
     const auto outcomes = RunRanks(
-        ranks, [](Rank& rank) { return Round(rank, [](auto&, auto&) { return Status(); }); },
+        ranks, [](Rank& rank) { return GatherTwice(rank, [] {}); },
         Deadline(std::chrono::milliseconds(300)));
     ExpectAllGaveUp(outcomes, "within 300 ms");
   }
 }
 
-TEST(CudaDeadline, ARankThatAbortsIsToldOfOrWaitedForUntilTheDeadline) {
+// Rank 1 fails before it joins a gather, or as it joins. The other ranks wait in the gather.
+TEST(CudaDeadline, ARankThatFailsIsToldOfOrWaitedForUntilTheDeadline) {
+  const std::vector<std::string> calls = {"cudaSetDevice", "ncclAllGather"};
   for (const bool told : {true, false}) {
-    cuda_double::Reset({.told = told});
-    const auto outcomes = RunRanks(
-        3,
-        [](Rank& rank) {
-          return Round(rank, [](Collective& all, Stream&) -> Status {
-            all.Abort();
-            return Fail(Errc::kIo, "rank 1 has had enough");
-          });
-        },
-        // If the other ranks get an error, no deadline is near.
-        Deadline(told ? std::chrono::minutes(5) : std::chrono::milliseconds(500)));
-    ExpectAllGaveUp(outcomes, told ? "a rank is gone" : "within 500 ms");
+    for (std::size_t call = 0; call < calls.size(); ++call) {
+      cuda_double::Reset({.told = told});
+      const auto fail = [&] {
+        const std::uint64_t before = cuda_double::About(1).calls;
+        cuda_double::FailCall(1, before + call + 1, cudaErrorMemoryAllocation, ncclSystemError);
+      };
+      const auto outcomes = RunRanks(
+          3, [&](Rank& rank) { return GatherTwice(rank, fail); },
+          // If the other ranks get an error, no deadline is near.
+          Deadline(told ? std::chrono::minutes(5) : std::chrono::milliseconds(500)));
+      EXPECT_EQ(cuda_double::About(1).failed, calls[call]);
+      ExpectAllGaveUp(outcomes, told ? "a rank is gone" : "within 500 ms");
+    }
   }
 }
 
