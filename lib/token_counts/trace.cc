@@ -3,12 +3,15 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <utility>
 
 #include "support/base/checked.h"
 #include "support/base/limits.h"
+#include "support/base/text.h"
 #include "support/os/dir.h"
 #include "token_counts/trace_internal.h"
+#include "token_counts/window.h"
 
 namespace shardwright::token_counts {
 std::string CellName(std::uint64_t layer, std::uint64_t expert) {
@@ -162,6 +165,8 @@ void WarnOfTornLine(TokenTrace* trace, const std::string& place) {
 
 namespace {
 
+constexpr std::size_t kListedNumbers = 4;  // of experts, in a note
+
 Result<TokenTrace> ReadFolder(const std::string& path) {
   SW_TRY_ASSIGN(const bool statistics, os::Exists(path + "/meta_info.json"));
   return statistics ? ReadStatisticFolder(path) : ReadCheckpointCounters(path);
@@ -197,6 +202,32 @@ Status CheckEven(const TokenTrace& trace, const std::string& where) {
   return {};
 }
 
+/// Returns a note that names the layers of every number of experts, the layers of the most frequent
+/// number (ties: the largest) last. Lists of counts do not state the numbers, so that a missing
+/// count looks like a smaller layer.
+std::string UnevenNote(const TokenTrace& trace, const std::string& where) {
+  std::map<std::uint32_t, std::vector<std::uint64_t>> layers_of;  // by number of experts
+  for (std::size_t row = 0; row < trace.layer_experts.size(); ++row) {
+    layers_of[trace.layer_experts[row]].push_back(trace.layer_id[row]);
+  }
+  const auto usual =
+      std::max_element(layers_of.begin(), layers_of.end(), [](const auto& a, const auto& b) {
+        return std::pair(a.second.size(), a.first) < std::pair(b.second.size(), b.first);
+      });
+  std::string text = where + ": ";
+  std::size_t listed = 0;
+  for (const auto& [experts, layers] : layers_of) {
+    if (experts == usual->first || ++listed > kListedNumbers) continue;
+    text += StrCat(layers.size() > 1 ? "layers " : "layer ", Ranges(layers),
+                   layers.size() > 1 ? " have " : " has ", Plural(experts, "expert"), ", ");
+  }
+  if (listed > kListedNumbers) {
+    text += StrCat("layers of ", Plural(listed - kListedNumbers, "other number"), ", ");
+  }
+  if (usual->second.size() > 1) return StrCat(text, "the other layers have ", usual->first);
+  return StrCat(text, "layer ", usual->second.front(), " has ", usual->first);
+}
+
 }  // namespace
 
 Result<TokenTrace> ParseLoads(std::string_view text, const std::string& where) {
@@ -207,7 +238,9 @@ Result<TokenTrace> ParseLoads(std::string_view text, const std::string& where) {
 
 Result<TokenTrace> ReadUnevenLoads(const std::string& path) {
   SW_TRY_ASSIGN(const bool folder, os::IsDir(path));
-  return folder ? ReadFolder(path) : ReadFile(path);
+  SW_TRY_ASSIGN(TokenTrace trace, folder ? ReadFolder(path) : ReadFile(path));
+  if (!trace.layer_experts.empty()) trace.notes.push_back(UnevenNote(trace, path));
+  return trace;
 }
 
 Result<TokenTrace> ReadLoads(const std::string& path, std::uint64_t after) {

@@ -59,7 +59,8 @@ struct TokenTrace {
 /// Local.
 Result<TokenTrace> ReadLoads(const std::string& path, std::uint64_t after = 0);
 
-/// Reads token counts as ReadLoads, but layers may have different numbers of experts.
+/// Reads token counts as ReadLoads, but layers may have different numbers of experts. A note then
+/// names the layers of each number.
 /// Local.
 Result<TokenTrace> ReadUnevenLoads(const std::string& path);
 

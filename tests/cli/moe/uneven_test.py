@@ -164,6 +164,27 @@ class Uneven(Case):
         self.refused(9, "--affinity requires the same number of experts in all layers", "mixed.jsonl", *CLUSTER,
                      "--layers", "3-4", "--affinity", "pairs.json", "-o", "p")
 
+    def test_a_note_names_the_layers_of_each_number(self):
+        lists = [[1] * 32 for _ in range(6)]
+        for sizes, note in ((
+                {3: 31}, "layer 3 has 31 experts, the other layers have 32"),
+                ({1: 16, 2: 16, 5: 31}, "layers 1-2 have 16 experts, layer 5 has 31 experts, the other layers have 32"),
+                ({0: 8, 1: 8, 2: 8}, "layers 0-2 have 8 experts, the other layers have 32"),
+                ({layer: 5 + layer for layer in range(1, 6)},
+                 "layer 1 has 6 experts, layer 2 has 7 experts, layer 3 has 8 experts, layer 4 has 9 experts, layers of 1 "
+                 "other number, layer 0 has 32")):
+            ragged = [row[:sizes.get(layer, 32)] for layer, row in enumerate(lists)]
+            self.write("ragged.json", ragged)
+            self.write("ragged.jsonl", jsonl([ragged] * 2))
+            self.write("ragged.csv", "layer,expert,tokens\n" + "".join(
+                f"{layer},{e},{count}\n" for layer, row in enumerate(ragged) for e, count in enumerate(row)))
+            for name in ("ragged.json", "ragged.jsonl", "ragged.csv"):
+                with self.subTest(name, sizes=sizes):
+                    done = self.run_in(name, "--nodes", "4", "--gpus", "2", "--slots", "8", "-o", "p", "--force")
+                    self.assertIn(f"{name}: {note}\n", done.stderr.replace("\n  ", " ") + "\n")
+        self.write("even.json", lists)
+        self.assertNotIn("have", self.run_in("even.json", "--nodes", "4", "--gpus", "2", "--slots", "8", "-o", "p", "--force").stderr)
+
     def test_a_sparse_table_hides_the_numbers(self):
         self.write("sparse.csv", "layer_id,expert_id,count\n" + "".join(
             f"{layer},{e},{count}\n" for layer, row in enumerate(RECORDS[-1]) for e, count in enumerate(row)))
