@@ -79,7 +79,7 @@ struct AgentStatus {
   std::optional<std::uint64_t> newest;     ///< iteration of the newest complete snapshot
   std::optional<std::uint64_t> persisted;  ///< iteration of the newest durable checkpoint
   std::uint64_t snapshot_bytes = 0;        ///< total of all snapshots
-  double snapshot_seconds = 0;             ///< total time until the bytes were copied
+  double snapshot_seconds = 0;             ///< total time until these bytes were copied
   std::uint64_t memory_bytes = 0;
   std::uint64_t memory_limit_bytes = 0;
   std::array<std::uint64_t, kSentKinds> sent{};  ///< bytes of persists and copies, indexed by Sent
@@ -260,6 +260,7 @@ class Agent {
   std::optional<SelectionState> level_;         // after the last snapshot; absent: as in the store
   std::optional<SelectionState> level_before_;  // before it, to take that snapshot again
   std::optional<NextPlan> next_;                // policy kReplay only
+  double copied_seconds_ = 0;                   // of the last snapshot, until its bytes were copied
   AgentStatus status_;
 };
 

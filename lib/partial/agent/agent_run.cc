@@ -390,11 +390,15 @@ class Runner {
       const std::lock_guard lock(peers_mutex_);
       peers_[peer].copying = iteration;
     }
+    const Clock::time_point start = Clock::now();
     const Result<std::uint64_t> sent = client.Push(*newest, agent_.limiter());
+    const std::chrono::duration<double> taken = Clock::now() - start;
     const std::lock_guard lock(peers_mutex_);
     peers_[peer].copying.reset();
     if (!sent) return tl::unexpected<Error>(sent.error());
     peers_[peer].iteration = iteration;
+    if (*sent > 0) peers_[peer].copied_seconds += taken.count();
+    peers_[peer].copied_bytes += *sent;
     peers_[peer].failures = 0;
     peers_[peer].last_error.clear();
     sink_.Note(

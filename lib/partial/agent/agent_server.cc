@@ -28,6 +28,8 @@ OrderedJson PeersJson(const AgentCommands& commands) {
                    {"state", StateOf(peer)},
                    {"iteration", peer.iteration ? OrderedJson(*peer.iteration) : OrderedJson()},
                    {"copying", peer.copying ? OrderedJson(*peer.copying) : OrderedJson()},
+                   {"copied_bytes", peer.copied_bytes},
+                   {"copied_seconds", peer.copied_seconds},
                    {"failures", peer.failures},
                    {"last_error", peer.last_error}});
   }

@@ -31,6 +31,8 @@ struct PeerStatus {
   std::optional<std::uint64_t> copying;    ///< copy in progress
   std::uint64_t failures = 0;              ///< attempts since then that failed
   std::string last_error;                  ///< of the last attempt; empty: it succeeded
+  std::uint64_t copied_bytes = 0;          ///< sent in all complete copies
+  double copied_seconds = 0;               ///< total time of these copies
 };
 
 /// Returns "copying", "failed", "complete" or "waiting" (for the first snapshot).

@@ -69,7 +69,7 @@ Result<std::uint64_t> Agent::Snapshot(convert::Input& input, std::uint64_t known
   const auto note_copied = [&](std::uint64_t iteration) {
     {
       const std::lock_guard lock(mutex_);
-      status_.snapshot_seconds += std::chrono::duration<double>(Clock::now() - start).count();
+      copied_seconds_ = std::chrono::duration<double>(Clock::now() - start).count();
     }
     limiter_.Begin(iteration);
     if (copied) copied(iteration);
@@ -174,6 +174,7 @@ Status Agent::Fill(convert::Input& input, const SnapshotChoice& choice, const Sa
   }
   records_[*filling] = std::move(record);
   status_.snapshot_bytes += bytes;
+  status_.snapshot_seconds += copied_seconds_;
   pool_->Reserve(bytes);  // for the next snapshot
   return {};
 }
