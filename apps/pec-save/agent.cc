@@ -12,8 +12,10 @@
 #include "common/pec.h"
 #include "partial/agent/agent_client.h"
 #include "partial/agent/agent_run.h"
+#include "partial/planner/agent_bandwidths.h"
 #include "partial/report/report_json.h"
 #include "partial/report/sends_page.h"
+#include "pec-save/ask_agent.h"
 #include "pec-save/job_flags.h"
 #include "pec-save/save_flags.h"
 #include "pec-save/subcommands.h"
@@ -59,6 +61,17 @@ void ShowSent(std::ostream& out, const Json& json) {
       << Plural(Bytes(json, "sends_due"), "time") << ")\n";
 }
 
+/// Shows the measured bandwidths of copies.
+void ShowBandwidths(std::ostream& out, const Json& bandwidths) {
+  const auto rate = [&](const char* name) {
+    const Json& value = bandwidths[name];
+    if (!value.is_number()) return std::string("none");
+    return FormatBytes(static_cast<std::uint64_t>(value.get<double>())) + "/s";
+  };
+  out << "bandwidth " << rate("host_bytes_per_s") << " to memory, " << rate("network_bytes_per_s")
+      << " to the slowest peer\n";
+}
+
 /// Shows how far the copies to other agents are.
 void ShowPeers(std::ostream& out, const Json& json) {
   for (const Json& peer : json.value("peers", Json::array())) {
@@ -78,6 +91,7 @@ void ShowPeers(std::ostream& out, const Json& json) {
   }
 }
 
+/// \param json  status of the agent, with `bandwidths`
 void ShowStatus(cli::Context& context, const Json& json) {
   std::ostream& out = context.out();
   out << "process   " << Number(json, "pid") << "\n"
@@ -90,6 +104,7 @@ void ShowStatus(cli::Context& context, const Json& json) {
       << "\n"
       << "persists  " << Number(json, "persists") << ", failed " << Number(json, "persists_failed")
       << "\n";
+  ShowBandwidths(out, json["bandwidths"]);
   ShowPeers(out, json);
   ShowSent(out, json);
   if (const Json replays = json.value("replays", Json()); replays.is_object()) {
@@ -232,11 +247,7 @@ struct AddressFlags {
   }
   Result<std::unique_ptr<partial::AgentClient>> Client(
       cli::Context& context, std::chrono::milliseconds patience = partial::kAgentPatience) const {
-    SW_TRY_ASSIGN(os::Address where, os::ParseAddress(address));
-    SW_TRY_ASSIGN(where.trusted_user, key.trust.User());
-    SW_TRY_ASSIGN(auto secret, key.Read(context));
-    return std::make_unique<partial::AgentClient>(std::move(where), std::move(secret),
-                                                  StopOf(context.sink()), patience);
+    return ConnectAgent(context, address, key, patience);
   }
 };
 
@@ -350,12 +361,13 @@ int StatusMain(int argc, const char* const* argv) {
   return app.Run(argc, argv, [&](cli::Context& context) -> Status {
     SW_TRY(CheckOutputs(context, {page}));
     SW_TRY_ASSIGN(const auto client, flags.Client(context));
-    SW_TRY_ASSIGN(const std::string text, client->AskText("status"));
-    SW_TRY_ASSIGN(Json json, json::Parse(text, flags.address));
-    if (!json.is_object()) {
-      return Fail(Errc::kBadInput, flags.address,
-                  ": the answer is not the status of an agent; check the address");
+    SW_TRY_ASSIGN(Json json, AskStatus(*client, flags.address));
+    // An agent of an older version does not report all numbers.
+    const auto measured = partial::BandwidthsOf(json, flags.address);
+    if (!measured && measured.error().code != Errc::kUnsupported) {
+      return tl::unexpected<Error>(measured.error());
     }
+    json["bandwidths"] = partial::BandwidthsJson(measured ? *measured : partial::AgentBandwidths{});
     ShowStatus(context, json);
     context.SetResult(std::move(json));
     if (page.empty()) return {};

@@ -6,7 +6,10 @@
 #include <string>
 #include <string_view>
 
+#include "common/pec.h"
+#include "partial/planner/agent_bandwidths.h"
 #include "partial/planner/plan.h"
+#include "pec-save/ask_agent.h"
 #include "pec-save/job_flags.h"
 #include "pec-save/save_flags.h"
 #include "pec-save/subcommands.h"
@@ -21,27 +24,29 @@ constexpr std::uint64_t kMostStages = 10'000;
 /// A flag that requires at least one of several other flags.
 struct Need {
   const char* flag;
-  std::array<const char*, 3> any;  // null: unused
+  std::array<const char*, 4> any;  // null: unused
 };
 
-constexpr Need kNeeds[] = {{"--pp", {"--copies", "--micro-batches"}},
-                           {"--copy-bandwidth", {"--copies"}},
-                           {"--full-every", {"--gradients"}},
-                           {"--gradient-budget", {"--gradients"}},
-                           {"--forward-time", {"--micro-batches"}},
-                           {"--backward-time", {"--micro-batches"}},
-                           {"--chunks", {"--micro-batches"}},
-                           {"--micro-batches", {"--forward-time"}},
-                           {"--micro-batches", {"--backward-time"}},
-                           {"--capacity", {"--lost-tokens"}},
-                           {"--lost-tokens", {"--capacity"}},
-                           {"--checkpoint-time", {"--retrieval-time"}},
-                           {"--iteration-time", {"--retrieval-time", "--host-bandwidth"}},
-                           {"--host-bandwidth", {"--iteration-time"}},
-                           {"--snapshot-bandwidth", {"--micro-batches", "--retrieval-time"}},
-                           {"--interval", {"--gradients", "--retrieval-time", "--dynamic-k"}},
-                           {"--ranks-per-node", {"--copies", "--dynamic-k", "--network-bandwidth"}},
-                           {"--lost-share", {"--dynamic-k"}}};
+constexpr Need kNeeds[] = {
+    {"--pp", {"--copies", "--micro-batches"}},
+    {"--copy-bandwidth", {"--copies"}},
+    {"--full-every", {"--gradients"}},
+    {"--gradient-budget", {"--gradients"}},
+    {"--forward-time", {"--micro-batches"}},
+    {"--backward-time", {"--micro-batches"}},
+    {"--chunks", {"--micro-batches"}},
+    {"--micro-batches", {"--forward-time"}},
+    {"--micro-batches", {"--backward-time"}},
+    {"--capacity", {"--lost-tokens"}},
+    {"--lost-tokens", {"--capacity"}},
+    {"--checkpoint-time", {"--retrieval-time"}},
+    {"--iteration-time", {"--retrieval-time", "--host-bandwidth", "--agent"}},
+    {"--host-bandwidth", {"--iteration-time"}},
+    {"--agent", {"--iteration-time"}},
+    {"--snapshot-bandwidth", {"--micro-batches", "--retrieval-time"}},
+    {"--interval", {"--gradients", "--retrieval-time", "--dynamic-k"}},
+    {"--ranks-per-node", {"--copies", "--dynamic-k", "--network-bandwidth", "--agent"}},
+    {"--lost-share", {"--dynamic-k"}}};
 
 Status CheckNeeds(const cli::App& app, partial::Policy policy) {
   for (const Need& need : kNeeds) {
@@ -67,6 +72,8 @@ struct PlanFlags {
   partial::PlanRequest request;
   SelectionFlags selection;
   JobFlags job;
+  std::string agent;
+  KeyFlags key;
   std::string dead_ranks;
   std::optional<double> forward_s;
   std::optional<double> backward_s;
@@ -75,10 +82,14 @@ struct PlanFlags {
   void AddTo(cli::App& app);
   /// Checks rules that combine several flags, and completes `request`.
   Status CheckRules(const cli::App& app);
+  /// Asks the agent for its bandwidths, if there is one, and sets them in `request`.
+  /// \error as ConnectAgent, AskStatus, partial::BandwidthsOf and CheckMeasured
+  Status AskAgent(cli::Context& context);
 
  private:
   Status CheckPairs(const cli::App& app) const;
   Status CheckBandwidths(const cli::App& app) const;
+  Status CheckAgent(const cli::App& app);
 };
 
 void PlanFlags::AddTo(cli::App& app) {
@@ -90,7 +101,7 @@ void PlanFlags::AddTo(cli::App& app) {
                "ZeRO stage. From stage 1, each rank saves its part of the optimizer state; with "
                "stage 3, also of the weights");
   app.AddSize("--split-above", &request.split_above,
-              "split larger non-expert modules into equal byte ranges; 0: never");
+              "split larger non-expert modules into byte ranges; 0: never");
   app.AddText("--dead-ranks", &dead_ranks, "data-parallel ranks that save nothing, such as 0-3,7",
               "LIST");
   app.AddCount("--interval", &request.interval, 1, kMany, "iterations between checkpoints");
@@ -109,6 +120,9 @@ void PlanFlags::AddTo(cli::App& app) {
   app.AddBandwidth("--network-bandwidth", &request.network_bandwidth,
                    "bytes per second from a rank to other nodes. Selects which experts of a "
                    "snapshot are sent there in the same iteration; 0: none");
+  app.AddText("--agent", &agent,
+              "take both bandwidths from the copies that a running agent has made", "ADDRESS");
+  key.AddTo(app);
   app.Group("Copies on other nodes");
   app.AddCount("--copies", &request.copies, 1, kMostWorkers,
                "number of copies of each worker's part of a snapshot on other nodes");
@@ -116,20 +130,19 @@ void PlanFlags::AddTo(cli::App& app) {
       "--pp", &request.pipeline_stages, 1, kMostStages,
       "number of pipeline stages of --dp workers each; sizes and layers apply to one stage");
   app.AddBandwidth("--copy-bandwidth", &request.copy_bandwidth,
-                   "bytes per second from a worker to other nodes; 0: show no times");
+                   "bytes per second from a worker to other nodes; 0: no times");
   app.Group("Gradients instead of state");
   app.AddFlag("--gradients", &request.gradients,
-              "send gradients instead of state for experts that were sent in the iteration before");
+              "send gradients for experts that were sent in the iteration before");
   app.AddCount("--full-every", &request.full_every, 1, kMany,
-               "number of consecutive gradients of an expert, after which its state is sent");
+               "consecutive gradients of an expert before its state is sent again");
   app.AddSize("--gradient-budget", &request.gradient_budget,
               "bytes per iteration. The rule of least bytes decides what to send; the rest of the "
               "budget is used for the states of experts with the longest chains of gradients "
               "(docs/pec-planning.md)");
   app.Group("Pipeline bubbles");
-  app.AddCount(
-      "--micro-batches", &request.micro_batches, 1, kMostWorkers,
-      "number of micro-batches per iteration; shows how much data fits into the pipeline bubbles");
+  app.AddCount("--micro-batches", &request.micro_batches, 1, kMostWorkers,
+               "micro-batches per iteration; shows how much data fits into the bubbles");
   app.AddReal("--forward-time", &forward_s, 0, 1e6,
               "seconds of the forward pass of a micro-batch through a stage");
   app.AddReal("--backward-time", &backward_s, 0, 1e6,
@@ -140,9 +153,9 @@ void PlanFlags::AddTo(cli::App& app) {
   app.AddCount("--capacity", &request.capacity, 1, kMany,
                "number of tokens that an expert can process per iteration");
   app.AddCount("--lost-tokens", &lost_tokens, 0, kMany,
-               "number of tokens that an expert lost, to be made up with 10 % more capacity");
+               "tokens that an expert lost, made up for with 10 % more capacity");
   app.AddReal("--checkpoint-time", &request.checkpoint_s, 0, 1e7,
-              "seconds per checkpoint [default: the time of the largest share of a snapshot]");
+              "seconds per checkpoint [default: those of the largest share]");
   app.AddReal("--retrieval-time", &request.retrieval_s, 0, 1e7,
               "seconds to load a checkpoint; shows the time that a failure wastes");
 }
@@ -166,19 +179,39 @@ Status PlanFlags::CheckPairs(const cli::App& app) const {
 Status PlanFlags::CheckBandwidths(const cli::App& app) const {
   if (selection.policy != partial::Policy::kBudget &&
       selection.policy != partial::Policy::kBudgetGlobal) {
-    SW_TRY(app.Require({"--host-bandwidth"}, "--policy budget or budget-global"));
+    SW_TRY(app.Require({"--host-bandwidth", "--agent"}, "--policy budget or budget-global"));
   }
   if (request.network_bandwidth > 0) {
-    if (request.host_bandwidth == 0) {
+    if (request.host_bandwidth == 0 && agent.empty()) {
       return Fail(Errc::kUsage,
                   "--network-bandwidth requires --host-bandwidth: only experts in host memory are "
                   "sent to other nodes");
     }
     SW_TRY(app.Exclude({"--dead-ranks"}, "--network-bandwidth: all workers send"));
   }
-  if (request.host_bandwidth == 0) return {};
+  if (request.host_bandwidth == 0 && agent.empty()) return {};
   return app.Exclude({"--k", "--k-persist", "--budget", "--dynamic-k"},
-                     "--host-bandwidth, which determines the number of experts");
+                     std::string(agent.empty() ? "--host-bandwidth" : "--agent") +
+                         ", which determines the number of experts");
+}
+
+Status PlanFlags::CheckAgent(const cli::App& app) {
+  if (agent.empty()) return app.Require({"--key", "--insecure", "--trust-user"}, "--agent");
+  SW_TRY(app.Exclude({"--host-bandwidth"}, "--agent, which has measured it"));
+  SW_TRY(app.Exclude({"--dead-ranks"}, "--agent, which copies for all ranks"));
+  if (request.network_bandwidth == 0) {
+    SW_TRY(
+        app.Exclude({"--copies"}, "--agent without --network-bandwidth: copies go to its peers"));
+  }
+  return key.CheckRules(app, {agent});
+}
+
+Status PlanFlags::AskAgent(cli::Context& context) {
+  if (agent.empty()) return {};
+  SW_TRY_ASSIGN(const auto client, ConnectAgent(context, agent, key));
+  SW_TRY_ASSIGN(const nlohmann::json status, AskStatus(*client, agent));
+  SW_TRY_ASSIGN(request.agent, partial::BandwidthsOf(status, agent));
+  return partial::CheckMeasured(*request.agent, request.network_bandwidth == 0, agent);
 }
 
 Status PlanFlags::CheckRules(const cli::App& app) {
@@ -187,6 +220,7 @@ Status PlanFlags::CheckRules(const cli::App& app) {
   SW_TRY(CheckNeeds(app, selection.policy));
   SW_TRY(CheckPairs(app));
   SW_TRY(CheckBandwidths(app));
+  SW_TRY(CheckAgent(app));
   request.policy = selection.policy;
   request.k = selection.k;
   request.k_persist = selection.k_persist;
@@ -218,6 +252,7 @@ int PlanMain(int argc, const char* const* argv) {
   flags.AddTo(app);
   app.Check([&] { return flags.CheckRules(app); });
   return app.Run(argc, argv, [&](cli::Context& context) -> Status {
+    SW_TRY(flags.AskAgent(context));
     SW_TRY_ASSIGN(const partial::PlanAnswer answer,
                   partial::PlanCheckpoints(flags.request, context.sink()));
     SW_TRY_ASSIGN(nlohmann::json result, partial::PlanJson(answer));

@@ -153,7 +153,7 @@ Status PlanLevels(const CheckpointPlanInput& input, LevelState remote, const Sto
   const PlanRequest& request = answer->request;
   LevelBudget& local = answer->levels->local;
   local.bottleneck_bytes = answer->checkpoints.front().snapshot.shares.adaptive.bottleneck;
-  WarnIfEmpty(local, "--host-bandwidth", "copied to host memory", sink);
+  WarnIfEmpty(local, request.agent ? "--agent" : "--host-bandwidth", "copied to host memory", sink);
   if (request.network_bandwidth == 0) return {};
   SW_TRY(CheckWorkers(*answer, "--network-bandwidth"));
   const std::uint64_t workers = std::uint64_t{answer->job.ranks.dp} * request.pipeline_stages;
@@ -397,6 +397,18 @@ void TellEvenness(PlanAnswer* answer) {
   answer->phases = PhaseCount(answer->options.k_persist, answer->job.map.ep);
 }
 
+/// Sets the bandwidths of a rank from those that an agent has measured for all ranks.
+void UseMeasured(const SaveRanks& ranks, PlanRequest* request) {
+  if (!request->agent) return;
+  const AgentBandwidths& agent = *request->agent;
+  if (agent.host_bytes_per_s) {
+    request->host_bandwidth = BandwidthOfRank(*agent.host_bytes_per_s, ranks.dp);
+  }
+  if (agent.network_bytes_per_s && request->network_bandwidth == 0) {
+    request->network_bandwidth = BandwidthOfRank(*agent.network_bytes_per_s, ranks.dp);
+  }
+}
+
 }  // namespace
 
 Result<PlanAnswer> PlanCheckpoints(const PlanRequest& request, Sink& sink) {
@@ -414,10 +426,10 @@ Result<PlanAnswer> PlanCheckpoints(const PlanRequest& request, Sink& sink) {
   SW_TRY_ASSIGN(answer.job, ReadJob(request.job, shape));
   Job& job = answer.job;
   job.ranks.excluded = request.dead_ranks;
-  if (request.host_bandwidth > 0) {
+  UseMeasured(job.ranks, &answer.request);
+  if (const std::uint64_t host = answer.request.host_bandwidth; host > 0) {
     answer.levels.emplace();
-    SW_TRY_ASSIGN(answer.levels->local,
-                  LocalBudget(job, request.host_bandwidth, request.job.iteration_s));
+    SW_TRY_ASSIGN(answer.levels->local, LocalBudget(job, host, request.job.iteration_s));
   }
   std::uint64_t stall_bytes = 0;
   SW_TRY_ASSIGN(answer.options, OptionsOf(answer, sink, &stall_bytes));

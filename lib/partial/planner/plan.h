@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "partial/planner/agent_bandwidths.h"
 #include "partial/planner/forecast/bubbles.h"
 #include "partial/planner/forecast/planned_checkpoints.h"
 #include "partial/planner/job.h"
@@ -32,7 +33,10 @@ struct PlanRequest {
   /// budget in place of budget_bytes; 0: it does not.
   std::uint64_t host_bandwidth = 0;
   std::uint64_t network_bandwidth = 0;  ///< of a rank to other nodes; 0: plan no remote level
-  std::string tokens;                   ///< token log; empty: use the counts of the store
+  /// Measured bandwidths, divided among the ranks: the host bandwidth in place of host_bandwidth,
+  /// and the network bandwidth if network_bandwidth is 0.
+  std::optional<AgentBandwidths> agent;
+  std::string tokens;  ///< token log; empty: use the counts of the store
   std::uint64_t checkpoints = 1;
   std::uint64_t zero_stage = 0;
   std::uint64_t split_above = 0;          ///< split modules above this many bytes; 0: never

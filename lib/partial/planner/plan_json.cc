@@ -93,8 +93,9 @@ Json LevelJson(const LevelBudget& level) {
           {"stall_s", level.stall_s()}};
 }
 
-Json LevelsJson(const LevelBudgets& levels) {
+Json LevelsJson(const LevelBudgets& levels, const std::optional<AgentBandwidths>& agent) {
   Json json = {{"iteration_s", levels.local.iteration_s},
+               {"agent", agent ? BandwidthsJson(*agent) : Json(nullptr)},
                {"local", LevelJson(levels.local)},
                {"remote", nullptr}};
   if (!levels.remote) return json;
@@ -233,7 +234,7 @@ Status AddCheckpoints(const PlanAnswer& answer, Json* result) {
 void AddSections(const PlanAnswer& answer, Json* result) {
   const PlanRequest& request = answer.request;
   if (answer.budget) (*result)["budget"] = BudgetJson(*answer.budget);
-  if (answer.levels) (*result)["levels"] = LevelsJson(*answer.levels);
+  if (answer.levels) (*result)["levels"] = LevelsJson(*answer.levels, request.agent);
   if (answer.log) (*result)["log"] = LogJson(answer);
   if (answer.copies) (*result)["copies"] = CopiesJson(*answer.copies);
   if (!answer.gradients.empty()) (*result)["gradients"] = GradientsJson(answer.gradients);

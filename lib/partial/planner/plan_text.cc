@@ -83,7 +83,17 @@ std::string BudgetText(const BudgetAnswer& budget) {
   return text;
 }
 
-std::string LevelsText(const LevelBudgets& levels) {
+/// Formats the bandwidths that an agent has measured; empty without an agent.
+std::string MeasuredText(const PlanRequest& request) {
+  if (!request.agent) return "";
+  const auto rate = [](const std::optional<double>& bytes_per_s) {
+    return bytes_per_s ? FormatBytes(static_cast<std::uint64_t>(*bytes_per_s)) + "/s" : "none";
+  };
+  return "measured by the agent, for all ranks: " + rate(request.agent->host_bytes_per_s) +
+         " to host memory, " + rate(request.agent->network_bytes_per_s) + " to its slowest peer\n";
+}
+
+std::string LevelsText(const LevelBudgets& levels, const PlanRequest& request) {
   text::Table table({Column{"LEVEL"}, Column{"BUDGET", kRight}, Column{"RANKS", kRight},
                      Column{"EXPERT", kRight}, Column{"OTHER", kRight}, Column{"EXPERTS", kRight},
                      Column{"LARGEST", kRight}, Column{"TIME", kRight}, Column{"STALL", kRight}});
@@ -96,7 +106,7 @@ std::string LevelsText(const LevelBudgets& levels) {
   add("local", levels.local);
   if (levels.remote) add("remote", levels.remote->level);
   return "\nbudgets of an iteration of " + Seconds(levels.local.iteration_s) + "\n" +
-         table.Render(0) +
+         MeasuredText(request) + table.Render(0) +
          text::Legend(
              "local: to host memory; remote: to other nodes. BUDGET: bandwidth x time, for each of "
              "the RANKS. EXPERT, OTHER: bytes to move for an expert, and for all other modules. "
@@ -313,7 +323,7 @@ std::string PlanText(const PlanAnswer& answer) {
   const PlannedCheckpoint& first = answer.checkpoints.front();
   std::string text = SizeText(answer);
   if (answer.budget) text += BudgetText(*answer.budget);
-  if (answer.levels) text += LevelsText(*answer.levels);
+  if (answer.levels) text += LevelsText(*answer.levels, answer.request);
   text += SelectionText(answer);
   text += RanksText(first.stored(), first.persist ? "persist" : "both levels");
   if (first.persist) text += RanksText(first.snapshot, "snapshot");
