@@ -9,6 +9,7 @@
 #include "pec-save/save_flags.h"
 #include "pec-save/subcommands.h"
 #include "support/base/bytes.h"
+#include "support/base/limits.h"
 #include "support/base/stop.h"
 #include "support/base/text.h"
 #include "support/text/text.h"
@@ -57,6 +58,54 @@ Status Tune(cli::Context& context, const partial::TuneRequest& request, const st
   return {};
 }
 
+/// Adds flags of the model of a forward and backward pass.
+void AddStepModel(cli::App& app, partial::TuneRequest* request) {
+  partial::StepRequest& step = request->step;
+  app.Group("Computed time of a forward and backward pass");
+  app.AddReal("--gpu-flops", &step.gpu_flops, 0, 1e18,
+              "operations per second that a GPU reaches, such as 6.2e13. Computes "
+              "--forward-backward from the sizes of the job and these flags; 0: do not");
+  app.AddCount("--sequence-length", &step.sequence_length, 1, kMany, "tokens of a sequence");
+  app.AddCount("--sequences", &step.sequences, 1, kMany,
+               "sequences of a data-parallel rank in an iteration");
+  app.AddCount("--top-k", &step.top_k, 1, limits::kMoeExperts, "experts of a token in a layer");
+  app.AddCount("--attention-layers", &step.attention_layers, 0, limits::kMoeLayers,
+               "number of attention layers; 0: leave out their scores and reductions");
+  app.AddCount("--hidden-size", &step.hidden_size, 1, kMany, "elements of a token between layers");
+  app.AddSize("--token-bytes", &step.token_bytes,
+              "bytes of a token that is sent to an expert; 0: two for each element");
+  app.AddBandwidth("--gpu-bandwidth", &step.gpu_bandwidth,
+                   "bytes per second between GPUs of a node; adds the time of tensor-parallel "
+                   "reductions; 0: they take none");
+}
+
+/// Checks that times are either measured or computed, and that the model has all its inputs.
+Status CheckStepModel(const cli::App& app, partial::TuneRequest* request) {
+  partial::StepRequest& step = request->step;
+  step.iteration_given = app.IsSet("--iteration-time");
+  if (!(step.gpu_flops > 0)) {
+    return app.Require({"--sequence-length", "--sequences", "--top-k", "--attention-layers",
+                        "--hidden-size", "--token-bytes", "--gpu-bandwidth"},
+                       "--gpu-flops");
+  }
+  SW_TRY(app.Exclude({"--forward-backward"}, "--gpu-flops, which computes it"));
+  if (!step.sequence_length) {
+    return Fail(Errc::kUsage, "--gpu-flops requires --sequence-length");
+  }
+  if (step.attention_layers > 0 && !step.hidden_size) {
+    return Fail(Errc::kUsage, "--attention-layers requires --hidden-size");
+  }
+  const bool known = step.hidden_size || step.token_bytes > 0;
+  if (request->network_bandwidth > 0 && !known) {
+    return Fail(Errc::kUsage,
+                "--network-bandwidth with --gpu-flops requires --hidden-size or --token-bytes");
+  }
+  if (step.gpu_bandwidth == 0) return {};
+  if (request->tp == 1) return Fail(Errc::kUsage, "--gpu-bandwidth requires --tp above 1");
+  if (step.attention_layers > 0) return {};
+  return Fail(Errc::kUsage, "--gpu-bandwidth requires --attention-layers");
+}
+
 }  // namespace
 
 int TuneMain(int argc, const char* const* argv) {
@@ -81,17 +130,25 @@ int TuneMain(int argc, const char* const* argv) {
   app.AddCount("--zero", &request.zero_stage, 0, 3,
                "ZeRO stage. From stage 1, each rank saves its part of the optimizer state; with "
                "stage 3, also of the weights");
+  app.AddCount("--tp", &request.tp, 1, partial::kMostJobRanks,
+               "number of tensor-parallel ranks, each of which saves an equal part of a "
+               "data-parallel rank's bytes");
+  app.AddBandwidth("--network-bandwidth", &request.network_bandwidth,
+                   "bytes per second from a rank to other nodes; adds the column GEMINI, and with "
+                   "--gpu-flops the time of tokens to other nodes; 0: neither");
   app.AddText("--measure", &measure,
               "measure both bandwidths, in the FOLDER of the future store. Every rank writes, "
               "syncs and removes 256 MiB there, and copies as much in memory",
               "FOLDER");
   job.AddTo(app, &request.job, true);
   AddStepTimes(app, &request.job);
+  AddStepModel(app, &request);
   app.Check([&]() -> Status {
     for (const char* flag : {"--persist-bandwidth", "--snapshot-bandwidth"}) {
       if (measure.empty() || !app.IsSet(flag)) continue;
       return Fail(Errc::kUsage, "--measure cannot be combined with ", flag);
     }
+    SW_TRY(CheckStepModel(app, &request));
     return job.Complete(app, &request.job);
   });
   return app.Run(argc, argv,

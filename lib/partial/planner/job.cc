@@ -10,6 +10,7 @@
 #include "partial/store/store.h"
 #include "support/base/checked.h"
 #include "support/base/limits.h"
+#include "support/base/text.h"
 
 namespace shardwright::partial {
 namespace {
@@ -64,6 +65,18 @@ bool IsSinglePrecision(const checkpoints::Checkpoint& checkpoint) {
   return any_master ? masters : weights;
 }
 
+/// Returns the number of parameters: the elements of the weights, or else of the master weights.
+double ParamsOf(const checkpoints::Checkpoint& checkpoint) {
+  double weights = 0;
+  double masters = 0;
+  for (const layout::LogicalTensor& tensor : checkpoint.map.tensors) {
+    const auto elems = static_cast<double>(Elems(tensor.shape));
+    if (tensor.state == layout::kWeight) weights += elems;
+    if (tensor.state == layout::kMaster) masters += elems;
+  }
+  return std::max(weights, masters);
+}
+
 std::vector<std::uint32_t> Numbers(std::size_t count) {
   std::vector<std::uint32_t> numbers;
   for (std::size_t i = 0; i < count; ++i) numbers.push_back(static_cast<std::uint32_t>(i));
@@ -105,6 +118,7 @@ Status ReadSizesOfStore(const JobRequest& request, Job* job) {
   SW_TRY_ASSIGN(const checkpoints::Checkpoint checkpoint,
                 checkpoints::ReadCheckpoint(source, rules));
   job->mesh = checkpoint.layout.mesh;
+  job->params = ParamsOf(checkpoint);
   job->keep = KeepOf(head.keep);
   job->no_replay = NoReplay(IsSinglePrecision(checkpoint), job->keep);
   job->layer_id = head.layer_id;
@@ -122,7 +136,9 @@ Status ReadSizes(const JobRequest& request, std::uint64_t experts, std::uint64_t
     SW_TRY_ASSIGN(const ComponentBytes module, BytesOfParams(params, request.param_bytes));
     job->names.push_back(StrCat("module ", job->names.size()));
     job->model.nonexpert.push_back(module);
+    job->params += static_cast<double>(params);
   }
+  job->params += static_cast<double>(layers * experts) * static_cast<double>(request.expert_params);
   SW_TRY_ASSIGN(const ComponentBytes expert,
                 BytesOfParams(request.expert_params, request.param_bytes));
   job->model.expert.assign(layers, std::vector<ComponentBytes>(experts, expert));
@@ -178,6 +194,27 @@ Result<Job> ReadJob(const JobRequest& request, const std::optional<TraceShape>& 
   SW_TRY(Validate(job.ranks, static_cast<std::uint32_t>(ep)));
   job.ranks_per_node = static_cast<std::uint32_t>(request.ranks_per_node);
   return job;
+}
+
+Result<double> TokenParams(const Job& job, std::uint64_t top_k) {
+  SW_TRY_ASSIGN(const std::uint64_t all, FullBytes(job.model));
+  if (all == 0) return Fail(Errc::kUsage, "a model without bytes has no known parameters");
+  const auto bytes_of = [](const ComponentBytes& module) {
+    return static_cast<double>(module.weights + module.master + module.moments);
+  };
+  double passed = 0;
+  for (const ComponentBytes& module : job.model.nonexpert) passed += bytes_of(module);
+  for (const std::vector<ComponentBytes>& layer : job.model.expert) {
+    if (top_k > layer.size()) {
+      return Fail(Errc::kUsage, "--top-k ", top_k, ": a layer has ",
+                  Plural(layer.size(), "expert"));
+    }
+    double bytes = 0;
+    for (const ComponentBytes& expert : layer) bytes += bytes_of(expert);
+    passed += bytes * static_cast<double>(top_k) /
+              static_cast<double>(std::max<std::size_t>(layer.size(), 1));
+  }
+  return job.params * (passed / static_cast<double>(all));
 }
 
 Result<std::uint64_t> FullBytes(const ModelBytes& model) {

@@ -48,6 +48,7 @@ struct JobRequest {
 /// The model to plan checkpoints for, and its ranks.
 struct Job {
   ModelBytes model;
+  double params = 0;  ///< number of parameters of the whole model
   ExpertMap map;
   SaveRanks ranks;
   Keep keep;
@@ -80,6 +81,12 @@ struct TraceShape {
 ///        kNotFound  a store without checkpoints; kLimit; as Store::Open
 /// Local.
 Result<Job> ReadJob(const JobRequest& request, const std::optional<TraceShape>& trace);
+
+/// Returns the number of parameters that a token passes: all non-expert modules, and in each layer
+/// `top_k` experts of mean size. Modules have parameters in proportion to their bytes.
+/// \error kUsage  more experts than a layer has, or a model without bytes; as FullBytes
+/// Pure.
+Result<double> TokenParams(const Job& job, std::uint64_t top_k);
 
 /// Returns the sum of all components of all modules and experts.
 /// \error kBadInput  overflow

@@ -9,6 +9,7 @@
 #include "partial/select/sharding/saved_model.h"
 #include "support/base/bytes.h"
 #include "support/base/checked.h"
+#include "support/base/text.h"
 
 namespace shardwright::partial {
 namespace {
@@ -90,17 +91,64 @@ Status TuneReplay(const Job& job, const StopCheck& stop, Tuning* tuning) {
   return {};
 }
 
+/// Returns the number of data-parallel ranks of a node. Its GPUs include their tensor-parallel
+/// ranks.
+std::uint64_t RanksOfNode(const Job& job, std::uint64_t tp) {
+  return std::max<std::uint64_t>(job.ranks_per_node / tp, 1);
+}
+
+/// Sets the times of a step, computed or as measured.
+Status SetTimes(const TuneRequest& request, const Job& job, Tuning* tuning) {
+  AutoInput& input = tuning->input;
+  input.forward_backward_s = request.job.forward_backward_s;
+  input.iteration_s = request.job.iteration_s;
+  const StepRequest& step = request.step;
+  if (!(step.gpu_flops > 0)) return {};
+  StepInput of;
+  SW_TRY_ASSIGN(of.token_params, TokenParams(job, step.top_k));
+  of.gpu_flops = step.gpu_flops;
+  of.sequence_length = step.sequence_length.value_or(0);
+  of.sequences = step.sequences;
+  of.attention_layers = step.attention_layers;
+  of.hidden_size = step.hidden_size.value_or(0);
+  of.tp = request.tp;
+  of.moe_layers = job.map.rank.size();
+  of.top_k = step.top_k;
+  of.token_bytes = step.token_bytes > 0 ? step.token_bytes : 2 * of.hidden_size;
+  const std::uint64_t near = std::min<std::uint64_t>(job.map.ep, RanksOfNode(job, request.tp));
+  of.sent_share = 1 - static_cast<double>(near) / static_cast<double>(job.map.ep);
+  of.gpu_bytes_per_s = static_cast<double>(step.gpu_bandwidth);
+  of.network_bytes_per_s = static_cast<double>(request.network_bandwidth);
+  SW_TRY_ASSIGN(tuning->step, ForwardBackwardTime(of));
+  input.forward_backward_s = tuning->step->seconds();
+  if (!step.iteration_given) input.iteration_s = input.forward_backward_s;
+  if (input.iteration_s >= input.forward_backward_s) return {};
+  return Fail(Errc::kUsage, "--iteration-time ", Fixed(input.iteration_s, 3),
+              " s is shorter than the computed forward and backward pass of ",
+              Fixed(input.forward_backward_s, 3), " s; check --gpu-flops");
+}
+
+/// Divides the bytes of every rank among its tensor-parallel ranks.
+void DivideAmongTensorRanks(std::uint64_t tp, BottleneckTable* table) {
+  for (std::uint64_t& bytes : table->bytes) bytes = CeilDiv(bytes, tp);
+}
+
 /// Sets the numbers of full checkpoints of other systems, in which copies do not share the work.
-Status TuneBaselines(const Job& job, std::uint64_t zero_stage, Tuning* tuning) {
+Status TuneBaselines(const Job& job, const TuneRequest& request, Tuning* tuning) {
   const AutoInput& input = tuning->input;
-  SW_TRY_ASSIGN(const SavedModel model, ModelOf(job, {}, zero_stage));
+  SW_TRY_ASSIGN(const SavedModel model, ModelOf(job, {}, request.zero_stage));
   SW_TRY_ASSIGN(const std::vector<std::uint64_t> rank_bytes,
                 UnsharedBytes(model, SelectAll(job.experts())));
-  const std::uint64_t most = *std::max_element(rank_bytes.begin(), rank_bytes.end());
+  const std::uint64_t most =
+      CeilDiv(*std::max_element(rank_bytes.begin(), rank_bytes.end()), request.tp);
   SW_TRY_ASSIGN(const AutoConfig checkfreq, CheckFreqConfig(input, most));
   SW_TRY_ASSIGN(tuning->checkfreq, NumbersOf(job, input, checkfreq, most, most));
   SW_TRY_ASSIGN(const AutoConfig blocking, BlockingConfig(input, most));
   SW_TRY_ASSIGN(tuning->blocking, NumbersOf(job, input, blocking, most, most));
+  if (request.network_bandwidth == 0) return {};
+  SW_TRY_ASSIGN(const AutoConfig gemini,
+                GeminiConfig(input, most, static_cast<double>(request.network_bandwidth)));
+  SW_TRY_ASSIGN(tuning->gemini, NumbersOf(job, input, gemini, most, most));
   return {};
 }
 
@@ -111,6 +159,7 @@ void CompareWithBlocking(Tuning* tuning) {
   std::vector<TunedNumbers*> all = {&tuning->chosen, &tuning->full, &tuning->checkfreq,
                                     &tuning->blocking};
   if (tuning->replay) all.push_back(&tuning->replay->numbers);
+  if (tuning->gemini) all.push_back(&*tuning->gemini);
   for (TunedNumbers* const one : all) {
     const double log_stall_s = one->log_stalls_s / input.iterations;
     one->stall_reduction = StallReduction(one->config.stall_s, blocking_s);
@@ -178,6 +227,18 @@ const char* NameOf(TunedBest best) {
   return "chosen";
 }
 
+Json TimesJson(const Tuning& tuning) {
+  Json json = {{"forward_backward_s", tuning.input.forward_backward_s},
+               {"iteration_s", tuning.input.iteration_s},
+               {"computed", nullptr}};
+  if (!tuning.step) return json;
+  json["computed"] = {{"flops", tuning.step->flops},
+                      {"compute_s", tuning.step->compute_s},
+                      {"reduce_s", tuning.step->reduce_s},
+                      {"exchange_s", tuning.step->exchange_s}};
+  return json;
+}
+
 Json MeasuredJson(const Bandwidths& measured) {
   return {{"bytes", kMeasuredBytes},
           {"persist_bytes_per_s", measured.persist_bytes_per_s},
@@ -194,27 +255,34 @@ Result<Tuning> Tune(const TuneRequest& request, const Job& job,
   AutoInput& input = tuning.input;
   // The bytes per rank repeat after at most ep checkpoints.
   SW_TRY_ASSIGN(input.snapshot, BottleneckByK(model, job.map.ep, 1, stop));
+  DivideAmongTensorRanks(request.tp, &input.snapshot);
   input.persist = input.snapshot;
   input.snapshot_bytes_per_s = measured ? measured->snapshot_bytes_per_s
                                         : static_cast<double>(request.job.snapshot_bandwidth);
   input.persist_bytes_per_s =
       measured ? measured->persist_bytes_per_s : static_cast<double>(request.job.persist_bandwidth);
-  input.forward_backward_s = request.job.forward_backward_s;
-  input.iteration_s = request.job.iteration_s;
+  SW_TRY(SetTimes(request, job, &tuning));
   input.fault_rate = request.fault_rate;
   input.restart_s = request.job.restart_s;
   input.iterations = static_cast<double>(request.iterations);
   input.plt_limit = request.plt_limit;
-  input.lost_share = job.LostShare(request.lost_share);
+  input.lost_share = request.lost_share.value_or(
+      std::min(1.0, static_cast<double>(job.ranks_per_node) /
+                        (static_cast<double>(job.ranks.dp) * static_cast<double>(request.tp))));
   input.interval = request.interval;
   SW_TRY_ASSIGN(input.log_bytes, LogBytes(job.model.expert));
-  input.ranks = job.ranks.dp;
+  SW_TRY_ASSIGN(const std::uint64_t gpus, CheckedMul(job.ranks.dp, request.tp));
+  if (gpus > kMostJobRanks) {
+    return Fail(Errc::kUsage, "--tp ", request.tp, ": ", gpus, " ranks in all, at most ",
+                kMostJobRanks, " are supported");
+  }
+  input.ranks = static_cast<std::uint32_t>(gpus);
   input.replay_elems_per_s = static_cast<double>(request.job.replay_speed);
   SW_TRY_ASSIGN(const AutoConfig config, ChooseConfig(input, stop));
   SW_TRY_ASSIGN(tuning.chosen, NumbersOf(job, input, config));
   SW_TRY_ASSIGN(tuning.full, FullNumbers(job, input, stop));
   SW_TRY(TuneReplay(job, stop, &tuning));
-  SW_TRY(TuneBaselines(job, request.zero_stage, &tuning));
+  SW_TRY(TuneBaselines(job, request, &tuning));
   CompareWithBlocking(&tuning);
   tuning.best = BestOf(tuning);
   return tuning;
@@ -228,10 +296,12 @@ Json TuningJson(const Tuning& tuning) {
           {"closest", in_limit ? Json(nullptr) : partial},
           {"full", NumbersJson(tuning.full)},
           {"replay", ReplayJson(tuning)},
+          {"gemini", tuning.gemini ? NumbersJson(*tuning.gemini) : Json(nullptr)},
           {"checkfreq", NumbersJson(tuning.checkfreq)},
           {"blocking", NumbersJson(tuning.blocking)},
           {"no_replay", tuning.no_replay.empty() ? Json(nullptr) : Json(tuning.no_replay)},
           {"best", NameOf(tuning.best)},
+          {"times", TimesJson(tuning)},
           {"bottleneck_bytes_by_k", input.snapshot.bytes},
           {"plt_limit", input.plt_limit},
           {"lost_share", input.lost_share},

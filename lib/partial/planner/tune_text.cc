@@ -27,6 +27,10 @@ std::string NumbersTable(const Tuning& tuning) {
     all.push_back(&tuning.replay->numbers);
   }
   const std::size_t replays = tuning.replay ? columns.size() - 1 : 0;
+  if (tuning.gemini) {
+    columns.push_back(Column{"GEMINI", kRight});
+    all.push_back(&*tuning.gemini);
+  }
   columns.push_back(Column{"CHECKFREQ", kRight});
   all.push_back(&tuning.checkfreq);
   columns.push_back(Column{"BLOCKING", kRight});
@@ -84,6 +88,9 @@ std::string NumbersTable(const Tuning& tuning) {
   if (tuning.chosen.config.plt_in_limit) meaning += " CHOSEN: the best partial checkpoints.";
   meaning += " FULL: full checkpoints.";
   if (tuning.replay) meaning += " REPLAY: a lossless run, which logs gradients.";
+  if (tuning.gemini) {
+    meaning += " GEMINI: as CHECKFREQ, but the persist is a copy to the memory of another node.";
+  }
   meaning +=
       " CHECKFREQ, BLOCKING: full checkpoints in which copies do not share the work, written while "
       "training runs or waits. The stall reduction, and the speed-up of an iteration with a "
@@ -98,6 +105,16 @@ std::string Every(std::uint64_t interval) {
 std::string FlagsOf(const AutoConfig& config) {
   return "--k " + std::to_string(config.k_snapshot) + " --k-persist " +
          std::to_string(config.k_persist) + Every(config.interval);
+}
+
+/// Returns the computed time of a step; empty with measured times.
+std::string StepText(const Tuning& tuning) {
+  if (!tuning.step) return "";
+  const StepTime& step = *tuning.step;
+  return "computed  forward and backward pass " + Fixed(step.seconds(), 3) + " s: operations " +
+         Fixed(step.compute_s, 3) + " s, reductions of tensor-parallel ranks " +
+         Fixed(step.reduce_s, 3) + " s, tokens to and from other nodes " +
+         Fixed(step.exchange_s, 3) + " s\n\n";
 }
 
 /// Returns why there is no column CHOSEN.
@@ -125,7 +142,7 @@ std::string UseText(const Tuning& tuning) {
 }  // namespace
 
 std::string TuningText(const Tuning& tuning) {
-  std::string text = NumbersTable(tuning) + "\n";
+  std::string text = StepText(tuning) + NumbersTable(tuning) + "\n";
   if (!tuning.chosen.config.plt_in_limit) text += NoneChosenText(tuning);
   if (!tuning.no_replay.empty()) text += "no column REPLAY: " + tuning.no_replay + "\n";
   return text + UseText(tuning);

@@ -97,6 +97,88 @@ class Tune(Stores):
                 self.assertRegex(self.stdout, r"\nstall reduction +[0-9]+\.[0-9]{3} %")
         self.run_tool("pec-save", "tune", "--zero", 4, code=2)
 
+    SMALL = ["--nonexpert-params", "60,20x2", "--expert-params", "10", "--param-bytes", "1,2,4", "--experts", 8,
+             "--moe-layers", 2, "--ep", 4, "--dp", 8, "--fault-rate", 1e-3, "--snapshot-bandwidth", "200",
+             "--persist-bandwidth", "50"]
+
+    def test_compares_with_gemini(self):
+        words = [*self.SMALL, "--iteration-time", 2, "--forward-backward", 1.5]
+        self.assertIsNone(self.run_tool("pec-save", "tune", *words)["gemini"])
+        self.assertNotIn("GEMINI", self.stdout)
+        most = 4 * 70 + 700  # rank 0, as for CheckFreq
+        result = self.run_tool("pec-save", "tune", *words, "--network-bandwidth", 100)
+        gemini, checkfreq = result["gemini"], result["checkfreq"]
+        self.assertEqual((gemini["bottleneck_bytes"], gemini["k"], gemini["expected_plt"]), (most, 8, 0))
+        self.assertAlmostEqual(gemini["persist_s"], most / 100, 9)
+        self.assertEqual((gemini["snapshot_s"], gemini["stall_s"]), (checkfreq["snapshot_s"], checkfreq["stall_s"]))
+        self.assertIn(gemini["interval"] - math.floor(math.sqrt(gemini["stall_s"] / 1e-3)), (0, 1))
+        self.assertAlmostEqual(gemini["stall_reduction"], 1 - gemini["stall_s"] / result["blocking"]["stall_s"], 9)
+        self.assertRegex(self.stdout, r"FULL +(REPLAY +)?GEMINI +CHECKFREQ +BLOCKING\n")
+        hidden = self.run_tool("pec-save", "tune", *words, "--interval", 1, "--network-bandwidth", 100)["gemini"]
+        self.assertEqual(hidden["interval"], math.ceil((most / 100 + 1.5) / 2), "a copy ends before the next begins")
+
+    def test_computes_the_time_of_the_passes(self):
+        model = ["--gpu-flops", 1e4, "--sequence-length", 50, "--sequences", 2, "--top-k", 2, "--attention-layers", 3,
+                 "--hidden-size", 16]
+        result = self.run_tool("pec-save", "tune", *self.SMALL, *model)
+        flops = 3 * 100 * (2 * (100 + 2 * 2 * 10) + 4 * 50 * 16 * 3)
+        times = result["times"]
+        self.assertAlmostEqual(times["computed"].pop("flops") / flops, 1, 12)
+        self.assertAlmostEqual(times["computed"].pop("compute_s"), flops / 1e4, 6)
+        self.assertEqual(times["computed"], {"reduce_s": 0, "exchange_s": 0})
+        self.assertAlmostEqual(times["forward_backward_s"], flops / 1e4, 6)
+        self.assertEqual(times["iteration_s"], times["forward_backward_s"])
+        self.assertIn(f"computed  forward and backward pass {flops / 1e4:.3f} s: operations {flops / 1e4:.3f} s, ", self.stdout)
+        # The same numbers as with the computed times as flags.
+        by_flags = self.run_tool("pec-save", "tune", *self.SMALL, "--forward-backward", times["forward_backward_s"],
+                                 "--iteration-time", times["iteration_s"])
+        self.assertIsNone(by_flags["times"]["computed"])
+        for name in ("chosen", "closest", "full", "checkfreq", "blocking"):
+            self.assertEqual(result[name], by_flags[name], name)
+        # Two GPUs for each of 8 ranks, one rank on each node: three of four experts are elsewhere.
+        parallel = self.run_tool("pec-save", "tune", *self.SMALL, *model, "--tp", 2, "--ranks-per-node", 2, "--token-bytes", 8,
+                                 "--gpu-bandwidth", 1000, "--network-bandwidth", 500, "--iteration-time", 400)
+        computed = parallel["times"]["computed"]
+        self.assertAlmostEqual(computed["flops"] / flops, 0.5, 12)
+        self.assertAlmostEqual(computed["reduce_s"], 3 * 4 * 2 * 0.5 * 800 / 1000, 9)
+        self.assertAlmostEqual(computed["exchange_s"], 2 * 4 * 2 * 0.75 * 800 / 2 / 500, 9)
+        self.assertAlmostEqual(parallel["times"]["forward_backward_s"], sum(
+            (computed["compute_s"], computed["reduce_s"], computed["exchange_s"])), 9)
+        self.assertEqual(parallel["times"]["iteration_s"], 400)
+        self.assertEqual(parallel["bottleneck_bytes_by_k"], [(b + 1) // 2 for b in result["bottleneck_bytes_by_k"]])
+        self.assertEqual(parallel["blocking"]["bottleneck_bytes"], (result["blocking"]["bottleneck_bytes"] + 1) // 2)
+        self.assertEqual((parallel["lost_share"], result["lost_share"]), (2 / 16, 1))
+
+    def test_computes_the_time_of_a_store(self):
+        self.save(3)
+        model = stores.MODEL
+        dense = sum(math.prod(shape) for shape in model.dense.values())
+        expert = sum(math.prod(shape) for shape in model.expert.values())
+        for k in (1, 4):
+            result = self.run_tool("pec-save", "tune", self.store, "--gpu-flops", 1e9, "--sequence-length", 64, "--top-k", k)
+            found = result["times"]["computed"]["flops"] / (6 * 64)
+            self.assertAlmostEqual(found / (dense + model.layers * k * expert), 1, 9)
+        self.run_tool("pec-save", "tune", self.store, "--gpu-flops", 1e9, "--sequence-length", 64, "--top-k", 5, code=2)
+        self.assertIn("--top-k 5: a layer has 4 experts", self.stderr)
+
+    def test_wrong_uses_of_the_computed_time(self):
+        model = ["--gpu-flops", 1e4, "--sequence-length", 50]
+        for words, said in ((["--sequence-length", 50], "--sequence-length requires --gpu-flops"),
+                            (["--hidden-size", 50], "--hidden-size requires --gpu-flops"),
+                            (["--gpu-flops", 1e4], "--gpu-flops requires --sequence-length"),
+                            ([*model, "--forward-backward", 1], "--forward-backward cannot be combined with --gpu-flops"),
+                            ([*model, "--attention-layers", 2], "--attention-layers requires --hidden-size"),
+                            ([*model, "--network-bandwidth", 2], "requires --hidden-size or --token-bytes"),
+                            ([*model, "--gpu-bandwidth", 2], "--gpu-bandwidth requires --tp above 1"),
+                            ([*model, "--gpu-bandwidth", 2, "--tp", 2], "--gpu-bandwidth requires --attention-layers"),
+                            ([*model, "--iteration-time", 1e-3],
+                             "--iteration-time 0.001 s is shorter than the computed forward and backward pass of"),
+                            (["--gpu-flops", 1e-9, "--sequence-length", 50], "takes more than 10^6 s"),
+                            (["--tp", 1_000_000], "--tp 1000000: 8000000 ranks in all, at most 1000000 are supported")):
+            with self.subTest(words=words):
+                self.run_tool("pec-save", "tune", *self.SMALL, *words, code=2)
+                self.assertIn(said, " ".join(self.stderr.split()))
+
     def test_at_scale(self):
         # Plans for all 4096 values of K would take minutes.
         result = self.run_tool("pec-save", "tune", "--experts", 4096, "--moe-layers", 24, "--dp", 4096,

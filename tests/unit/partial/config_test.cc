@@ -202,6 +202,32 @@ TEST(Baselines, CheckFreqBoundsItsStalls) {
   EXPECT_EQ(CheckFreqConfig(input, 200).error().code, Errc::kUsage);
 }
 
+TEST(Baselines, GeminiSendsToOtherNodesWhileTrainingRuns) {
+  AutoInput input = Input();
+  input.forward_backward_s = 2.5;
+  input.fault_rate = 1.0 / 500;
+  auto gemini = GeminiConfig(input, 200, 25);  // 2 s and 8 s, nothing stalls
+  ASSERT_TRUE(gemini) << gemini.error().message;
+  EXPECT_EQ(gemini->k_persist, 8U);
+  EXPECT_DOUBLE_EQ(gemini->persist_s, 8);
+  EXPECT_EQ(gemini->stall_s, 0);
+  EXPECT_EQ(gemini->interval, 5U);                         // 10 s
+  EXPECT_EQ(GeminiConfig(input, 200, 1e9)->interval, 2U);  // a little more than 2 s
+  input.interval = 2;                                      // the copy takes longer
+  EXPECT_EQ(GeminiConfig(input, 200, 25)->interval, 5U);
+  input.interval = 7;
+  EXPECT_EQ(GeminiConfig(input, 200, 25)->interval, 7U);
+  input.interval.reset();
+  input.forward_backward_s = 0.25;  // stalls for 1.75 s, so rare checkpoints cost less
+  gemini = GeminiConfig(input, 200, 25);
+  EXPECT_DOUBLE_EQ(gemini->stall_s, 1.75);
+  EXPECT_EQ(gemini->interval, 30U);  // sqrt(2 * 1.75 * 500 / 2) = 29.6
+  input.fault_rate = 0;
+  EXPECT_EQ(GeminiConfig(input, 200, 25)->interval, 5U);  // 8.25 s
+  EXPECT_EQ(GeminiConfig(input, 200, 0).error().code, Errc::kUsage);
+  EXPECT_EQ(GeminiConfig(input, 200, 1e-30).error().code, Errc::kUsage);
+}
+
 TEST(Baselines, StallReduction) {
   EXPECT_DOUBLE_EQ(StallReduction(0.5, 10), 0.95);
   EXPECT_DOUBLE_EQ(StallReduction(15, 10), -0.5);

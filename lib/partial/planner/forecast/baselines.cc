@@ -68,6 +68,24 @@ Result<AutoConfig> CheckFreqConfig(const AutoInput& input, std::uint64_t rank_by
   return WithInterval(input, config, interval);
 }
 
+Result<AutoConfig> GeminiConfig(const AutoInput& input, std::uint64_t rank_bytes,
+                                double network_bytes_per_s) {
+  SW_TRY(Validate(input));
+  if (!(network_bytes_per_s > 0)) {
+    return Fail(Errc::kUsage, "expected a bandwidth to other nodes above 0");
+  }
+  AutoConfig config = FullConfig(input, rank_bytes);
+  config.persist_s = static_cast<double>(rank_bytes) / network_bytes_per_s;
+  config.stall_s = SaveStall(config.snapshot_s, input.forward_backward_s);
+  const double hidden_s = config.snapshot_s + config.persist_s - config.stall_s;
+  const double least = std::max(1.0, std::ceil(hidden_s / input.iteration_s));
+  std::optional<std::uint64_t> interval = input.interval;
+  if (!interval) {
+    SW_TRY_ASSIGN(interval, BestInterval(CostsOf(input, config), 0));
+  }
+  return WithInterval(input, config, std::max(least, static_cast<double>(interval.value_or(1))));
+}
+
 double StallReduction(double stall_s, double blocking_stall_s) {
   return blocking_stall_s > 0 ? 1 - stall_s / blocking_stall_s : 0;
 }

@@ -25,6 +25,17 @@ Result<AutoConfig> BlockingConfig(const AutoInput& input, std::uint64_t rank_byt
 /// Pure. Source: CheckFreq (src/cf_iterator.py); docs/pec-planning.md section 8.3.
 Result<AutoConfig> CheckFreqConfig(const AutoInput& input, std::uint64_t rank_bytes);
 
+/// Returns checkpoints of Gemini: a snapshot overlaps the next forward and backward pass, and is
+/// then sent to the memory of another node while training runs. The next checkpoint waits for the
+/// end of the copy. The interval is the best one that needs no such wait. persist_s is the time of
+/// the copy.
+/// \param rank_bytes  bytes of the rank that saves most
+/// \param network_bytes_per_s  bandwidth of a rank to other nodes that training leaves
+/// \error kUsage  as ChooseConfig, or an interval above 2^53
+/// Pure. Source: MoEtion sections 2.3 and 7.2; docs/pec-planning.md section 8.3.
+Result<AutoConfig> GeminiConfig(const AutoInput& input, std::uint64_t rank_bytes,
+                                double network_bytes_per_s);
+
 /// Returns the share by which a stall is shorter than that of blocking checkpoints.
 /// Negative: it is longer. 0 if blocking checkpoints do not stall.
 /// Pure. Source: MoC-System section 6.2.3.
