@@ -98,6 +98,24 @@ def tokens_at_risk(results):
             "popular_mean": popular["risk_mean"], "turns_mean": turns["risk_mean"]}
 
 
+def eighth_snapshot(result):
+    """Seconds of a snapshot with an eighth of the experts, in which ranks divide the work."""
+    by_k, whole = result["bottleneck_bytes_by_k"], result["checkfreq"]
+    return by_k[len(by_k) // 8 - 1] * whole["snapshot_s"] / whole["snapshot_bottleneck_bytes"]
+
+
+@from_results
+def passes(results):
+    """Forward and backward passes, and undivided snapshots of all experts and divided ones of an eighth, in seconds.
+    With several results also how many times both grow from one to the next."""
+    pass_s = [result["times"]["forward_backward_s"] for result in results]
+    all_s = [result["checkfreq"]["snapshot_s"] for result in results]
+    return {"pass": listed(f"{one:.2f}" for one in pass_s), "all": listed(f"{one:.2f}" for one in all_s),
+            "eighth": listed(f"{eighth_snapshot(result):.2f}" for result in results),
+            "pass_grow": listed(f"{after / before:.2f}" for before, after in itertools.pairwise(pass_s)),
+            "all_grow": listed(f"{after / before:.2f}" for before, after in itertools.pairwise(all_s))}
+
+
 def checked(results):
     """Sums over the `ucp-load --check` commands."""
     checks = [result for result in results if result and "tensors_equal" in result]
