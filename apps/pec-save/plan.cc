@@ -101,7 +101,7 @@ void PlanFlags::AddTo(cli::App& app) {
                "ZeRO stage. From stage 1, each rank saves its part of the optimizer state; with "
                "stage 3, also of the weights");
   app.AddSize("--split-above", &request.split_above,
-              "split larger non-expert modules into byte ranges; 0: never");
+              "split larger non-expert modules into ranges; 0: never");
   app.AddText("--dead-ranks", &dead_ranks, "data-parallel ranks that save nothing, such as 0-3,7",
               "LIST");
   app.AddCount("--interval", &request.interval, 1, kMany, "iterations between checkpoints");

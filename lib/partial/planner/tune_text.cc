@@ -112,8 +112,7 @@ std::string StepText(const Tuning& tuning) {
   if (!tuning.step) return "";
   const StepTime& step = *tuning.step;
   return "computed  forward and backward pass " + Fixed(step.seconds(), 3) + " s: operations " +
-         Fixed(step.compute_s, 3) + " s, reductions of tensor-parallel ranks " +
-         Fixed(step.reduce_s, 3) + " s, tokens to and from other nodes " +
+         Fixed(step.compute_s, 3) + " s, reductions " + Fixed(step.reduce_s, 3) + " s, exchanges " +
          Fixed(step.exchange_s, 3) + " s\n\n";
 }
 
