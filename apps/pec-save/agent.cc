@@ -12,6 +12,7 @@
 #include "common/pec.h"
 #include "partial/agent/agent_client.h"
 #include "partial/agent/agent_run.h"
+#include "partial/agent/peers/agent_plan.h"
 #include "partial/planner/agent_bandwidths.h"
 #include "partial/report/report_json.h"
 #include "partial/report/sends_page.h"
@@ -91,6 +92,17 @@ void ShowPeers(std::ostream& out, const Json& json) {
   }
 }
 
+/// Shows which plan the agent follows.
+void ShowPlan(std::ostream& out, const Json& json) {
+  const Json plan = json.value("plan", Json());
+  if (!plan.is_object()) return;
+  out << "plan      version " << Number(plan, "version") << " of job "
+      << text::Printable(plan.value("job", "")) << "\n";
+  if (const std::string error = plan.value("last_error", ""); !error.empty()) {
+    out << "          " << text::Printable(error) << "\n";
+  }
+}
+
 /// \param json  status of the agent, with `bandwidths`
 void ShowStatus(cli::Context& context, const Json& json) {
   std::ostream& out = context.out();
@@ -105,6 +117,7 @@ void ShowStatus(cli::Context& context, const Json& json) {
       << "persists  " << Number(json, "persists") << ", failed " << Number(json, "persists_failed")
       << "\n";
   ShowBandwidths(out, json["bandwidths"]);
+  ShowPlan(out, json);
   ShowPeers(out, json);
   ShowSent(out, json);
   if (const Json replays = json.value("replays", Json()); replays.is_object()) {
@@ -149,17 +162,30 @@ struct ReplayFlags {
   }
 };
 
+/// Returns the addresses of a plan that the agent listens at or sends copies to.
+/// \error as partial::ReadAgentPlan
+Result<std::vector<std::string>> PlannedAddresses(const partial::AgentRunOptions& options) {
+  std::vector<std::string> addresses;
+  SW_TRY_ASSIGN(const partial::AgentPlan plan, partial::ReadAgentPlan(options.plan));
+  for (const partial::PlannedAgent& agent : plan.agents) {
+    if (!agent.lost) addresses.push_back(agent.address);
+  }
+  return addresses;
+}
+
 Status RunAgent(cli::Context& context, const SaveFlags& save, const KeyFlags& key,
                 const ReplayFlags& replay, partial::AgentRunOptions options) {
   options.agent.save = save.Options(context.flags());
   options.agent.save.replay.full_every = replay.full_every;
   // Copies on other nodes must not depend on gradients that only this agent has in memory.
-  options.agent.held_bytes = options.peers.empty() ? replay.held_bytes : 0;
+  const bool copied = !options.peers.empty() || !options.plan.empty();
+  options.agent.held_bytes = copied ? 0 : replay.held_bytes;
   options.input = save.source.Options(context.flags());
   options.agent.pattern_files = options.input.pattern_files;
   options.agent.tokens_path = save.selection.tokens;
   if (options.name.empty()) options.name = HostName();
   SW_TRY_ASSIGN(options.key, key.Read(context));
+  options.insecure = key.insecure;
   SW_TRY_ASSIGN(options.trusted_user, key.trust.User());
   SW_TRY_ASSIGN(const partial::AgentStatus end, partial::RunAgent(options, context.sink()));
   context.SetResult(partial::AgentJson(end));
@@ -290,6 +316,11 @@ int AgentMain(int argc, const char* const* argv) {
   app.AddList("--listen", &options.listen, "address for requests", "unix:PATH|HOST:PORT");
   app.AddList("--peer", &options.peers, "another agent, which keeps copies of the snapshots",
               "unix:PATH|HOST:PORT");
+  app.AddText(
+      "--plan", &options.plan,
+      "plan of pec-save plan --agents, in place of --peer: address of this agent and agents "
+      "that keep its copies; a newer version is taken while the agent runs",
+      "FILE");
   key.AddTo(app);
   app.AddText("--name", &options.name,
               "name of this agent for its peers, unique among them [default: the host's name]",
@@ -320,15 +351,21 @@ int AgentMain(int argc, const char* const* argv) {
     if (!app.IsSet("--linger")) SW_TRY(app.Require({"--trainer-lock"}, "--linger"));
     if (options.trainer_lock.empty()) SW_TRY(app.Require({"--linger"}, "--trainer-lock"));
     options.linger = std::chrono::seconds(linger_s);
-    if (options.copies_only && options.listen.empty()) {
-      return Fail(Errc::kUsage, "--copies-only requires --listen, the address for copies");
+    if (!options.plan.empty()) SW_TRY(app.Exclude({"--peer"}, "--plan, which names the peers"));
+    if (options.copies_only && options.listen.empty() && options.plan.empty()) {
+      return Fail(Errc::kUsage,
+                  "--copies-only requires --listen or --plan, the address for copies");
     }
     if (options.agent.replay) SW_TRY(CheckReplay(app, options, save.selection.policy));
     std::vector<std::string> addresses = options.listen;
     addresses.insert(addresses.end(), options.peers.begin(), options.peers.end());
     return key.CheckRules(app, addresses);
   });
-  return app.Run(argc, argv, [&](cli::Context& context) {
+  return app.Run(argc, argv, [&](cli::Context& context) -> Status {
+    if (!options.plan.empty()) {
+      SW_TRY_ASSIGN(const std::vector<std::string> addresses, PlannedAddresses(options));
+      SW_TRY(key.CheckRules(app, addresses));
+    }
     return RunAgent(context, save, key, replay, options);
   });
 }

@@ -58,6 +58,7 @@ int main(int argc, char** argv) {
       {"keygen", "create the key for agents at HOST:PORT and their clients", &apps::KeygenMain},
       {"plan", "show the contents of the next checkpoints and the share of each rank",
        &apps::PlanMain},
+      {"replan", "place the copies of agents again after nodes have left", &apps::ReplanMain},
       {"tune", "choose K, K to persist and the interval", &apps::TuneMain},
       {"simulate", "simulate a trace of token counts with every policy and K",
        &apps::SimulateMain}};

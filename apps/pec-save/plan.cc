@@ -5,10 +5,13 @@
 #include <ostream>
 #include <string>
 #include <string_view>
+#include <vector>
 
+#include "common/outputs.h"
 #include "common/pec.h"
 #include "partial/planner/agent_bandwidths.h"
 #include "partial/planner/plan.h"
+#include "pec-save/agent_plan.h"
 #include "pec-save/ask_agent.h"
 #include "pec-save/job_flags.h"
 #include "pec-save/save_flags.h"
@@ -46,6 +49,10 @@ constexpr Need kNeeds[] = {
     {"--snapshot-bandwidth", {"--micro-batches", "--retrieval-time"}},
     {"--interval", {"--gradients", "--retrieval-time", "--dynamic-k"}},
     {"--ranks-per-node", {"--copies", "--dynamic-k", "--network-bandwidth", "--agent"}},
+    {"--agents", {"--copies"}},
+    {"--agents", {"--output"}},
+    {"--output", {"--agents"}},
+    {"--force", {"--output"}},
     {"--lost-share", {"--dynamic-k"}}};
 
 Status CheckNeeds(const cli::App& app, partial::Policy policy) {
@@ -75,6 +82,8 @@ struct PlanFlags {
   std::string agent;
   KeyFlags key;
   std::string dead_ranks;
+  std::vector<std::string> agents;
+  std::string output;
   std::optional<double> forward_s;
   std::optional<double> backward_s;
   std::optional<std::uint64_t> lost_tokens;
@@ -101,7 +110,7 @@ void PlanFlags::AddTo(cli::App& app) {
                "ZeRO stage. From stage 1, each rank saves its part of the optimizer state; with "
                "stage 3, also of the weights");
   app.AddSize("--split-above", &request.split_above,
-              "split larger non-expert modules into ranges; 0: never");
+              "split larger non-expert modules evenly; 0: never");
   app.AddText("--dead-ranks", &dead_ranks, "data-parallel ranks that save nothing, such as 0-3,7",
               "LIST");
   app.AddCount("--interval", &request.interval, 1, kMany, "iterations between checkpoints");
@@ -109,8 +118,7 @@ void PlanFlags::AddTo(cli::App& app) {
   app.AddCount("--iterations", &request.iterations, 1, kMany,
                "dynamic K: length of the run in iterations");
   app.AddReal("--lost-share", &request.lost_share, 0, 1,
-              "dynamic K: share of the memory copies that a fault destroys [default: the share of "
-              "one node]");
+              "dynamic K: share of memory copies lost in a fault [default: one node]");
   job.AddTo(app, &request.job, true);
   app.Group("Budgets from bandwidths");
   app.AddBandwidth("--host-bandwidth", &request.host_bandwidth,
@@ -130,7 +138,12 @@ void PlanFlags::AddTo(cli::App& app) {
       "--pp", &request.pipeline_stages, 1, kMostStages,
       "number of pipeline stages of --dp workers each; sizes and layers apply to one stage");
   app.AddBandwidth("--copy-bandwidth", &request.copy_bandwidth,
-                   "bytes per second from a worker to other nodes; 0: no times");
+                   "bytes per second from a worker to others; 0: no times");
+  app.AddList("--agents", &agents,
+              "agents of the nodes in the order of their ranks, separated by commas, for a plan of "
+              "their copies",
+              "[NAME=]ADDRESS");
+  app.AddText("-o,--output", &output, "file for the plan of --agents", "FILE");
   app.Group("Gradients instead of state");
   app.AddFlag("--gradients", &request.gradients,
               "send gradients for experts that were sent in the iteration before");
@@ -232,6 +245,9 @@ Status PlanFlags::CheckRules(const cli::App& app) {
   request.forward_s = forward_s.value_or(0);
   request.backward_s = backward_s.value_or(0);
   request.lost_tokens = lost_tokens.value_or(0);
+  if (auto places = ParsePlaces(agents); !places) {
+    return Within("--agents", std::move(places).error());
+  }
   if (dead_ranks.empty()) return {};
   auto dead = ParseRanks(dead_ranks);
   if (!dead) return Within("--dead-ranks", std::move(dead).error());
@@ -249,15 +265,21 @@ int PlanMain(int argc, const char* const* argv) {
       {{"store/ --ep 8 --dp 16 --checkpoints 4", "Plans the next four checkpoints of a store."},
        {"--k 2 --dp 16 --ep 8", "Plans a checkpoint with the sizes of GPT-350M-16E."}});
   PlanFlags flags;
+  app.Use({cli::Shared::kForce});
   flags.AddTo(app);
   app.Check([&] { return flags.CheckRules(app); });
   return app.Run(argc, argv, [&](cli::Context& context) -> Status {
+    SW_TRY(CheckOutputs(context, {flags.output}));
+    SW_TRY_ASSIGN(const std::vector<partial::AgentPlace> places, ParsePlaces(flags.agents));
     SW_TRY(flags.AskAgent(context));
     SW_TRY_ASSIGN(const partial::PlanAnswer answer,
                   partial::PlanCheckpoints(flags.request, context.sink()));
     SW_TRY_ASSIGN(nlohmann::json result, partial::PlanJson(answer));
-    context.SetResult(std::move(result));
     context.out() << partial::PlanText(answer);
+    if (!places.empty()) {
+      SW_TRY(WriteAgentPlan(context, answer, places, flags.output, &result));
+    }
+    context.SetResult(std::move(result));
     return {};
   });
 }

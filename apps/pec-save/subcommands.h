@@ -17,5 +17,6 @@ int TellMain(int argc, const char* const* argv);
 int SimulateMain(int argc, const char* const* argv);
 int TuneMain(int argc, const char* const* argv);
 int PlanMain(int argc, const char* const* argv);
+int ReplanMain(int argc, const char* const* argv);
 
 }  // namespace shardwright::apps

@@ -56,7 +56,7 @@ UNKNOWN = [["pec-save", "tune", "--page", "a.html"],
            ["ucp-load", "status", "unix:/cache", "--neighbours", "none"], ["pec-save", "check", "store", "--gc"]]
 
 # Subcommands that were never flags.
-NEW = {"pec-save": {"agents", "keygen", "undo"}, "ucp-load": {"status", "stop"}}
+NEW = {"pec-save": {"agents", "keygen", "replan", "undo"}, "ucp-load": {"status", "stop"}}
 
 
 def run(*words, code=0, cwd=None):

@@ -11,8 +11,8 @@
 #include <string>
 #include <vector>
 
-#include "partial/agent/agent_hello.h"
 #include "partial/agent/memory.h"
+#include "partial/agent/peers/agent_hello.h"
 #include "partial/agent/throttle/limiter.h"
 #include "partial/store/manifest.h"
 #include "support/base/result.h"

@@ -7,19 +7,21 @@
 #include <functional>
 #include <future>
 #include <list>
-#include <map>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "checkpoints/open_source.h"
-#include "partial/agent/agent_client.h"
 #include "partial/agent/agent_server.h"
+#include "partial/agent/peer_copies.h"
+#include "partial/agent/peers/plan_file.h"
 #include "partial/agent/quiet_sink.h"
 #include "partial/store/store.h"
 #include "support/base/limits.h"
 #include "support/base/system.h"
+#include "support/base/text.h"
 #include "support/comm/comm.h"
 #include "support/os/dir.h"
 #include "support/os/fault.h"
@@ -44,6 +46,13 @@ constexpr std::chrono::seconds kNoProgress(10);
 /// Interval at which the agent looks for a trainer.
 constexpr std::chrono::seconds kTrainerLook(1);
 
+/// Returns the plan that an agent follows; null without one.
+std::unique_ptr<PlanFile> PlanOf(const AgentRunOptions& options) {
+  if (options.plan.empty()) return nullptr;
+  return std::make_unique<PlanFile>(options.plan, options.name, options.agent.save.store,
+                                    options.key != nullptr || options.insecure);
+}
+
 class Runner {
  public:
   Runner(const AgentRunOptions& options, Sink& sink)
@@ -52,7 +61,10 @@ class Runner {
         sink_(sink),
         whole_(sink, &never_),
         agent_(options.agent),
+        plan_(PlanOf(options)),
+        copies_(agent_, commands_.self, plan_.get(), sink_),
         seen_(Latest()) {
+    commands_.plan = plan_.get();
     if (const auto last = LastRestore()) seen_restore_ = last->sequence;
     commands_.self = {Hello::Role::kAgent, options.name, {}};
     commands_.checkpoints = os::RealPath(options.input.source_paths.front());
@@ -65,10 +77,8 @@ class Runner {
       Watch(true);
       return agent_.Flush(sink_);
     };
-    commands_.peers = [this] {
-      const std::lock_guard lock(peers_mutex_);
-      return peers_;
-    };
+    commands_.peers = [this] { return copies_.statuses(); };
+    copies_.SetAccess(options.key, options.trusted_user);
     commands_.stop = [this] {
       asked_to_stop_.store(true);
       return end_.get();
@@ -92,20 +102,14 @@ class Runner {
                   "\": 1 to 128 printable characters without spaces expected");
     }
     SW_TRY_ASSIGN(commands_.self.id, RandomHex(kIdBytes));
+    if (plan_) SW_TRY(plan_->Start());
     if (options_.agent.replay) SW_TRY(CheckReplay());
     if (const Status confirmed = ConfirmRestore(); !confirmed)
       sink_.Warn(confirmed.error().message);
     if (const Status seen = agent_.CatchUp(); !seen) sink_.Warn(seen.error().message);
-    std::vector<os::Address> peers;
-    for (const std::string& text : options_.peers) {
-      SW_TRY_ASSIGN(os::Address address, os::ParseAddress(text));
-      address.trusted_user = options_.trusted_user;
-      const std::lock_guard lock(peers_mutex_);
-      peers_.emplace_back().address = os::ToText(address);
-      peers.push_back(std::move(address));
-    }
-    for (const std::string& text : options_.listen) {
-      SW_TRY_ASSIGN(const os::Address address, os::ParseAddress(text));
+    SW_TRY(SetPeers());
+    SW_TRY_ASSIGN(const std::vector<os::Address> listened, Listened());
+    for (const os::Address& address : listened) {
       SW_TRY_ASSIGN(os::Listener listener, os::Listener::Open(address));
       servers->emplace_back(agent_, commands_, std::move(listener), sink_, options_.key);
       sink_.Note(StrCat("listening on ", os::ToText(servers->back().address())), 0);
@@ -114,20 +118,21 @@ class Runner {
     threads.emplace_back([this] { PersistLoop(); });
     std::thread watch([this] { WatchLastSave(); });
     if (options_.agent.replay) threads.emplace_back([this] { ReplayLoop(); });
-    for (std::size_t i = 0; i < peers.size(); ++i) {
-      threads.emplace_back([this, i, peer = peers[i]] { PushLoop(i, peer); });
-    }
+    copies_.Start();
     while (!stopping()) {
       Watch(false);
+      FollowPlan();
       EndIfAbandoned();
       std::this_thread::sleep_for(kTick);
     }
     const Limiter::Hurry hurry(agent_.limiter());
     Watch(true);  // a `latest` that was written before the stop
     done_.store(true);
+    copies_.End();
     // Persist first: joining the threads may outlast the caller's kill timeout.
     Status durable = PersistLast();
     for (std::thread& thread : threads) thread.join();
+    copies_.Stop();
     if (durable) durable = PersistLast();  // if another thread's persist failed in between
     saved_.store(true);
     watch.join();
@@ -365,70 +370,37 @@ class Runner {
     }
   }
 
-  /// Checks that two peers are two agents, because a proxy could lead both connections to one.
-  Status ExpectOther(std::size_t peer, const Hello& agent) {
-    const std::lock_guard lock(peers_mutex_);
-    peers_[peer].agent = agent.name;
-    std::erase_if(peers_of_, [&](const auto& one) { return one.second == peer; });
-    const auto [known, fresh] = peers_of_.try_emplace(agent.id, peer);
-    if (fresh) return {};
-    return Fail(Errc::kMismatch, peers_[peer].address, ": the same agent as at ",
-                peers_[known->second].address, ", \"", agent.name,
-                "\"; give each peer once with --peer");
+  /// Returns the addresses to listen at. An agent with a plan also listens at its own address in
+  /// the plan, unless it is given the same port at another name of the host.
+  Result<std::vector<os::Address>> Listened() const {
+    std::vector<os::Address> addresses;
+    for (const std::string& text : options_.listen) {
+      SW_TRY_ASSIGN(os::Address address, os::ParseAddress(text));
+      addresses.push_back(std::move(address));
+    }
+    if (!plan_) return addresses;
+    SW_TRY_ASSIGN(os::Address own, os::ParseAddress(plan_->address()));
+    const bool there = std::ranges::any_of(addresses, [&](const os::Address& one) {
+      return one.is_local() ? one == own : !own.is_local() && one.port == own.port;
+    });
+    if (!there) addresses.push_back(std::move(own));
+    return addresses;
   }
 
-  /// Copies the newest snapshot to a peer and records the state of the copy.
-  /// \returns the copied snapshot; null if there is none any more
-  Result<std::shared_ptr<const MemoryCheckpoint>> PushNewest(std::size_t peer,
-                                                             AgentClient& client) {
-    // The peer may have been away for long, and a restore may have rolled back its copy.
-    SW_TRY(agent_.CatchUp());
-    std::shared_ptr<const MemoryCheckpoint> newest = agent_.Newest();
-    if (!newest) return newest;
-    const std::uint64_t iteration = newest->manifest.iteration;
-    {
-      const std::lock_guard lock(peers_mutex_);
-      peers_[peer].copying = iteration;
-    }
-    const Clock::time_point start = Clock::now();
-    const Result<std::uint64_t> sent = client.Push(*newest, agent_.limiter());
-    const std::chrono::duration<double> taken = Clock::now() - start;
-    const std::lock_guard lock(peers_mutex_);
-    peers_[peer].copying.reset();
-    if (!sent) return tl::unexpected<Error>(sent.error());
-    peers_[peer].iteration = iteration;
-    if (*sent > 0) peers_[peer].copied_seconds += taken.count();
-    peers_[peer].copied_bytes += *sent;
-    peers_[peer].failures = 0;
-    peers_[peer].last_error.clear();
-    sink_.Note(
-        StrCat("copied iteration ", iteration, " to ", peers_[peer].address, ": ", *sent, " bytes"),
-        0);
-    return newest;
+  /// Sets the peers of the flags or of the plan.
+  Status SetPeers() {
+    std::vector<PeerPlace> peers;
+    for (const std::string& address : options_.peers) peers.push_back({address, "", 0});
+    return copies_.Set(plan_ ? plan_->Peers() : peers);
   }
 
-  void PushLoop(std::size_t peer, const os::Address& address) {
-    AgentClient client(
-        address, options_.key, [this] { return done_.load(); }, kAgentPatience, commands_.self,
-        [this, peer](const Hello& agent) { return ExpectOther(peer, agent); });
-    std::shared_ptr<const MemoryCheckpoint> last;
-    Clock::time_point next{};
-    while (!done_.load()) {
-      std::this_thread::sleep_for(kTick);
-      const std::shared_ptr<const MemoryCheckpoint> newest = agent_.Newest();
-      if (!newest || newest == last || Clock::now() < next) continue;
-      auto sent = PushNewest(peer, client);
-      if (sent) {
-        if (*sent) last = *std::move(sent);
-        continue;
-      }
-      if (done_.load()) return;
-      sink_.Warn(StrCat("copy to ", os::ToText(address), ": ", sent.error().message));
-      const std::lock_guard lock(peers_mutex_);
-      ++peers_[peer].failures;
-      peers_[peer].last_error = sent.error().message;
-      next = Clock::now() + kRetry;
-    }
+  /// Takes a new plan, if there is one.
+  void FollowPlan() {
+    if (!plan_ || !plan_->Look(sink_)) return;
+    if (const Status set = SetPeers(); !set) return sink_.Warn(set.error().message);
+    sink_.Note(StrCat("plan: version ", plan_->state().version, ", copies go to ",
+                      Plural(copies_.statuses().size(), "agent")),
+               0);
   }
 
   /// Persists all complete snapshots. Waits for a store that another
@@ -463,6 +435,8 @@ class Runner {
   QuietSink whole_;  // for snapshots: one in progress, or the last, is not stopped
   Agent agent_;
   AgentCommands commands_;
+  const std::unique_ptr<PlanFile> plan_;  // null without --plan
+  PeerCopies copies_;
   std::mutex watch_mutex_;
   /// A `latest` from before the start of the agent may be of work that was rolled back.
   std::optional<os::Identity> seen_;
@@ -470,9 +444,6 @@ class Runner {
   std::uint64_t seen_restore_ = 0;     // the last one at the time `latest` was read
   Clock::time_point next_try_{};
   Clock::time_point give_up_{};
-  std::mutex peers_mutex_;
-  std::vector<PeerStatus> peers_;
-  std::map<std::string, std::size_t> peers_of_;  // indices of peers_ by agent id
   std::atomic<bool> asked_to_stop_ = false;
   std::atomic<bool> done_ = false;
   std::atomic<bool> saved_ = false;

@@ -19,9 +19,13 @@ namespace shardwright::partial {
 /// Configuration of an agent process in addition to AgentOptions.
 struct AgentRunOptions {
   AgentOptions agent;
-  convert::InputOptions input;            ///< first path: folder with the watched `latest`
-  std::vector<std::string> listen;        ///< addresses (os::ParseAddress)
-  std::vector<std::string> peers;         ///< agents that receive copies
+  convert::InputOptions input;      ///< first path: folder with the watched `latest`
+  std::vector<std::string> listen;  ///< addresses (os::ParseAddress)
+  std::vector<std::string> peers;   ///< agents that receive copies, without a plan
+  /// File of a plan, from which the agent takes its peers and one more address to listen at, also
+  /// while it runs (PlanFile); empty: `peers`.
+  std::string plan;
+  bool insecure = false;                  ///< whether a plan may use ports although `key` is null
   std::shared_ptr<const os::TlsKey> key;  ///< key for its own ports and those of peers; null: none
   /// User id of agents accepted at socket files of `peers` (os::Address::trusted_user).
   std::optional<std::uint32_t> trusted_user;
@@ -39,7 +43,7 @@ struct AgentRunOptions {
 /// makes no progress for ten seconds after the sink's stop, the sink may end the process
 /// (Interruptible), after a warning that names the lost iteration.
 /// \error kUsage  bad address, or a name that fails IsAgentName;
-///        kBusy, kIo  a listener; the error of the last persist
+///        kBusy, kIo  a listener; as PlanFile::Start; the error of the last persist
 /// Local. Source: docs/formats/agent.md.
 Result<AgentStatus> RunAgent(const AgentRunOptions& options, Sink& sink);
 

@@ -55,6 +55,13 @@ std::string StatusText(const Agent& agent, const AgentCommands& commands) {
   out["buffers"] = std::move(buffers);
   out["copies"] = std::move(copies);
   out["peers"] = PeersJson(commands);
+  if (commands.plan != nullptr) {
+    const PlanFile::State plan = commands.plan->state();
+    out["plan"] = {{"file", plan.file},
+                   {"job", plan.job},
+                   {"version", plan.version},
+                   {"last_error", plan.last_error}};
+  }
   out["newest"] = status.newest ? OrderedJson(*status.newest) : OrderedJson(nullptr);
   out["persisted"] = status.persisted ? OrderedJson(*status.persisted) : OrderedJson(nullptr);
   out["snapshots"] = status.snapshots;
@@ -97,12 +104,6 @@ std::string StatusText(const Agent& agent, const AgentCommands& commands) {
 }
 
 }  // namespace
-
-const char* StateOf(const PeerStatus& peer) {
-  if (peer.copying) return "copying";
-  if (!peer.last_error.empty()) return "failed";
-  return peer.iteration ? "complete" : "waiting";
-}
 
 AgentServer::AgentServer(Agent& agent, const AgentCommands& commands, os::Listener listener,
                          Sink& sink, std::shared_ptr<const os::TlsKey> key, ServerLimits limits)
@@ -346,6 +347,10 @@ Status AgentServer::Answer(os::Connection& connection, const std::string& line,
     }
     return Fail(Errc::kNotFound, "catalogue ", exec::Hex(digest), " is not in memory");
   }
+  if (is("plan", 0)) {
+    if (commands_.plan != nullptr) return SendAnswer(connection, {}, commands_.plan->Answer());
+    return Fail(Errc::kMismatch, "this agent follows no plan; start it with --plan");
+  }
   // Without the recovery number it comes from an older version.
   if (is("push", 3) || is("push", 4)) return Push(connection, words, client);
   if (is("flush", 0)) {
@@ -372,7 +377,7 @@ Status AgentServer::Answer(os::Connection& connection, const std::string& line,
               "no such request; at a port hello VERSION ROLE NAME ID comes first; the requests are "
               "status, list, get DIGEST, read DIGEST OFFSET BYTES, "
               "catalogue DIGEST, push NAME BYTES BYTES RECOVERY, flush, snapshot [TAG], offer TAG, "
-              "experts, roots LAST, gradients WRITER BYTES, marks RANK, sends and stop");
+              "experts, roots LAST, gradients WRITER BYTES, marks RANK, sends, plan and stop");
 }
 
 /// Answers as soon as training may resume.
@@ -438,6 +443,7 @@ Status AgentServer::Push(os::Connection& connection, const std::vector<std::stri
     return Fail(Errc::kMismatch, "push: both agents have the name \"", origin,
                 "\"; give agents different names with --name");
   }
+  if (commands_.plan != nullptr) SW_TRY(commands_.plan->CheckOrigin(origin));
   SW_TRY_ASSIGN(const std::uint64_t manifest, ParseNumber(words[2], kAgentTextBytes, "manifest"));
   SW_TRY_ASSIGN(const std::uint64_t catalogue, ParseNumber(words[3], kAgentTextBytes, "catalogue"));
   std::uint64_t recovery = 0;

@@ -14,29 +14,16 @@
 #include <vector>
 
 #include "partial/agent/agent.h"
-#include "partial/agent/agent_hello.h"
 #include "partial/agent/failed_handshakes.h"
+#include "partial/agent/peers/agent_hello.h"
+#include "partial/agent/peers/peer_status.h"
+#include "partial/agent/peers/plan_file.h"
 #include "support/base/result.h"
 #include "support/base/sink.h"
 #include "support/os/socket.h"
 #include "support/os/tls.h"
 
 namespace shardwright::partial {
-
-/// State of the copies to one peer.
-struct PeerStatus {
-  std::string address;
-  std::string agent;                       ///< name of the agent there; empty: not reached yet
-  std::optional<std::uint64_t> iteration;  ///< newest complete copy
-  std::optional<std::uint64_t> copying;    ///< copy in progress
-  std::uint64_t failures = 0;              ///< attempts since then that failed
-  std::string last_error;                  ///< of the last attempt; empty: it succeeded
-  std::uint64_t copied_bytes = 0;          ///< sent in all complete copies
-  double copied_seconds = 0;               ///< total time of these copies
-};
-
-/// Returns "copying", "failed", "complete" or "waiting" (for the first snapshot).
-const char* StateOf(const PeerStatus& peer);
 
 /// Callbacks through which a server commands the process that runs the agent.
 struct AgentCommands {
@@ -52,6 +39,8 @@ struct AgentCommands {
   std::function<Status()> stop;
   /// Returns the states of all peers.
   std::function<std::vector<PeerStatus>()> peers;
+  /// Plan that decides whose copies the agent keeps; null: those of every agent.
+  const PlanFile* plan = nullptr;
   /// Path of the folder that contains the tags.
   std::string checkpoints;
   /// Hello that the agent sends at a port; its name is also the origin of its snapshots.

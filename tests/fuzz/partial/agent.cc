@@ -8,7 +8,7 @@
 #include <string_view>
 
 #include "partial/agent/agent_client.h"
-#include "partial/agent/agent_hello.h"
+#include "partial/agent/peers/agent_hello.h"
 #include "partial/agent/agent_protocol.h"
 #include "partial/store/manifest.h"
 #include "support/base/result.h"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The hello messages of agents and their clients at a port, and the reasons for rejecting one.
 
-#include "partial/agent/agent_hello.h"
+#include "partial/agent/peers/agent_hello.h"
 
 #include <gtest/gtest.h>
 

@@ -64,6 +64,16 @@ void Place(const WorkerGrid& grid, std::uint32_t worker, std::uint32_t holder, R
   ++(grid.stage[worker] == grid.stage[holder] ? plan->cheap : plan->costly);
 }
 
+/// Returns the plan before any copy is placed, with `alive` of all workers to choose from.
+ReplicaPlan NoCopies(std::uint32_t workers, std::uint32_t alive, std::uint32_t replicas) {
+  ReplicaPlan plan;
+  plan.holders.resize(workers);
+  plan.load.assign(workers, 0);
+  plan.replicas = std::min(replicas, std::max(alive, 1U) - 1);
+  plan.clamped = plan.replicas < replicas;
+  return plan;
+}
+
 /// Places copies by rotation if that keeps all of them off their own nodes.
 bool PlaceByRotation(const WorkerGrid& grid, const std::vector<std::uint32_t>& worker_at,
                      const StopCheck& stop, ReplicaPlan* plan) {
@@ -81,24 +91,28 @@ bool PlaceByRotation(const WorkerGrid& grid, const std::vector<std::uint32_t>& w
   return true;
 }
 
+/// Adds the missing holders of every worker that is not lost.
 void PlaceByLoad(const WorkerGrid& grid, const std::vector<std::uint32_t>& worker_at,
-                 const StopCheck& stop, ReplicaPlan* plan) {
+                 const std::vector<bool>& lost, const StopCheck& stop, ReplicaPlan* plan) {
   const std::uint32_t workers = Workers(grid);
   std::vector<std::tuple<bool, std::uint32_t, std::uint32_t>> candidates;  // costly, load, n
   for (std::uint32_t i = 0; i < workers && !Stopped(stop); ++i) {
+    if (lost[i]) continue;
     candidates.clear();
     for (std::uint32_t n = 0; n + 1 < workers; ++n) {
       const std::uint32_t holder = Rotated(grid, worker_at, i, n);
-      if (grid.node[holder] == grid.node[i]) continue;
+      if (grid.node[holder] == grid.node[i] || lost[holder]) continue;
+      if (std::ranges::find(plan->holders[i], holder) != plan->holders[i].end()) continue;
       candidates.emplace_back(grid.stage[holder] != grid.stage[i], plan->load[holder], n);
     }
-    const std::size_t count = std::min<std::size_t>(plan->replicas, candidates.size());
+    const std::size_t missing = plan->replicas - plan->holders[i].size();
+    const std::size_t count = std::min(missing, candidates.size());
     std::partial_sort(candidates.begin(), candidates.begin() + static_cast<std::ptrdiff_t>(count),
                       candidates.end());
     for (std::size_t c = 0; c < count; ++c) {
       Place(grid, i, Rotated(grid, worker_at, i, std::get<2>(candidates[c])), plan);
     }
-    if (count < plan->replicas) plan->incomplete.push_back(i);
+    if (count < missing) plan->incomplete.push_back(i);
   }
 }
 
@@ -164,12 +178,37 @@ Result<ReplicaPlan> PlaceReplicas(const WorkerGrid& grid, std::uint32_t replicas
                                   const StopCheck& stop) {
   SW_TRY_ASSIGN(const std::vector<std::uint32_t> worker_at, WorkersByPlace(grid));
   const std::uint32_t workers = Workers(grid);
-  ReplicaPlan plan;
-  plan.holders.resize(workers);
-  plan.load.assign(workers, 0);
-  plan.replicas = std::min(replicas, workers - 1);
-  plan.clamped = plan.replicas < replicas;
-  if (!PlaceByRotation(grid, worker_at, stop, &plan)) PlaceByLoad(grid, worker_at, stop, &plan);
+  ReplicaPlan plan = NoCopies(workers, workers, replicas);
+  if (!PlaceByRotation(grid, worker_at, stop, &plan)) {
+    PlaceByLoad(grid, worker_at, std::vector<bool>(workers), stop, &plan);
+  }
+  SW_TRY(CheckStop(stop));
+  return plan;
+}
+
+Result<ReplicaPlan> PlaceLostReplicas(const WorkerGrid& grid, std::uint32_t replicas,
+                                      const std::vector<bool>& lost,
+                                      const std::vector<std::vector<std::uint32_t>>& before,
+                                      const StopCheck& stop) {
+  SW_TRY_ASSIGN(const std::vector<std::uint32_t> worker_at, WorkersByPlace(grid));
+  const std::uint32_t workers = Workers(grid);
+  if (lost.size() != workers || before.size() != workers) {
+    return Fail(Errc::kUsage, "states of ", lost.size(), " workers and holders of ", before.size(),
+                ", expected ", workers);
+  }
+  const auto alive = static_cast<std::uint32_t>(std::ranges::count(lost, false));
+  if (alive == workers) return PlaceReplicas(grid, replicas, stop);
+  ReplicaPlan plan = NoCopies(workers, alive, replicas);
+  for (std::uint32_t i = 0; i < workers; ++i) {
+    for (const std::uint32_t holder : before[i]) {
+      if (holder >= workers || grid.node[holder] == grid.node[i]) {
+        return Fail(Errc::kUsage, "worker ", i, ": worker ", holder, " cannot hold its copy");
+      }
+      const bool kept = !lost[i] && !lost[holder] && plan.holders[i].size() < plan.replicas;
+      if (kept) Place(grid, i, holder, &plan);
+    }
+  }
+  PlaceByLoad(grid, worker_at, lost, stop, &plan);
   SW_TRY(CheckStop(stop));
   return plan;
 }

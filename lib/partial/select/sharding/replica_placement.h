@@ -50,6 +50,19 @@ struct ReplicaPlan {
 Result<ReplicaPlan> PlaceReplicas(const WorkerGrid& grid, std::uint32_t replicas,
                                   const StopCheck& stop = {});
 
+/// Places copies again after workers were lost. Lost workers have no copies and hold none. Every
+/// other worker keeps the holders that are left, so that their copies are not sent again. Missing
+/// holders are taken as in PlaceReplicas: the least loaded candidate, first within the group.
+/// \param lost  [worker]; if it is false for all workers, the result is that of PlaceReplicas
+/// \param before  [worker]: holders so far, on other nodes
+/// \error kUsage  as PlaceReplicas; `lost` or `before` do not have one entry for each worker, or
+///        a holder does not exist; kStopped
+/// Pure but for `stop`. Source: docs/pec-planning.md section 9.3.
+Result<ReplicaPlan> PlaceLostReplicas(const WorkerGrid& grid, std::uint32_t replicas,
+                                      const std::vector<bool>& lost,
+                                      const std::vector<std::vector<std::uint32_t>>& before,
+                                      const StopCheck& stop = {});
+
 /// Returns the bytes of a worker that its group does not already replicate, so that copies
 /// must be sent. ZeRO stage 0: only the experts; 1, 2: the optimizer's shards; 3: everything.
 /// \param experts_shared  peers of the group have the same experts (more than one expert-parallel

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "partial/agent/agent_hello.h"
+#include "partial/agent/peers/agent_hello.h"
 
 #include <algorithm>
 #include <utility>
