@@ -28,10 +28,10 @@ std::string NamesText(const std::vector<std::string>& names) {
   return text.empty() ? "none" : text;
 }
 
-std::vector<std::string> HolderNames(const partial::AgentPlan& plan,
-                                     const partial::PlannedAgent& agent) {
+std::vector<std::string> PeerNames(const partial::AgentPlan& plan,
+                                   const partial::PlannedAgent& agent) {
   std::vector<std::string> names;
-  for (const std::uint32_t holder : agent.holders) names.push_back(plan.agents[holder].name);
+  for (const std::uint32_t peer : agent.peers) names.push_back(plan.agents[peer].name);
   return names;
 }
 
@@ -43,7 +43,7 @@ Json AgentPlanJson(const partial::AgentPlan& plan, const std::string& file) {
                       {"ranks", {agent.first_rank, agent.end_rank}},
                       {"since", agent.since},
                       {"lost", agent.lost},
-                      {"holders", HolderNames(plan, agent)}});
+                      {"peers", PeerNames(plan, agent)}});
   }
   return {{"file", file},
           {"job", plan.job},
@@ -72,7 +72,7 @@ void ShowAgentPlan(cli::Context& context, const partial::AgentPlan& plan, const 
     if (rows++ == kMostRows) break;
     table.AddRow({text::Printable(agent.name), text::Printable(agent.address),
                   StrCat(agent.first_rank, '-', agent.end_rank - 1),
-                  agent.lost ? "lost" : NamesText(HolderNames(plan, agent))});
+                  agent.lost ? "lost" : NamesText(PeerNames(plan, agent))});
   }
   context.Print(table);
   if (plan.agents.size() > kMostRows) {

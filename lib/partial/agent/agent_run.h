@@ -25,7 +25,7 @@ struct AgentRunOptions {
   /// File of a plan, from which the agent takes its peers and one more address to listen at, also
   /// while it runs (PlanFile); empty: `peers`.
   std::string plan;
-  bool insecure = false;                  ///< whether a plan may use ports although `key` is null
+  bool insecure = false;                  ///< allows a plan with ports although `key` is null
   std::shared_ptr<const os::TlsKey> key;  ///< key for its own ports and those of peers; null: none
   /// User id of agents accepted at socket files of `peers` (os::Address::trusted_user).
   std::optional<std::uint32_t> trusted_user;

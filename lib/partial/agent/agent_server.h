@@ -39,7 +39,7 @@ struct AgentCommands {
   std::function<Status()> stop;
   /// Returns the states of all peers.
   std::function<std::vector<PeerStatus>()> peers;
-  /// Plan that decides whose copies the agent keeps; null: those of every agent.
+  /// Plan with the agents that may send copies; null: every agent may.
   const PlanFile* plan = nullptr;
   /// Path of the folder that contains the tags.
   std::string checkpoints;

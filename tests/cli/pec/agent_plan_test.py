@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Agents that find their peers in a plan of pec-save plan: start, a lost node, a new plan, a restore from the
-copies, and plans that are refused.
+copies, and plans that agents reject.
 
 Usage: agent_plan_test.py BIN
 """
@@ -64,7 +64,7 @@ class Planned(Agents):
 class Following(Planned):
     def test_copies_are_sent_again_after_a_node_is_lost(self):
         plan = self.plan("abc")
-        self.assertEqual({a["name"]: a["holders"] for a in plan["agents"]},
+        self.assertEqual({a["name"]: a["peers"] for a in plan["agents"]},
                          {"node-a": ["node-b"], "node-b": ["node-c"], "node-c": ["node-a"]})
         self.assertRegex(self.stdout, r"node-a +unix:\S+ +0-0 +node-b\n")
         a = self.follow("a", "--k", 3, "--k-persist", 1)
@@ -268,7 +268,7 @@ class Written(Planned):
         plan = result["agent_plan"]
         self.assertEqual((plan["group"], plan["copies"], len(result["copies"]["workers"])), (3, 2, 48))
         # Copies stay among the nodes of a stage.
-        self.assertEqual([a["holders"] for a in plan["agents"]],
+        self.assertEqual([a["peers"] for a in plan["agents"]],
                          [["n1", "n2"], ["n2", "n0"], ["n0", "n1"], ["n4", "n5"], ["n5", "n3"], ["n3", "n4"]])
         self.assertEqual(plan["agents"][5]["ranks"], [40, 48])
 

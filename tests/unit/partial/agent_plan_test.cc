@@ -16,7 +16,7 @@
 namespace shardwright::partial {
 namespace {
 
-using Holders = std::vector<std::uint32_t>;
+using Peers = std::vector<std::uint32_t>;
 
 /// A request for `nodes` agents with eight ranks each, "n0" and so on at port 4711 of their hosts.
 AgentPlanRequest RequestFor(std::uint64_t nodes, std::uint64_t copies) {
@@ -37,15 +37,15 @@ AgentPlan PlanFor(std::uint64_t nodes, std::uint64_t copies) {
   return *std::move(plan);
 }
 
-std::vector<Holders> HoldersOf(const AgentPlan& plan) {
-  std::vector<Holders> out;
-  for (const PlannedAgent& agent : plan.agents) out.push_back(agent.holders);
+std::vector<Peers> PeersOf(const AgentPlan& plan) {
+  std::vector<Peers> out;
+  for (const PlannedAgent& agent : plan.agents) out.push_back(agent.peers);
   return out;
 }
 
 TEST(AgentPlans, AgentsAreTheWorkersOfTheRotation) {
   const AgentPlan plan = PlanFor(4, 2);
-  EXPECT_EQ(HoldersOf(plan), (std::vector<Holders>{{1, 2}, {2, 3}, {3, 0}, {0, 1}}));
+  EXPECT_EQ(PeersOf(plan), (std::vector<Peers>{{1, 2}, {2, 3}, {3, 0}, {0, 1}}));
   EXPECT_EQ(plan.agents[3].first_rank, 24U);
   EXPECT_EQ(plan.agents[3].end_rank, 32U);
   EXPECT_EQ(plan.version, 1U);
@@ -60,7 +60,7 @@ TEST(AgentPlans, CopiesStayAmongNodesOfTheSameStages) {
   auto plan = MakeAgentPlan(request);
   ASSERT_TRUE(plan) << plan.error().message;
   EXPECT_EQ(plan->group, 3U);
-  EXPECT_EQ(HoldersOf(*plan), (std::vector<Holders>{{1}, {2}, {0}, {4}, {5}, {3}}));
+  EXPECT_EQ(PeersOf(*plan), (std::vector<Peers>{{1}, {2}, {0}, {4}, {5}, {3}}));
   request.dp = 4;  // every node has two of twelve stages
   request.pp = 12;
   plan = MakeAgentPlan(request);
@@ -101,25 +101,25 @@ TEST(AgentPlans, Places) {
   }
 }
 
-TEST(AgentPlans, OnlyCopiesOfALostHolderMove) {
+TEST(AgentPlans, OnlyCopiesOnALostAgentMove) {
   const AgentPlan plan = PlanFor(5, 2);
   auto next = NextAgentPlan(plan, {"n2"}, {});
   ASSERT_TRUE(next) << next.error().message;
   EXPECT_EQ(next->version, 2U);
   EXPECT_EQ(next->job, plan.job);
-  EXPECT_EQ(HoldersOf(*next), (std::vector<Holders>{{1, 3}, {3, 4}, {}, {4, 0}, {0, 1}}));
+  EXPECT_EQ(PeersOf(*next), (std::vector<Peers>{{1, 3}, {3, 4}, {}, {4, 0}, {0, 1}}));
   EXPECT_EQ(next->Find("n2"), nullptr);
   EXPECT_EQ(next->alive(), 4U);
   // A spare node takes the place, so that the rotation applies again.
   next = NextAgentPlan(*next, {}, {{"spare", "spare:4711"}});
   ASSERT_TRUE(next) << next.error().message;
-  EXPECT_EQ(HoldersOf(*next), HoldersOf(plan));
+  EXPECT_EQ(PeersOf(*next), PeersOf(plan));
   EXPECT_EQ(next->agents[2].name, "spare");
   EXPECT_EQ(next->agents[2].since, 3U);
   EXPECT_EQ(next->agents[1].since, 1U);
 }
 
-TEST(AgentPlans, ANodeThatReturnsIsANewHolder) {
+TEST(AgentPlans, ANodeThatReturnsIsANewPeer) {
   const auto next = NextAgentPlan(PlanFor(3, 1), {"n1"}, {{"n1", "n1:4711"}});
   ASSERT_TRUE(next) << next.error().message;
   EXPECT_EQ(next->agents[1].since, 2U);
@@ -129,11 +129,11 @@ TEST(AgentPlans, ANodeThatReturnsIsANewHolder) {
 TEST(AgentPlans, FewerNodesThanCopies) {
   auto next = NextAgentPlan(PlanFor(3, 2), {"n1"}, {});
   ASSERT_TRUE(next) << next.error().message;
-  EXPECT_EQ(HoldersOf(*next), (std::vector<Holders>{{2}, {}, {0}}));
+  EXPECT_EQ(PeersOf(*next), (std::vector<Peers>{{2}, {}, {0}}));
   EXPECT_EQ(next->Incomplete(), (std::vector<std::string>{"n0", "n2"}));
   next = NextAgentPlan(*next, {"n2"}, {});
   ASSERT_TRUE(next) << next.error().message;
-  EXPECT_EQ(HoldersOf(*next), (std::vector<Holders>{{}, {}, {}}));
+  EXPECT_EQ(PeersOf(*next), (std::vector<Peers>{{}, {}, {}}));
   EXPECT_TRUE(ParseAgentPlan(ToText(*next), "plan"));
   next = NextAgentPlan(*next, {"n0"}, {});
   ASSERT_FALSE(next);
@@ -159,7 +159,7 @@ TEST(AgentPlans, TextAndBack) {
   const auto parsed = ParseAgentPlan(text, "plan");
   ASSERT_TRUE(parsed) << parsed.error().message;
   EXPECT_EQ(ToText(*parsed), text);
-  EXPECT_EQ(HoldersOf(*parsed), HoldersOf(plan));
+  EXPECT_EQ(PeersOf(*parsed), PeersOf(plan));
   EXPECT_TRUE(parsed->agents[1].lost);
 }
 
@@ -206,13 +206,13 @@ TEST(AgentPlans, InconsistentTexts) {
       {"\"ranks\":[8,16]", "\"ranks\":[8,8]"},
       {"\"ranks\":[8,16]", "\"ranks\":[8]"},
       {"\"since\":1", "\"since\":2"},
-      {"\"holders\":[\"n1\"]", "\"holders\":[\"n0\"]"},
-      {"\"holders\":[\"n1\"]", "\"holders\":[\"n7\"]"},
-      {"\"holders\":[\"n1\"]", "\"holders\":[\"n1\",\"n2\"]"},
-      {"\"holders\":[\"n1\"]", "\"holders\":[1]"},
-      {"\"holders\":[\"n1\"]", "\"lost\":true,\"holders\":[\"n1\"]"},
-      {"\"holders\":[\"n1\"]", "\"lost\":1,\"holders\":[]"},
-      {"\"holders\":[\"n1\"]", "\"color\":1,\"holders\":[\"n1\"]"},
+      {"\"peers\":[\"n1\"]", "\"peers\":[\"n0\"]"},
+      {"\"peers\":[\"n1\"]", "\"peers\":[\"n7\"]"},
+      {"\"peers\":[\"n1\"]", "\"peers\":[\"n1\",\"n2\"]"},
+      {"\"peers\":[\"n1\"]", "\"peers\":[1]"},
+      {"\"peers\":[\"n1\"]", "\"lost\":true,\"peers\":[\"n1\"]"},
+      {"\"peers\":[\"n1\"]", "\"lost\":1,\"peers\":[]"},
+      {"\"peers\":[\"n1\"]", "\"color\":1,\"peers\":[\"n1\"]"},
   };
   for (const auto& [from, to] : edits) {
     const auto parsed = ParseAgentPlan(Edited(text, from, to), "plan");
@@ -247,7 +247,7 @@ class PlanFiles : public StoreTest {
   PlanFile Of(const std::string& name, bool ports = true) {
     return PlanFile(At("plan.json"), name, At("store"), ports, std::chrono::milliseconds(0));
   }
-  /// Expects that the file is refused, once with a warning, and that the old plan stays.
+  /// Expects that the agent rejects the file with one warning and keeps its plan.
   void ExpectRefused(PlanFile& file, const std::string& why) {
     const std::size_t before = warnings_.list.size();
     EXPECT_FALSE(file.Look(warnings_));
@@ -332,7 +332,7 @@ TEST_F(PlanFiles, KeepsItsPlanWhateverIsInTheFile) {
   Write(ToText(*NextAgentPlan(plan_, {"n0"}, {})));
   ExpectRefused(file, "none of them is \"n0\"");
   AgentPlan changed = plan_;
-  changed.agents[0].holders = {2};
+  changed.agents[0].peers = {2};
   Write(ToText(changed));
   ExpectRefused(file, "version 1 of the plan has changed");
   AgentPlan moved = *NextAgentPlan(plan_, {"n1"}, {});

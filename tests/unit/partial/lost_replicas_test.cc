@@ -14,7 +14,7 @@ namespace {
 
 using Workers = std::vector<std::uint32_t>;
 
-/// The holders of a plan after workers were lost.
+/// Places the copies of a grid, then again after workers were lost.
 std::vector<Workers> HoldersWithout(const WorkerGrid& grid, std::uint32_t replicas,
                                     const Workers& gone) {
   const auto before = PlaceReplicas(grid, replicas);
@@ -28,7 +28,7 @@ std::vector<Workers> HoldersWithout(const WorkerGrid& grid, std::uint32_t replic
       EXPECT_FALSE(lost[holder]);
       EXPECT_NE(grid.node[holder], grid.node[i]);
     }
-    // No holder that is left is replaced.
+    // Copies on workers that are left stay there.
     for (const std::uint32_t holder : before->holders[i]) {
       const bool kept = std::ranges::find(after->holders[i], holder) != after->holders[i].end();
       EXPECT_EQ(kept, !lost[i] && !lost[holder]) << i << " on " << holder;
@@ -40,7 +40,7 @@ std::vector<Workers> HoldersWithout(const WorkerGrid& grid, std::uint32_t replic
 TEST(LostReplicas, AfterALossOnlyMissingCopiesArePlaced) {
   EXPECT_EQ(HoldersWithout(*StageMajorGrid(4, 1, 1), 1, {1}),
             (std::vector<Workers>{{2}, {}, {3}, {0}}));
-  // The group comes first, whatever the loads: worker 0 of the first stage has only worker 2.
+  // The group comes first: worker 0 has only worker 2 in its stage.
   EXPECT_EQ(HoldersWithout(*StageMajorGrid(3, 2, 1), 1, {1}),
             (std::vector<Workers>{{2}, {}, {0}, {4}, {5}, {3}}));
   // No other worker of the group is left.

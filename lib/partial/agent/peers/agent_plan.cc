@@ -63,7 +63,7 @@ std::size_t AgentPlan::alive() const {
 std::vector<std::string> AgentPlan::Incomplete() const {
   std::vector<std::string> names;
   for (const PlannedAgent& agent : agents) {
-    if (!agent.lost && agent.holders.size() < copies) names.push_back(agent.name);
+    if (!agent.lost && agent.peers.size() < copies) names.push_back(agent.name);
   }
   return names;
 }
@@ -119,7 +119,7 @@ Result<AgentPlan> MakeAgentPlan(const AgentPlanRequest& request, const StopCheck
   SW_TRY_ASSIGN(const WorkerGrid grid, GridOf(plan));
   SW_TRY_ASSIGN(ReplicaPlan placed, PlaceReplicas(grid, plan.copies, stop));
   for (std::uint64_t node = 0; node < nodes; ++node) {
-    plan.agents[node].holders = std::move(placed.holders[node]);
+    plan.agents[node].peers = std::move(placed.holders[node]);
   }
   return plan;
 }
@@ -153,7 +153,7 @@ Result<AgentPlan> NextAgentPlan(const AgentPlan& plan, const std::vector<std::st
     place->address = agent.address;
     place->since = next.version;
     place->lost = false;
-    place->holders.clear();
+    place->peers.clear();
   }
   SW_TRY(CheckPlaces(next.agents));
   if (next.alive() == 0) return Fail(Errc::kUsage, "all agents of the plan are lost");
@@ -161,12 +161,12 @@ Result<AgentPlan> NextAgentPlan(const AgentPlan& plan, const std::vector<std::st
   std::vector<std::vector<std::uint32_t>> before;
   for (PlannedAgent& agent : next.agents) {
     gone.push_back(agent.lost);
-    before.push_back(std::move(agent.holders));
+    before.push_back(std::move(agent.peers));
   }
   SW_TRY_ASSIGN(const WorkerGrid grid, GridOf(next));
   SW_TRY_ASSIGN(ReplicaPlan placed, PlaceLostReplicas(grid, next.copies, gone, before, stop));
   for (std::size_t i = 0; i < next.agents.size(); ++i) {
-    next.agents[i].holders = std::move(placed.holders[i]);
+    next.agents[i].peers = std::move(placed.holders[i]);
   }
   return next;
 }

@@ -18,12 +18,12 @@ namespace shardwright::partial {
 /// An agent and where its copies go.
 struct PlannedAgent {
   std::string name;              ///< its --name: IsAgentName
-  std::string address;           ///< where the other agents find it (os::ParseAddress)
+  std::string address;           ///< for the other agents (os::ParseAddress)
   std::uint64_t first_rank = 0;  ///< ranks of its node: first_rank to end_rank - 1
   std::uint64_t end_rank = 0;
-  std::uint64_t since = 1;             ///< version of the plan in which this agent took this place
-  bool lost = false;                   ///< sends and holds no copies
-  std::vector<std::uint32_t> holders;  ///< indices of the agents that hold its copies, best first
+  std::uint64_t since = 1;           ///< version of the plan in which this agent took this place
+  bool lost = false;                 ///< sends and keeps no copies
+  std::vector<std::uint32_t> peers;  ///< indices of the agents that keep its copies, best first
 };
 
 /// Placement of the copies of all agents of a job. Source: docs/formats/agent-plan.md.
@@ -32,7 +32,7 @@ struct AgentPlan {
   std::uint64_t version = 1;  ///< counts the plans of this job
   std::string store;          ///< StoreHead::id; empty: any store
   std::uint32_t copies = 1;   ///< requested copies of each agent's snapshots
-  std::uint32_t group = 1;    ///< agents in a row whose ranks have the same pipeline stages
+  std::uint32_t group = 1;    ///< agents in a row with ranks of the same pipeline stages
   std::vector<PlannedAgent> agents;
 
   /// Returns the agent of a name that is not lost; null: there is none.
@@ -54,7 +54,7 @@ struct AgentPlace {
 /// Pure.
 Result<AgentPlace> ParseAgentPlace(const std::string& text);
 
-/// A job whose agents get a plan.
+/// A job that gets a plan of agents.
 struct AgentPlanRequest {
   std::string store;     ///< as AgentPlan
   std::uint64_t dp = 1;  ///< data-parallel ranks of each pipeline stage
@@ -65,13 +65,13 @@ struct AgentPlanRequest {
 };
 
 /// Makes the first plan of a job. An agent is a worker of PlaceReplicas, because it sends the state
-/// of all ranks of its node. Agents whose ranks have the same pipeline stages form a group.
+/// of all ranks of its node. Agents with ranks of the same pipeline stages form a group.
 /// \error kUsage  fewer than two agents, not one for each node, a name or an address twice;
 ///        kInternal  no random bytes for the name of the job; as PlaceReplicas
 /// Local. Source: docs/formats/agent-plan.md.
 Result<AgentPlan> MakeAgentPlan(const AgentPlanRequest& request, const StopCheck& stop = {});
 
-/// Makes the next version of a plan. Copies keep their holders where possible.
+/// Makes the next version of a plan. Copies stay where they are if possible.
 /// \param lost  names of agents that have left
 /// \param joined  agents that take the places of lost ones, in order
 /// \error kUsage  nothing changes, a name that is not in the plan, more agents have joined than
@@ -84,7 +84,7 @@ Result<AgentPlan> NextAgentPlan(const AgentPlan& plan, const std::vector<std::st
 /// Pure.
 std::string ToText(const AgentPlan& plan);
 
-/// Inverse of ToText. Checks that every copy has a holder that exists.
+/// Inverse of ToText. Checks that every agent that keeps copies exists.
 /// \error kBadInput  no such plan, a damaged or inconsistent one; kUnsupported  another version of
 ///        the format; kLimit  too many agents
 /// Pure.

@@ -102,14 +102,14 @@ Status CheckPlannedAddress(const PlannedAgent& agent, const std::string& where) 
   return {};
 }
 
-/// Reads an agent, except for its holders.
+/// Reads an agent, except for its peers.
 /// \param first_rank  end of the ranks of the agent before
 Result<PlannedAgent> ReadAgent(const Json& entry, std::uint64_t first_rank, std::uint64_t version,
                                const std::string& where) {
   if (!entry.is_object()) {
     return Fail(Errc::kBadInput, where, ": an object expected, found ", json::KindOf(entry));
   }
-  SW_TRY(CheckMembers(entry, {"name", "address", "ranks", "since", "lost", "holders"}, where));
+  SW_TRY(CheckMembers(entry, {"name", "address", "ranks", "since", "lost", "peers"}, where));
   PlannedAgent agent;
   SW_TRY_ASSIGN(agent.name, TextOf(entry, "name", where));
   if (!IsAgentName(agent.name)) return Fail(Errc::kBadInput, where, ": invalid name");
@@ -134,29 +134,29 @@ Result<PlannedAgent> ReadAgent(const Json& entry, std::uint64_t first_rank, std:
   return agent;
 }
 
-/// Reads the holders of an agent. \param index  of the agents that are not lost, by name
-Status ReadHolders(const Json& entry, const std::map<std::string, std::uint32_t>& index,
-                   std::size_t most, const std::string& where, PlannedAgent* agent) {
-  SW_TRY_ASSIGN(const Json* const holders, MemberOf(entry, "holders", where));
-  if (!holders->is_array() || holders->size() > (agent->lost ? 0 : most)) {
-    return Fail(Errc::kBadInput, where, ": \"holders\": at most ", agent->lost ? 0 : most,
+/// Reads the peers of an agent. \param index  of the agents that are not lost, by name
+Status ReadPeers(const Json& entry, const std::map<std::string, std::uint32_t>& index,
+                 std::size_t most, const std::string& where, PlannedAgent* agent) {
+  SW_TRY_ASSIGN(const Json* const peers, MemberOf(entry, "peers", where));
+  if (!peers->is_array() || peers->size() > (agent->lost ? 0 : most)) {
+    return Fail(Errc::kBadInput, where, ": \"peers\": at most ", agent->lost ? 0 : most,
                 " names expected");
   }
-  for (const Json& holder : *holders) {
-    if (!holder.is_string()) {
-      return Fail(Errc::kBadInput, where, ": \"holders\": a text expected, found ",
-                  json::KindOf(holder));
+  for (const Json& peer : *peers) {
+    if (!peer.is_string()) {
+      return Fail(Errc::kBadInput, where, ": \"peers\": a text expected, found ",
+                  json::KindOf(peer));
     }
-    const auto name = holder.get<std::string>();
+    const auto name = peer.get<std::string>();
     const auto found = index.find(name);
     if (found == index.end() || name == agent->name) {
-      return Fail(Errc::kBadInput, where, ": \"holders\": \"", name,
+      return Fail(Errc::kBadInput, where, ": \"peers\": \"", name,
                   "\" is not another agent of the plan, or it is lost");
     }
-    if (std::ranges::find(agent->holders, found->second) != agent->holders.end()) {
-      return Fail(Errc::kBadInput, where, ": \"holders\": \"", name, "\" occurs twice");
+    if (std::ranges::find(agent->peers, found->second) != agent->peers.end()) {
+      return Fail(Errc::kBadInput, where, ": \"peers\": \"", name, "\" occurs twice");
     }
-    agent->holders.push_back(found->second);
+    agent->peers.push_back(found->second);
   }
   return {};
 }
@@ -191,7 +191,7 @@ Status ReadAgents(const Json& root, const std::string& where, AgentPlan* plan) {
   }
   if (index.empty()) return Fail(Errc::kBadInput, where, ": all agents are lost");
   for (std::size_t i = 0; i < plan->agents.size(); ++i) {
-    SW_TRY(ReadHolders((*list)[i], index, plan->copies, at(i), &plan->agents[i]));
+    SW_TRY(ReadPeers((*list)[i], index, plan->copies, at(i), &plan->agents[i]));
   }
   return {};
 }
@@ -204,10 +204,10 @@ void AppendAgent(const AgentPlan& plan, const PlannedAgent& agent, std::string* 
   *out +=
       StrCat(",\"ranks\":[", agent.first_rank, ',', agent.end_rank, "],\"since\":", agent.since);
   if (agent.lost) *out += ",\"lost\":true";
-  *out += ",\"holders\":[";
-  for (const std::uint32_t holder : agent.holders) {
+  *out += ",\"peers\":[";
+  for (const std::uint32_t peer : agent.peers) {
     if (out->back() != '[') *out += ',';
-    json::AppendString(out, plan.agents[holder].name);
+    json::AppendString(out, plan.agents[peer].name);
   }
   *out += "]}";
 }

@@ -41,7 +41,7 @@ Result<AgentPlan> PlanFile::Read() const {
                 plan.alive(), " agents, and none of them is \"", name_,
                 "\"; give this agent a name of the plan with --name, or make a plan that has it");
   }
-  std::vector<std::uint32_t> places = self->holders;
+  std::vector<std::uint32_t> places = self->peers;
   places.push_back(static_cast<std::uint32_t>(self - plan.agents.data()));
   for (const std::uint32_t place : places) {
     const std::string& text = plan.agents[place].address;
@@ -104,8 +104,8 @@ bool PlanFile::Look(Sink& sink) {
 std::vector<PeerPlace> PlanFile::Peers() const {
   const std::lock_guard lock(mutex_);
   std::vector<PeerPlace> peers;
-  for (const std::uint32_t holder : plan_.Find(name_)->holders) {
-    const PlannedAgent& agent = plan_.agents[holder];
+  for (const std::uint32_t peer : plan_.Find(name_)->peers) {
+    const PlannedAgent& agent = plan_.agents[peer];
     peers.push_back({agent.address, agent.name, agent.since});
   }
   return peers;
@@ -147,7 +147,7 @@ Status PlanFile::CheckOrigin(std::string_view origin) const {
   const std::lock_guard lock(mutex_);
   if (const PlannedAgent* const sender = plan_.Find(origin); sender != nullptr) {
     const bool here = std::ranges::any_of(
-        sender->holders, [&](std::uint32_t holder) { return plan_.agents[holder].name == name_; });
+        sender->peers, [&](std::uint32_t peer) { return plan_.agents[peer].name == name_; });
     if (here) return {};
   }
   return Fail(Errc::kMismatch, "push: version ", plan_.version,

@@ -91,7 +91,7 @@ bool PlaceByRotation(const WorkerGrid& grid, const std::vector<std::uint32_t>& w
   return true;
 }
 
-/// Adds the missing holders of every worker that is not lost.
+/// Places the missing copies of every worker that is not lost.
 void PlaceByLoad(const WorkerGrid& grid, const std::vector<std::uint32_t>& worker_at,
                  const std::vector<bool>& lost, const StopCheck& stop, ReplicaPlan* plan) {
   const std::uint32_t workers = Workers(grid);
@@ -193,7 +193,7 @@ Result<ReplicaPlan> PlaceLostReplicas(const WorkerGrid& grid, std::uint32_t repl
   SW_TRY_ASSIGN(const std::vector<std::uint32_t> worker_at, WorkersByPlace(grid));
   const std::uint32_t workers = Workers(grid);
   if (lost.size() != workers || before.size() != workers) {
-    return Fail(Errc::kUsage, "states of ", lost.size(), " workers and holders of ", before.size(),
+    return Fail(Errc::kUsage, "states of ", lost.size(), " workers and copies of ", before.size(),
                 ", expected ", workers);
   }
   const auto alive = static_cast<std::uint32_t>(std::ranges::count(lost, false));

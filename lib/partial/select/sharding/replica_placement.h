@@ -50,13 +50,13 @@ struct ReplicaPlan {
 Result<ReplicaPlan> PlaceReplicas(const WorkerGrid& grid, std::uint32_t replicas,
                                   const StopCheck& stop = {});
 
-/// Places copies again after workers were lost. Lost workers have no copies and hold none. Every
-/// other worker keeps the holders that are left, so that their copies are not sent again. Missing
-/// holders are taken as in PlaceReplicas: the least loaded candidate, first within the group.
+/// Places copies again after workers were lost, which then neither have nor store copies. Other
+/// copies stay where they are, so that they are not sent again. Each missing one goes to the least
+/// loaded candidate, first within the group, as in PlaceReplicas.
 /// \param lost  [worker]; if it is false for all workers, the result is that of PlaceReplicas
-/// \param before  [worker]: holders so far, on other nodes
+/// \param before  [worker]: workers of other nodes that have stored its copies so far
 /// \error kUsage  as PlaceReplicas; `lost` or `before` do not have one entry for each worker, or
-///        a holder does not exist; kStopped
+///        name a worker that does not exist; kStopped
 /// Pure but for `stop`. Source: docs/pec-planning.md section 9.3.
 Result<ReplicaPlan> PlaceLostReplicas(const WorkerGrid& grid, std::uint32_t replicas,
                                       const std::vector<bool>& lost,
