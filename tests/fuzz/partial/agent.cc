@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Any bytes as input of an agent's socket: a line of a request or an answer, a hello, and the list
-// of checkpoints. Accepted lists name versions that a restore can use.
+// of checkpoints. Also a plan of agents. Accepted lists name versions that a restore can use.
 
 #include <cstddef>
 #include <cstdint>
@@ -8,8 +8,9 @@
 #include <string_view>
 
 #include "partial/agent/agent_client.h"
-#include "partial/agent/peers/agent_hello.h"
 #include "partial/agent/agent_protocol.h"
+#include "partial/agent/peers/agent_hello.h"
+#include "partial/agent/peers/agent_plan.h"
 #include "partial/store/manifest.h"
 #include "support/base/result.h"
 #include "support/os/net/answer.h"
@@ -33,6 +34,20 @@ void UseList(std::string_view text) {
     const auto same = partial::ParseManifest(again, "again");
     SW_CHECK(same && partial::ToText(*same) == again);
   }
+}
+
+/// A plan of agents. An accepted plan is written the same again.
+void UsePlan(std::string_view text) {
+  const auto plan = partial::ParseAgentPlan(text, "input");
+  if (!plan) {
+    const Errc code = plan.error().code;
+    SW_CHECK(code == Errc::kBadInput || code == Errc::kLimit || code == Errc::kUnsupported);
+    SW_CHECK(plan.error().message.starts_with("input"));
+    return;
+  }
+  const std::string again = partial::ToText(*plan);
+  const auto same = partial::ParseAgentPlan(again, "again");
+  SW_CHECK(same && partial::ToText(*same) == again);
 }
 
 /// A hello without its first word. An accepted hello is written the same again.
@@ -69,6 +84,8 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const std::string_view text(reinterpret_cast<const char*>(data), size_bytes);
   if (text.starts_with('[')) {
     UseList(text);
+  } else if (text.starts_with('{')) {
+    UsePlan(text);
   } else {
     UseLine(text.substr(0, text.find('\n')));
   }

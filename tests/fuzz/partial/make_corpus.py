@@ -65,6 +65,17 @@ SMALL = {
 }
 
 
+# Without a checksum, so that changed plans are parsed to their end.
+PLAN = """{"schema":"shardwright-agent-plan","schema_version":1,
+"job":"0123456789abcdef0123456789abcdef","version":2,"store":null,"copies":1,"group":3,
+"agents":[
+{"name":"a","address":"a:1","ranks":[0,8],"since":1,"peers":["c"]},
+{"name":"b","address":"b:1","ranks":[8,16],"since":1,"lost":true,"peers":[]},
+{"name":"c","address":"unix:/c","ranks":[16,24],"since":2,"peers":["a"]}
+]}
+"""
+
+
 def write_agent(folder, stores):
     """Messages of an agent: the list of its checkpoints, and lines."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -77,6 +88,7 @@ def write_agent(folder, stores):
     (folder / "read").write_text("read 0123456789abcdef0123456789abcdef 0 16777216\n")
     (folder / "error").write_text("error 6 busy\n")
     (folder / "hello").write_text("2 agent node-a 0123456789abcdef0123456789abcdef\n")
+    (folder / "plan").write_text(PLAN)
 
 
 def main():
