@@ -61,7 +61,7 @@ void SimulateFlags::AddTo(cli::App& app) {
   app.AddEnum<partial::Policy>("--policy", &policy, PolicyWords(), "simulate only this policy");
   app.AddCount("--k", &request.k, 1, 65536, "simulate only this K");
   app.AddCount("--k-persist", &request.k_persist, 1, 65536,
-               "number of selected experts of each layer to write to storage [default: all]");
+               "number of selected experts of each layer to persist [default: all]");
   app.AddCount("--max-age", &request.max_age, 1, kMany,
                "load-aware: number of checkpoints after which an unsaved expert is selected first "
                "[default: 4 rounds]");
