@@ -18,6 +18,7 @@ Result<std::vector<partial::AgentPlace>> ParsePlaces(const std::vector<std::stri
 /// Makes a plan for the agents of a planned job and writes it. Rank 0 writes it and shows it.
 /// \param places  one agent for each node
 /// \param output  file for the plan
+/// \param result  gets the member `agent_plan`, on rank 0
 /// \error as partial::MakeAgentPlan, WriteText, Store::Open
 /// Collective.
 Status WriteAgentPlan(cli::Context& context, const partial::PlanAnswer& answer,

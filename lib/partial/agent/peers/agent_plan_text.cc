@@ -16,7 +16,7 @@
 namespace shardwright::partial {
 namespace {
 
-using json::Json;
+using Json = nlohmann::json;
 
 constexpr const char* kSchema = "shardwright-agent-plan";
 constexpr std::uint64_t kSchemaVersion = 1;
@@ -36,15 +36,15 @@ Result<const Json*> MemberOf(const Json& object, const char* name, const std::st
   return Fail(Errc::kBadInput, where, ": \"", name, "\" is missing");
 }
 
-Result<std::string> TextOf(const Json& object, const char* name, const std::string& where) {
+Result<std::string> MemberText(const Json& object, const char* name, const std::string& where) {
   SW_TRY_ASSIGN(const Json* const member, MemberOf(object, name, where));
   if (member->is_string()) return member->get<std::string>();
   return Fail(Errc::kBadInput, where, ": \"", name, "\": a text expected, found ",
               json::KindOf(*member));
 }
 
-Result<std::uint64_t> NumberOf(const Json& object, const char* name, std::uint64_t first,
-                               std::uint64_t last, const std::string& where) {
+Result<std::uint64_t> MemberNumber(const Json& object, const char* name, std::uint64_t first,
+                                   std::uint64_t last, const std::string& where) {
   SW_TRY_ASSIGN(const Json* const member, MemberOf(object, name, where));
   return json::WholeOf(*member, first, last, where + ": \"" + name + '"');
 }
@@ -58,7 +58,7 @@ Status CheckMembers(const Json& object, std::initializer_list<const char*> names
   return {};
 }
 
-Status ReadHead(const Json& root, const std::string& where, AgentPlan* plan) {
+Status ReadPlanHead(const Json& root, const std::string& where, AgentPlan* plan) {
   const Json* const schema = root.is_object() ? json::Find(root, "schema") : nullptr;
   if (schema == nullptr || *schema != kSchema) {
     return Fail(Errc::kBadInput, where,
@@ -67,7 +67,7 @@ Status ReadHead(const Json& root, const std::string& where, AgentPlan* plan) {
                 kSchema, "\" is missing");
   }
   SW_TRY_ASSIGN(const std::uint64_t format,
-                NumberOf(root, "schema_version", 1, kMostVersions, where));
+                MemberNumber(root, "schema_version", 1, kMostVersions, where));
   if (format != kSchemaVersion) {
     return Fail(Errc::kUnsupported, where, ": format version ", kSchemaVersion, " expected, found ",
                 format);
@@ -76,19 +76,20 @@ Status ReadHead(const Json& root, const std::string& where, AgentPlan* plan) {
                       {"schema", "schema_version", exec::kTextSum, "job", "version", "store",
                        "copies", "group", "agents"},
                       where));
-  SW_TRY_ASSIGN(plan->job, TextOf(root, "job", where));
+  SW_TRY_ASSIGN(plan->job, MemberText(root, "job", where));
   if (!IsHexId(plan->job)) {
     return Fail(Errc::kBadInput, where, ": \"job\": 32 hexadecimal digits expected");
   }
-  SW_TRY_ASSIGN(plan->version, NumberOf(root, "version", 1, kMostVersions, where));
+  SW_TRY_ASSIGN(plan->version, MemberNumber(root, "version", 1, kMostVersions, where));
   SW_TRY_ASSIGN(const Json* const store, MemberOf(root, "store", where));
   if (!store->is_null()) {
-    SW_TRY_ASSIGN(plan->store, TextOf(root, "store", where));
+    SW_TRY_ASSIGN(plan->store, MemberText(root, "store", where));
     if (plan->store.empty()) {
       return Fail(Errc::kBadInput, where, ": \"store\": is empty; null means any store");
     }
   }
-  SW_TRY_ASSIGN(const std::uint64_t copies, NumberOf(root, "copies", 1, limits::kMoeNodes, where));
+  SW_TRY_ASSIGN(const std::uint64_t copies,
+                MemberNumber(root, "copies", 1, limits::kMoeNodes, where));
   plan->copies = static_cast<std::uint32_t>(copies);
   return {};
 }
@@ -111,9 +112,9 @@ Result<PlannedAgent> ReadAgent(const Json& entry, std::uint64_t first_rank, std:
   }
   SW_TRY(CheckMembers(entry, {"name", "address", "ranks", "since", "lost", "peers"}, where));
   PlannedAgent agent;
-  SW_TRY_ASSIGN(agent.name, TextOf(entry, "name", where));
+  SW_TRY_ASSIGN(agent.name, MemberText(entry, "name", where));
   if (!IsAgentName(agent.name)) return Fail(Errc::kBadInput, where, ": invalid name");
-  SW_TRY_ASSIGN(agent.address, TextOf(entry, "address", where));
+  SW_TRY_ASSIGN(agent.address, MemberText(entry, "address", where));
   SW_TRY(CheckPlannedAddress(agent, where));
   SW_TRY_ASSIGN(const Json* const ranks, MemberOf(entry, "ranks", where));
   if (!ranks->is_array() || ranks->size() != 2) {
@@ -123,7 +124,7 @@ Result<PlannedAgent> ReadAgent(const Json& entry, std::uint64_t first_rank, std:
                 json::WholeOf((*ranks)[0], first_rank, first_rank, where + ": first of \"ranks\""));
   SW_TRY_ASSIGN(agent.end_rank, json::WholeOf((*ranks)[1], first_rank + 1, kMostPlanRanks,
                                               where + ": end of \"ranks\""));
-  SW_TRY_ASSIGN(agent.since, NumberOf(entry, "since", 1, version, where));
+  SW_TRY_ASSIGN(agent.since, MemberNumber(entry, "since", 1, version, where));
   if (const Json* const lost = json::Find(entry, "lost"); lost != nullptr) {
     if (!lost->is_boolean()) {
       return Fail(Errc::kBadInput, where, ": \"lost\": true or false expected, found ",
@@ -169,7 +170,7 @@ Status ReadAgents(const Json& root, const std::string& where, AgentPlan* plan) {
   if (list->size() > limits::kMoeNodes) {
     return Fail(Errc::kLimit, where, ": ", list->size(), " agents: at most ", limits::kMoeNodes);
   }
-  SW_TRY_ASSIGN(const std::uint64_t group, NumberOf(root, "group", 1, list->size(), where));
+  SW_TRY_ASSIGN(const std::uint64_t group, MemberNumber(root, "group", 1, list->size(), where));
   if (group == 0 || list->size() % group != 0) {
     return Fail(Errc::kBadInput, where, ": ", list->size(), " agents in groups of ", group);
   }
@@ -234,7 +235,7 @@ std::string ToText(const AgentPlan& plan) {
 Result<AgentPlan> ParseAgentPlan(std::string_view text, const std::string& where) {
   SW_TRY_ASSIGN(const Json root, json::Parse(text, where));
   AgentPlan plan;
-  SW_TRY(ReadHead(root, where, &plan));
+  SW_TRY(ReadPlanHead(root, where, &plan));
   SW_TRY(exec::CheckTextSum(text, where));
   SW_TRY(ReadAgents(root, where, &plan));
   return plan;
