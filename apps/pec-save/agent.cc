@@ -318,8 +318,8 @@ int AgentMain(int argc, const char* const* argv) {
               "unix:PATH|HOST:PORT");
   app.AddText(
       "--plan", &options.plan,
-      "plan of pec-save plan --agents, in place of --peer: address of this agent and agents "
-      "that keep its copies; a newer version is taken while the agent runs",
+      "plan of pec-save plan --agents, in place of --peer. It has the address of this agent "
+      "and the agents that keep its copies. The agent follows newer versions of the file",
       "FILE");
   key.AddTo(app);
   app.AddText("--name", &options.name,
