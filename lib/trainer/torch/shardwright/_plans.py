@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import torch.distributed as dist
 
@@ -61,7 +62,15 @@ class ExpertPlan:
             if other["digest"] != found[0]["digest"]:
                 raise Error(MISMATCH, f"{text}: rank {rank} has another plan ({other['digest'][:16]}) than rank 0 "
                                       f"({found[0]['digest'][:16]})")
-        plan = found[0]
+        return cls._of(text, found[0])
+
+    @classmethod
+    def _of_old_ranks(cls, path: str, ranks: int) -> ExpertPlan:
+        """Reads a plan for ranks that need not exist any more. Local. Raises NotFoundError and CorruptInputError as read()."""
+        return cls._of(path, call("read_plan", {"plan": path, "ranks": ranks}))
+
+    @classmethod
+    def _of(cls, text: str, plan: dict[str, Any]) -> ExpertPlan:
         return cls(text, plan["experts"], tuple(plan["layers"]), plan["slots"], plan["owners"],
                    tuple(plan["node"]), plan["digest"])
 
