@@ -99,7 +99,7 @@ class NodeMemory:
                 self._keep_only([one for one in self._slots if one[0].rank != request["rank"] or one in mine[-RECENT:] or
                                  one[0].name == tuple(request["name"])])
                 return {}
-            if kind == "discard":  # states that the run has given up, or that belong to another job
+            if kind == "discard":  # states that the run has discarded, or that belong to another job
                 self._keep_only([one for one in self._slots if one[0].rank != request["rank"] or
                                  one[0].job == request["job"] and one[0].iteration <= request["iteration"]])
                 return {}

@@ -154,7 +154,7 @@ class Elastic:
         if self._chosen is not None:
             self._fill(trained, wanted, counts, sizes)
         self._iteration = 0 if self._chosen is None else self._chosen[0]
-        # All ranks have the state now. Only from here on nodes give up what they have of other states.
+        # All ranks have the state now. Nodes discard newer states only from here on.
         self._era = moving(lambda: self._group.gather(uuid.uuid4().hex))[0]
         self._client.discard(self._job, self._iteration)
         self._trained = trained
@@ -242,7 +242,7 @@ class Elastic:
         return str(found["job"])
 
     def _read_record(self) -> dict[str, Any] | None:
-        """Rank 0: returns what is known of the newest checkpoint."""
+        """Rank 0: returns the record of the newest checkpoint."""
         path = os.path.join(self._folder, RECORD)
         if self._group.rank != 0 or not os.path.exists(path):
             return None
