@@ -14,7 +14,7 @@ import time
 
 HERE = pathlib.Path(__file__).resolve().parent
 MARK = "SW_TEST_NODE"  # variable in the environment of all processes of a node
-RENDEZVOUS = "is_host=0,join_timeout=600,last_call_timeout=3,keep_alive_interval=1,keep_alive_max_attempt=4,read_timeout=20"
+RENDEZVOUS = "is_host=0,join_timeout=600,last_call_timeout=5,keep_alive_interval=1,keep_alive_max_attempt=10,read_timeout=60"
 
 
 def processes_of(mark):
@@ -58,7 +58,7 @@ class Cluster:
     def _start(self, name, *words):
         with (self.folder / f"{name}.log").open("a") as log:
             self.launchers[name] = subprocess.Popen(
-                ["nice", "-n", "19", sys.executable, "-m", "shardwright.elastic", *words], stdout=log, stderr=log, cwd=self.folder,
+                [sys.executable, "-m", "shardwright.elastic", *words], stdout=log, stderr=log, cwd=self.folder,
                 env={**self._environment, MARK: f"{self.folder}/{name}"}, start_new_session=True)
 
     def log(self, name):

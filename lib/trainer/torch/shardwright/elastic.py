@@ -21,7 +21,6 @@ import os
 import re
 import shutil
 import sys
-import tempfile
 import time
 import uuid
 from collections.abc import Sequence
@@ -106,21 +105,16 @@ class Elastic:
         self._record = moving(lambda: self._group.agree(self._read_record))[0]
         self._choose(ranks)
         planning = time.time()
-        self._texts = tempfile.mkdtemp(prefix="shardwright-plan-")
-        try:
-            self._tokens = self._state.tokens if self._state is not None else [[1] * experts for _ in range(layers)]
-            self._tokens = moving(lambda: self._group.gather(None if self._state is None else self._tokens))
-            self._tokens = next((one for one in self._tokens if one is not None), [[1] * experts for _ in range(layers)])
-            self._old = self._old_plan()
-            nodes = list(dict.fromkeys(name for name, _, _ in ranks))
-            self._text = moving(lambda: self._group.agree(lambda: make_plan(
-                self._texts, nodes, len(ranks) // len(nodes), slots, self._tokens, faults,
-                None if self._old is None else self._old.path, [*map(str, flags)], expanded(command))
-                if self._group.rank == 0 else ""))[0]
-            self.plan = ExpertPlan.read(self._write("plan.json", self._text), self._group._given)
-        except BaseException:
-            shutil.rmtree(self._texts, ignore_errors=True)
-            raise
+        counted = moving(lambda: self._group.gather(None if self._state is None else self._state.tokens))
+        self._tokens: list[list[int]] = next((one for one in counted if one is not None), [[1] * experts for _ in range(layers)])
+        self._old = self._old_plan()
+        nodes = list(dict.fromkeys(name for name, _, _ in ranks))
+        if [name for name, _, _ in ranks] != [name for name in nodes for _ in range(len(ranks) // len(nodes))]:
+            raise Error(USAGE, f"{self._folder}: equal numbers of ranks on all nodes expected, in the order of nodes")
+        self._text = moving(lambda: self._group.agree(lambda: make_plan(
+            self._texts, nodes, len(ranks) // len(nodes), slots, self._tokens, faults, None if self._old is None else self._old.path,
+            [*map(str, flags)], expanded(command)) if self._group.rank == 0 else ""))[0]
+        self.plan = ExpertPlan.read(self._write("plan.json", self._text), self._group._given)
         self._seconds["agree"], self._seconds["plan"] = planning - began, time.time() - planning
         self._nodes, self._began = nodes, began
         self._steps = Steps(wait) if self._group.rank == 0 else None
@@ -214,7 +208,6 @@ class Elastic:
         if self._steps is not None:
             self._steps.done()
         self._client.close()
-        shutil.rmtree(self._texts, ignore_errors=True)
 
     # The methods below are local unless their comments state that they are collective.
 
@@ -224,6 +217,8 @@ class Elastic:
             raise Error(USAGE, f"{MEMORY} is not set: start each node with python -m shardwright.elastic node")
         self._local = int(os.environ.get("LOCAL_RANK", "0"))
         self._client = NodeClient(os.environ[MEMORY], self._local)
+        self._texts = f"{os.environ[MEMORY]}.plans-{self._local}"  # in the launcher's folder, which it removes
+        os.makedirs(self._texts, exist_ok=True)
         return os.environ[NODE], self._local, self._client.slots()
 
     def _job_of(self) -> str:
