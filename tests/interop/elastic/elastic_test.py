@@ -270,7 +270,7 @@ class Nodes(Judged):
             print("killed to next step:", {key: round(value, 2) for key, value in parts.items()},
                   "total", round(found["ended"] - killed, 2), "s;", found["experts"], found["bytes"])
             before, step = len(cluster.restarts()), cluster.last_step()
-            cluster.start("e")
+            cluster.start("e", program=True)
             found = self.next_with(cluster, before, 4)
             self.assertGreater(found["iteration"], step)
             cluster.wait(lambda: cluster.last_step() > found["iteration"] + 2, 1200)
@@ -318,6 +318,7 @@ if __name__ == "__main__":
     sys.path.insert(0, PACKAGE)
     import shardwright.elastic  # noqa: F401: before this process forks, as the next one, which optimizers import
     import torch._dynamo  # noqa: F401
+    import torch.distributed.run
 
     torch.set_num_threads(1)
     chosen = ["Kills"] if OPTIONS.kills else OPTIONS.tests or ["States", "Nodes"]

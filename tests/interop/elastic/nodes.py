@@ -8,9 +8,10 @@ import pathlib
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import time
+
+import rank_process
 
 HERE = pathlib.Path(__file__).resolve().parent
 MARK = "SW_TEST_NODE"  # variable in the environment of all processes of a node
@@ -40,14 +41,14 @@ class Cluster:
         self.losses = folder / "losses.jsonl"
         self._environment = {**os.environ, "PYTHONPATH": str(package), "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1",
                              "TMPDIR": str(folder)}
-        self.launchers = {}  # {name: process}
+        self.launchers = {}  # {name: process id}
         self._port = None
 
     def __enter__(self):
         self.run.mkdir()
         with socket.create_server(("127.0.0.1", 0)) as free:
             self._port = free.getsockname()[1]
-        self._start("controller", "controller", f"127.0.0.1:{self._port}")
+        self._start("controller", ["controller", f"127.0.0.1:{self._port}"], False)
         wait(lambda: "listening" in self.log("controller"), 120, lambda: self.log("controller"))
         return self
 
@@ -55,36 +56,52 @@ class Cluster:
         for name in list(self.launchers):
             self.kill(name)
 
-    def _start(self, name, *words):
-        with (self.folder / f"{name}.log").open("a") as log:
-            self.launchers[name] = subprocess.Popen(
-                [sys.executable, "-m", "shardwright.elastic", *words], stdout=log, stderr=log, cwd=self.folder,
-                env={**self._environment, MARK: f"{self.folder}/{name}"}, start_new_session=True)
+    def _start(self, name, words, program):
+        """program: as users start it. Otherwise a fork of this process, which has imported everything."""
+        path, environment = self.folder / f"{name}.log", {**self._environment, MARK: f"{self.folder}/{name}"}
+        if program:
+            with path.open("w") as log:
+                self.launchers[name] = os.posix_spawn(
+                    sys.executable, [sys.executable, "-m", "shardwright.elastic", *words], environment,
+                    file_actions=[(os.POSIX_SPAWN_DUP2, log.fileno(), 1), (os.POSIX_SPAWN_DUP2, log.fileno(), 2)])
+            return
+
+        def live():
+            from shardwright._elastic_node import main
+            os.environ.update(environment)
+            os.chdir(self.folder)
+            if main(words) != 0:
+                raise SystemExit(1)
+
+        path.touch()
+        pid = os.fork()
+        if pid == 0:
+            rank_process.become(path, live)
+        self.launchers[name] = pid
 
     def log(self, name):
         return (self.folder / f"{name}.log").read_text(errors="replace")
 
-    def start(self, name):
+    def start(self, name, program=False):
         """Starts a node."""
-        self._start(name, "node", "--name", name, "--nnodes", self._nnodes, "--nproc-per-node", "1", "--rdzv-backend", "c10d",
-                    "--rdzv-endpoint", f"127.0.0.1:{self._port}", "--rdzv-id", "job", "--rdzv-conf", RENDEZVOUS, "--max-restarts", "1000",
-                    "--local-addr", "127.0.0.1", str(HERE / "train.py"), str(self.run), str(self._steps), "--losses", str(self.losses),
-                    "--command", str(self._bin / "moe-replace"), *self._flags)
+        self._start(name, ["node", "--name", name, "--nnodes", self._nnodes, "--nproc-per-node", "1", "--rdzv-backend", "c10d",
+                           "--rdzv-endpoint", f"127.0.0.1:{self._port}", "--rdzv-id", "job", "--rdzv-conf", RENDEZVOUS, "--max-restarts",
+                           "1000", "--local-addr", "127.0.0.1", str(HERE / "train.py"), str(self.run), str(self._steps), "--losses",
+                           str(self.losses), "--command", str(self._bin / "moe-replace"), *self._flags], program)
 
     def kill(self, name):
         """Kills all processes of a node at once, with its memory. Returns the time."""
         killed = time.time()
         while True:
-            found = processes_of(f"{self.folder}/{name}")
+            launcher = self.launchers.pop(name, None)
+            # The launcher first: it must not start further processes. A fork has the environment of this process in /proc.
+            found = [*([] if launcher is None else [launcher]), *processes_of(f"{self.folder}/{name}")]
             for pid in found:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-            process = self.launchers.get(name)
-            if process is not None:
-                process.wait()
-                del self.launchers[name]
-                continue
-            if not found:
+            if launcher is not None:
+                os.waitpid(launcher, 0)
+            elif not found:
                 return killed
             time.sleep(0.01)
 

@@ -19,9 +19,10 @@ All errors are subclasses of Error. The package prints nothing. Other contents:
     IdleTimes, GradientLog       reports of a trainer to an agent
     ExpertPlan, ReplicatedExperts, SparseCollectives, migrate, ExtraCapacity
                                  layers of experts that a plan of moe-replace places on ranks
+    shardwright.elastic          runs of torchrun in which nodes fail and join; not imported with the package
     DOCS                         folder of the installed documentation, None if there is none
 
-Documentation: live.md, experts.md and lossless.md in shardwright.DOCS
+Documentation: live.md, experts.md, elastic.md and lossless.md in shardwright.DOCS
 """
 
 from ._capacity import ExtraCapacity
