@@ -256,7 +256,7 @@ class Nodes(Judged):
         self.assertEqual((found["source"], found["bytes"]["storage"], found["experts"]["stored"]), ("memory", 0, 0))
         return found
 
-    def test_node_is_killed_and_another_joins(self):
+    def test_node_is_killed(self):
         with nodes.Cluster(self.folder, BIN, PACKAGE, 100000, "--save-every", "10", "--wait", "1", "--pause", "0.05") as cluster:
             for name in "abcd":
                 cluster.start(name)
@@ -269,10 +269,6 @@ class Nodes(Judged):
             parts = {"torchrun and imports": found["began"] - killed, **found["seconds"]}
             print("killed to next step:", {key: round(value, 2) for key, value in parts.items()},
                   "total", round(found["ended"] - killed, 2), "s;", found["experts"], found["bytes"])
-            before, step = len(cluster.restarts()), cluster.last_step()
-            cluster.start("e", program=True)
-            found = self.next_with(cluster, before, 4)
-            self.assertGreater(found["iteration"], step)
             cluster.wait(lambda: cluster.last_step() > found["iteration"] + 2, 1200)
         print(f"{len(cluster.lines(cluster.losses))} steps, off by {self.judge(cluster.lines(cluster.losses)):.1e}")
 

@@ -3,7 +3,7 @@
 
     run = shardwright.elastic.Elastic("run/", layers=2, experts=8, slots=6)   # plans for the nodes that are there
     model = build(run.plan)                                                 # this rank's experts
-    step = run.load(model, optimizer)                                       # memory of nodes; storage for what no node has
+    step = run.load(model, optimizer)                                       # from the memory of nodes, or from storage
     for step in range(step, steps):
         ...
         run.step(tokens)                                                    # after each optimizer step
