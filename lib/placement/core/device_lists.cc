@@ -39,4 +39,19 @@ std::vector<std::uint32_t> ContiguousOwners(std::uint32_t experts, std::uint32_t
   return owner;
 }
 
+std::vector<std::vector<Held>> HeldReplicas(const Placement& placement, const Cluster& cluster,
+                                            std::uint32_t layer) {
+  std::vector<std::vector<Held>> holders(placement.ExpertsOf(layer));
+  for (std::uint32_t d = 0; d < placement.device_count(); ++d) {
+    if (!cluster.alive(d)) continue;
+    for (const std::int32_t e : placement.slots(layer, d)) {
+      if (e == kNoExpert) continue;
+      std::vector<Held>& held = holders[static_cast<std::size_t>(e)];
+      if (held.empty() || held.back().device != d) held.push_back({d, 0});
+      ++held.back().replicas;
+    }
+  }
+  return holders;
+}
+
 }  // namespace shardwright::placement

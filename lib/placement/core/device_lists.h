@@ -41,4 +41,16 @@ class DeviceLists {
 /// Local, pure.
 std::vector<std::uint32_t> ContiguousOwners(std::uint32_t experts, std::uint32_t devices);
 
+/// Replicas of an expert on one GPU.
+struct Held {
+  std::uint32_t device = 0;
+  std::uint32_t replicas = 0;
+};
+
+/// Returns the live GPUs with replicas, ascending, for each expert of a layer.
+/// \pre placement fits the cluster
+/// Pure.
+std::vector<std::vector<Held>> HeldReplicas(const Placement& placement, const Cluster& cluster,
+                                            std::uint32_t layer);
+
 }  // namespace shardwright::placement

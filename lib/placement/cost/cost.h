@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <nlohmann/json_fwd.hpp>
 #include <optional>
 #include <vector>
 
@@ -103,12 +104,19 @@ struct PlanMemory {
 Result<PlanMemory> MemoryOf(const Placement& placement, const Placement* owners,
                             const Cluster& cluster);
 
-/// Time and memory of a plan, and of plain expert parallelism with the same input.
-struct PlannedCost {
+/// Returns the memory of a GPU with its parts, for reports.
+/// Pure.
+nlohmann::json MemoryJson(const GpuMemory& memory);
+
+/// Time and memory of a placement.
+struct PlacementCost {
   std::optional<ModelTimes> times;   ///< absent without the inputs of the request
   std::optional<PlanMemory> memory;  ///< absent without the size of an expert
-  std::optional<ModelTimes> vanilla_times;
-  std::optional<PlanMemory> vanilla_memory;
+};
+
+/// Time and memory of a plan.
+struct PlannedCost : PlacementCost {
+  PlacementCost vanilla;  ///< of plain expert parallelism; empty if it has no plan
 };
 
 }  // namespace shardwright::placement

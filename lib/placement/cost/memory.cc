@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <nlohmann/json.hpp>
 
 #include "placement/cost/cost.h"
 #include "support/base/checked.h"
@@ -78,6 +79,13 @@ Result<PlanMemory> MemoryOf(const Placement& placement, const Placement* owners,
     }
   }
   return memory;
+}
+
+nlohmann::json MemoryJson(const GpuMemory& memory) {
+  return {{"bytes", memory.bytes()},
+          {"weight_bytes", memory.weights},
+          {"gradient_bytes", memory.gradients},
+          {"optimizer_bytes", memory.optimizer}};
 }
 
 }  // namespace shardwright::placement

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 
+#include "placement/core/device_lists.h"
 #include "placement/cost/traffic.h"
 
 namespace shardwright::placement {

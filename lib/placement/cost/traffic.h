@@ -26,18 +26,6 @@ struct LinkTraffic {
   double Seconds(const Cluster& cluster, double unit_bytes) const;
 };
 
-/// Replicas of an expert on one GPU.
-struct Held {
-  std::uint32_t device = 0;
-  std::uint32_t replicas = 0;
-};
-
-/// Returns the live GPUs with replicas, ascending, for each expert of a layer.
-/// \pre placement fits the cluster
-/// Pure.
-std::vector<std::vector<Held>> HeldReplicas(const Placement& placement, const Cluster& cluster,
-                                            std::uint32_t layer);
-
 /// Method that divides an expert's tokens among its replicas.
 enum class DispatchMethod : std::uint8_t {
   kProportional,  ///< equal shares, a GPU's own tokens first; the others go to free shares in

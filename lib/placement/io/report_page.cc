@@ -87,24 +87,17 @@ Json Rounds(const Migration& migration, std::uint32_t step) {
   return rounds;
 }
 
-Json MemoryPart(const GpuMemory& memory) {
-  return {{"bytes", memory.bytes()},
-          {"weights", memory.weights},
-          {"gradients", memory.gradients},
-          {"optimizer", memory.optimizer}};
-}
-
 Json Memory(const PlannedCost& cost) {
   if (!cost.memory) return {};
   const auto& dropped = cost.memory->rematerialized;
-  return {{"gpu", MemoryPart(cost.memory->gpu)},
-          {"rematerialized", dropped ? MemoryPart(*dropped) : Json()},
-          {"vanilla", cost.vanilla_memory ? MemoryPart(cost.vanilla_memory->gpu) : Json()}};
+  return {{"gpu", MemoryJson(cost.memory->gpu)},
+          {"rematerialized", dropped ? MemoryJson(*dropped) : Json()},
+          {"vanilla", cost.vanilla.memory ? MemoryJson(cost.vanilla.memory->gpu) : Json()}};
 }
 
 Json Times(const PlannedCost& cost) {
   if (!cost.times) return {};
-  const std::optional<ModelTimes>& vanilla = cost.vanilla_times;
+  const std::optional<ModelTimes>& vanilla = cost.vanilla.times;
   Json layers = Json::array();
   for (std::size_t l = 0; l < cost.times->layers.size(); ++l) {
     const LayerTimes& layer = cost.times->layers[l];
@@ -124,9 +117,9 @@ Json Times(const PlannedCost& cost) {
 
 /// Adds the cells of a row of the comparison table; null without a value.
 void AddCost(const PlannedCost& cost, Json* row) {
-  const bool compared = cost.times && cost.vanilla_times;
+  const bool compared = cost.times && cost.vanilla.times;
   (*row)["seconds"] = cost.times ? Json(cost.times->seconds()) : Json();
-  (*row)["speedup"] = compared ? Json(SpeedupOf(*cost.times, *cost.vanilla_times).model) : Json();
+  (*row)["speedup"] = compared ? Json(SpeedupOf(*cost.times, *cost.vanilla.times).model) : Json();
   (*row)["memory_bytes"] = cost.memory ? Json(cost.memory->gpu.bytes()) : Json();
 }
 

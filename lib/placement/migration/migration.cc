@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "placement/core/device_lists.h"
 #include "placement/migration/rounds_internal.h"
 #include "support/base/checked.h"
 
@@ -25,21 +26,6 @@ bool Has(std::span<const std::int32_t> slots, std::uint32_t expert) {
   return std::find(slots.begin(), slots.end(), static_cast<std::int32_t>(expert)) != slots.end();
 }
 
-// Returns the live devices with a replica of each expert of a layer, ascending.
-std::vector<std::vector<std::uint32_t>> HoldersOf(const Placement& placement,
-                                                  const Cluster& cluster, std::uint32_t layer) {
-  std::vector<std::vector<std::uint32_t>> holders(placement.ExpertsOf(layer));
-  for (std::uint32_t d = 0; d < placement.device_count(); ++d) {
-    if (!cluster.alive(d)) continue;
-    for (const std::int32_t e : placement.slots(layer, d)) {
-      if (e == kNoExpert) continue;
-      auto& mine = holders[static_cast<std::size_t>(e)];
-      if (mine.empty() || mine.back() != d) mine.push_back(d);
-    }
-  }
-  return holders;
-}
-
 class Planner {
  public:
   Planner(const Placement& current, const Placement& next, const Cluster& cluster)
@@ -54,7 +40,7 @@ class Planner {
     holders_.reserve(current_.layers);
     for (std::uint32_t l = 0; l < current_.layers; ++l) {
       SW_TRY(CheckStop(stop));
-      holders_.push_back(HoldersOf(current_, cluster_, l));
+      holders_.push_back(HeldReplicas(current_, cluster_, l));
       FindNeeds(l, migration);
     }
     // Serves rare experts first, since they have the fewest senders to choose from.
@@ -75,9 +61,9 @@ class Planner {
   std::uint32_t OwnerNodes(std::uint32_t layer, std::uint32_t expert) const {
     std::uint32_t count = 0;
     std::uint32_t last = cluster_.node_count();
-    for (const std::uint32_t d : holders_[layer][expert]) {
-      count += node(d) != last ? 1 : 0;
-      last = node(d);
+    for (const Held& held : holders_[layer][expert]) {
+      count += node(held.device) != last ? 1 : 0;
+      last = node(held.device);
     }
     return count;
   }
@@ -119,8 +105,8 @@ class Planner {
   // the node's other devices from inside the node.
   void Serve(const Need& need, Migration* migration) {
     std::vector<std::uint32_t> inside;
-    for (const std::uint32_t d : holders_[need.layer][need.expert]) {
-      if (node(d) == need.node) inside.push_back(d);
+    for (const Held& held : holders_[need.layer][need.expert]) {
+      if (node(held.device) == need.node) inside.push_back(held.device);
     }
     for (std::uint32_t i = need.first; i < need.last; ++i) {
       const std::uint32_t to = devices_[i];
@@ -145,13 +131,12 @@ class Planner {
   std::uint32_t BestOwner(const Need& need) const {
     const auto& holders = holders_[need.layer][need.expert];
     const std::uint32_t rack = cluster_.nodes[need.node].rack;
-    return *std::min_element(holders.begin(), holders.end(), [&](std::uint32_t a, std::uint32_t b) {
-      const auto key = [&](std::uint32_t d) {
-        return std::tuple(node_out_[node(d)], cluster_.nodes[node(d)].rack != rack, node(d),
-                          device_out_[d], d);
-      };
-      return key(a) < key(b);
-    });
+    const auto key = [&](const Held& held) {
+      const std::uint32_t from = node(held.device);
+      return std::tuple(node_out_[from], cluster_.nodes[from].rack != rack, from,
+                        device_out_[held.device], held.device);
+    };
+    return std::ranges::min_element(holders, {}, key)->device;
   }
 
   Reach ReachOf(std::uint32_t from, std::uint32_t to) const {
@@ -163,7 +148,7 @@ class Planner {
   const Placement& current_;
   const Placement& next_;
   const Cluster& cluster_;
-  std::vector<std::vector<std::vector<std::uint32_t>>> holders_;  // [layer][expert]
+  std::vector<std::vector<std::vector<Held>>> holders_;  // [layer][expert]
   std::vector<Need> needs_;
   std::vector<std::uint32_t> devices_;
   std::vector<std::uint64_t> node_out_, node_in_, device_out_;  // transfers so far

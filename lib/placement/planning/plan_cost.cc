@@ -17,20 +17,21 @@ using Column = text::Table::Column;
 using Json = nlohmann::json;
 using text::kRight;
 
-/// Computes the cost of one placement into two members of a PlannedCost.
-Status Compute(const PlanRequest& request, const PlanInput& input, const StrategyResult& result,
-               const StopCheck& stop, std::optional<ModelTimes>* times,
-               std::optional<PlanMemory>* memory) {
+/// Computes the cost of one placement.
+Result<PlacementCost> Compute(const PlanRequest& request, const PlanInput& input,
+                              const StrategyResult& result, const StopCheck& stop) {
+  PlacementCost cost;
   const Placement* const owners = result.owners ? &*result.owners : nullptr;
   if (input.cluster.param_bytes > 0) {
-    SW_TRY_ASSIGN(*memory, MemoryOf(result.placement, owners, input.cluster));
+    SW_TRY_ASSIGN(cost.memory, MemoryOf(result.placement, owners, input.cluster));
   }
-  if (!request.cost.given()) return {};
+  if (!request.cost.given()) return cost;
   CostInputs inputs = request.cost;
   inputs.nonmoe_seconds = request.options.hecate.nonmoe_seconds;
-  *times = TimesOf(result.placement, owners, input.later ? *input.later : input.loads,
-                   input.cluster, inputs, stop);
-  return CheckStop(stop);
+  cost.times = TimesOf(result.placement, owners, input.later ? *input.later : input.loads,
+                       input.cluster, inputs, stop);
+  SW_TRY(CheckStop(stop));
+  return cost;
 }
 
 std::string MillisOf(double seconds) { return Fixed(seconds * 1e3, 3); }
@@ -53,8 +54,8 @@ std::string TimesText(const PlannedCost& cost) {
                      MillisOf(times.other) + " of it in other layers\n          experts " +
                      MillisOf(sum.experts) + ", all-to-all " + MillisOf(sum.all_to_all) +
                      ", copies and gradients " + MillisOf(sum.exposed) + "\n";
-  if (cost.vanilla_times) {
-    const Speedup speedup = SpeedupOf(times, *cost.vanilla_times);
+  if (cost.vanilla.times) {
+    const Speedup speedup = SpeedupOf(times, *cost.vanilla.times);
     text += "          " + Fixed(speedup.model, 2) + " times as fast as vanilla; MoE layers " +
             Fixed(speedup.least, 2) + " to " + Fixed(speedup.most, 2) + " times, " +
             Fixed(speedup.mean, 2) + " in the geometric mean\n";
@@ -76,21 +77,14 @@ std::string MemoryText(const PlannedCost& cost) {
     more = FormatBytes(cost.memory->rematerialized->bytes()) +
            " if copies are dropped after each layer";
   }
-  if (cost.vanilla_memory) {
-    more += (more.empty() ? "" : "; ") + FormatBytes(cost.vanilla_memory->gpu.bytes()) +
+  if (cost.vanilla.memory) {
+    more += (more.empty() ? "" : "; ") + FormatBytes(cost.vanilla.memory->gpu.bytes()) +
             " with vanilla";
   }
   return more.empty() ? text : text + "          " + more + "\n";
 }
 
-Json MemoryJson(const GpuMemory& memory) {
-  return {{"bytes", memory.bytes()},
-          {"weight_bytes", memory.weights},
-          {"gradient_bytes", memory.gradients},
-          {"optimizer_bytes", memory.optimizer}};
-}
-
-Json MemoryJson(const PlanMemory& memory) {
+Json PlanMemoryJson(const PlanMemory& memory) {
   Json json = {{"gpu", MemoryJson(memory.gpu)}};
   if (memory.rematerialized) json["rematerialized_gpu"] = MemoryJson(*memory.rematerialized);
   return json;
@@ -113,12 +107,12 @@ Json TimesJson(const PlannedCost& cost, const TokenCounts& loads) {
   Json json = {{"seconds", times.seconds()},
                {"rematerialized_seconds", times.rematerialized()},
                {"other_seconds", times.other}};
-  if (cost.vanilla_times) {
-    const Speedup speedup = SpeedupOf(times, *cost.vanilla_times);
+  if (cost.vanilla.times) {
+    const Speedup speedup = SpeedupOf(times, *cost.vanilla.times);
     for (std::size_t l = 0; l < layers.size(); ++l) {
       if (speedup.layers[l] > 0) layers[l]["speedup"] = speedup.layers[l];
     }
-    json["vanilla_seconds"] = cost.vanilla_times->seconds();
+    json["vanilla_seconds"] = cost.vanilla.times->seconds();
     json["speedup"] = speedup.model;
     json["layer_speedup_least"] = speedup.least;
     json["layer_speedup_most"] = speedup.most;
@@ -130,11 +124,9 @@ Json TimesJson(const PlannedCost& cost, const TokenCounts& loads) {
 
 }  // namespace
 
-Result<PlannedCost> CostOf(const PlanRequest& request, const PlanInput& input,
-                           const StrategyResult& result, const StopCheck& stop) {
-  PlannedCost cost;
-  SW_TRY(Compute(request, input, result, stop, &cost.times, &cost.memory));
-  if (!cost.times && !cost.memory) return cost;
+Result<PlacementCost> VanillaCost(const PlanRequest& request, const PlanInput& input,
+                                  const StopCheck& stop) {
+  if (!request.cost.given() && input.cluster.param_bytes == 0) return PlacementCost{};
   SW_TRY_ASSIGN(const Strategy* const vanilla, FindStrategy("vanilla"));
   Options options;
   options.stop = stop;
@@ -142,10 +134,15 @@ Result<PlannedCost> CostOf(const PlanRequest& request, const PlanInput& input,
       PlanEachSize(input.loads, nullptr, [&](const TokenCounts& loads, const Placement* current) {
         return vanilla->plan(loads, input.cluster, current, options);
       });
-  if (!base && base.error().code == Errc::kInfeasible) return cost;
+  if (!base && base.error().code == Errc::kInfeasible) return PlacementCost{};
   if (!base) return tl::unexpected<Error>(base.error());
-  SW_TRY(Compute(request, input, *base, stop, &cost.vanilla_times, &cost.vanilla_memory));
-  return cost;
+  return Compute(request, input, *base, stop);
+}
+
+Result<PlannedCost> CostOf(const PlanRequest& request, const PlanInput& input,
+                           const StrategyResult& result, const StopCheck& stop) {
+  SW_TRY_ASSIGN(PlacementCost cost, Compute(request, input, result, stop));
+  return PlannedCost{std::move(cost), input.vanilla};
 }
 
 std::string CostText(const PlannedCost& cost) {
@@ -155,7 +152,7 @@ std::string CostText(const PlannedCost& cost) {
 std::string CostLayersText(const PlannedCost& cost, const TokenCounts& loads) {
   if (!cost.times) return "";
   std::optional<Speedup> speedup;
-  if (cost.vanilla_times) speedup = SpeedupOf(*cost.times, *cost.vanilla_times);
+  if (cost.vanilla.times) speedup = SpeedupOf(*cost.times, *cost.vanilla.times);
   text::Table table({Column{"LAYER", kRight}, Column{"MS", kRight}, Column{"EXPERTS", kRight},
                      Column{"ALL-TO-ALL", kRight}, Column{"GATHER", kRight},
                      Column{"REDUCE", kRight}, Column{"EXPOSED", kRight},
@@ -186,7 +183,7 @@ std::string CostComparisonText(const std::vector<PlannedRow>& rows) {
     any = true;
     const LayerTimes sum = SumOf(*row.cost.times);
     std::optional<Speedup> speedup;
-    if (row.cost.vanilla_times) speedup = SpeedupOf(*row.cost.times, *row.cost.vanilla_times);
+    if (row.cost.vanilla.times) speedup = SpeedupOf(*row.cost.times, *row.cost.vanilla.times);
     const bool copies = row.cost.memory && row.cost.memory->rematerialized;
     table.AddRow({row.strategy, MillisOf(row.cost.times->seconds()), MillisOf(sum.experts),
                   MillisOf(sum.all_to_all), MillisOf(sum.exposed),
@@ -206,8 +203,8 @@ std::string CostComparisonText(const std::vector<PlannedRow>& rows) {
 void AddCostJson(const PlannedCost& cost, const TokenCounts& loads, Json* plan) {
   if (cost.times) (*plan)["times"] = TimesJson(cost, loads);
   if (!cost.memory) return;
-  Json memory = MemoryJson(*cost.memory);
-  if (cost.vanilla_memory) memory["vanilla_gpu"] = MemoryJson(cost.vanilla_memory->gpu);
+  Json memory = PlanMemoryJson(*cost.memory);
+  if (cost.vanilla.memory) memory["vanilla_gpu"] = MemoryJson(cost.vanilla.memory->gpu);
   (*plan)["memory"] = std::move(memory);
 }
 

@@ -9,8 +9,16 @@
 
 namespace shardwright::placement {
 
+/// Computes the cost of plain expert parallelism as CostOf does; empty if it is infeasible.
+/// \param input  `vanilla` is not used
+/// \pre as CostOf
+/// \error as CostOf
+/// Local; layers in parallel on the caller's task arena.
+Result<PlacementCost> VanillaCost(const PlanRequest& request, const PlanInput& input,
+                                  const StopCheck& stop);
+
 /// Computes the memory of a plan if the cluster specifies the size of an expert, and its times if
-/// the request has their inputs. Does the same for plain expert parallelism.
+/// the request has their inputs. Takes the cost of plain expert parallelism from `input.vanilla`.
 /// \pre CheckCost of the request and the cluster
 /// \error kLimit  as MemoryOf; kStopped
 /// Local; layers in parallel on the caller's task arena.

@@ -146,6 +146,14 @@ Result<PlanInput> ReadLocal(const PlanRequest& request, bool counts, Sink& sink)
   return input;
 }
 
+/// Computes the cost with which all plans are compared.
+Status AddVanilla(const PlanRequest& request, PlanInput* input, Sink& sink) {
+  return InArena(request.threads, [&]() -> Status {
+    SW_TRY_ASSIGN(input->vanilla, VanillaCost(request, *input, StopOf(sink)));
+    return {};
+  });
+}
+
 /// Verifies that a plan from a file fits counts and cluster, and measures it.
 Status Measured(const PlanRequest& request, const PlanFile& plan, const std::string& file,
                 EvaluatedPlan* answer, Sink& sink) {
@@ -228,7 +236,9 @@ VerifyOptions PlanRequest::Judging(const Sink& sink) const {
 
 Result<PlanInput> ReadPlanInput(comm::Comm& comm, const PlanRequest& request, Sink& sink) {
   const Interruptible reading(sink);
-  return comm.Agree(ReadLocal(request, comm.rank() == 0, sink));
+  SW_TRY_ASSIGN(PlanInput input, comm.Agree(ReadLocal(request, comm.rank() == 0, sink)));
+  SW_TRY(comm.OnRoot([&] { return AddVanilla(request, &input, sink); }));
+  return input;
 }
 
 namespace {
@@ -378,6 +388,7 @@ Result<EvaluatedPlan> EvaluatePlan(const PlanRequest& request, const std::string
   SW_TRY(Validate(input.loads, input.cluster));
   SW_TRY(CheckRates(request, input.cluster));
   SW_TRY(ReadTransitions(request, &input));
+  SW_TRY(AddVanilla(request, &input, sink));
   SW_TRY(
       InArena(request.threads, [&] { return Measured(request, plan, plan_file, &answer, sink); }));
   return answer;

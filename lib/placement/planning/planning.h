@@ -95,6 +95,7 @@ struct PlanInput {
   std::optional<std::uint64_t> moves_max;  ///< replicas that may move
   std::optional<TokenCounts> later;        ///< token counts at `measured_at`
   std::optional<Affinity> affinity;        ///< transitions between layers
+  PlacementCost vanilla;                   ///< cost of plain expert parallelism; on rank 0
 
   /// Returns the numbers of the layers that have no token in `loads`.
   std::vector<std::uint64_t> EmptyLayers() const;

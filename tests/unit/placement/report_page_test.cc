@@ -64,10 +64,10 @@ class ReportPageTest : public ::testing::Test {
 
 TEST_F(ReportPageTest, TimesAndMemoryAreThoseOfThePlan) {
   cost_.times = TimesOfLayers(0.25);
-  cost_.vanilla_times = TimesOfLayers(2.75);
+  cost_.vanilla.times = TimesOfLayers(2.75);
   cost_.memory = PlanMemory{{6 * kWeights, kWeights, 2 * kWeights},
                             GpuMemory{6 * kWeights, kWeights, kWeights}};
-  cost_.vanilla_memory = PlanMemory{{6 * kWeights, kWeights, kWeights}, {}};
+  cost_.vanilla.memory = PlanMemory{{6 * kWeights, kWeights, kWeights}, {}};
   const json data = Data();
   EXPECT_EQ(data["times"]["seconds"], 3);
   EXPECT_EQ(data["times"]["vanilla"], 8);
@@ -77,9 +77,9 @@ TEST_F(ReportPageTest, TimesAndMemoryAreThoseOfThePlan) {
   const json layer = {{"experts", 0.25}, {"all_to_all", 0.25}, {"exposed", 0.5}, {"vanilla", 3.5}};
   EXPECT_EQ(data["times"]["layers"][1], layer);
   EXPECT_EQ(data["memory"]["gpu"]["bytes"], 9 * kWeights);
-  EXPECT_EQ(data["memory"]["gpu"]["weights"], 2 * kWeights);
+  EXPECT_EQ(data["memory"]["gpu"]["weight_bytes"], 2 * kWeights);
   EXPECT_EQ(data["memory"]["rematerialized"]["bytes"], 8 * kWeights);
-  EXPECT_EQ(data["memory"]["vanilla"]["optimizer"], 6 * kWeights);
+  EXPECT_EQ(data["memory"]["vanilla"]["optimizer_bytes"], 6 * kWeights);
   EXPECT_EQ(data["rows"][0]["seconds"], 3);
   EXPECT_EQ(data["rows"][0]["speedup"], 8.0 / 3);
   EXPECT_EQ(data["rows"][0]["memory_bytes"], 9 * kWeights);

@@ -67,7 +67,7 @@ function fillMemory() {
     ["vanilla", D.memory.vanilla]]) {
     if (memory === null) continue;
     const row = make("tr", memory === D.memory.gpu ? { class: "chosen" } : {});
-    for (const text of [name, ...[memory.bytes, memory.weights, memory.gradients, memory.optimizer].map(bytes)]) {
+    for (const text of [name, ...[memory.bytes, memory.weight_bytes, memory.gradient_bytes, memory.optimizer_bytes].map(bytes)]) {
       row.append(make("td", {}, text));
     }
     table.append(row);
