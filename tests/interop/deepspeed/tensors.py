@@ -129,3 +129,16 @@ def logical_tensors(engine, case):
             if not torch.equal(whole.setdefault(name, tensor), tensor):
                 raise AssertionError(f"ranks hold different values of {name}")
     return whole
+
+
+def unequal(got, want):
+    """Compares tensors by name. Returns a line for each difference."""
+    found = []
+    for name, tensor in want.items():
+        if name not in got:
+            found.append(f"{name}: missing")
+        elif got[name].shape != tensor.shape or got[name].dtype != tensor.dtype:
+            found.append(f"{name}: {got[name].dtype} {list(got[name].shape)} for {tensor.dtype} {list(tensor.shape)}")
+        elif not torch.equal(got[name], tensor):
+            found.append(f"{name}: off by up to {(got[name] - tensor).abs().max().item():.3g}")
+    return found + [f"{name}: unexpected" for name in got if name not in want]

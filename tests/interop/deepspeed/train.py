@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 import entries
 from model import complete, make_engine, train_step
-from tensors import logical_tensors
+from tensors import logical_tensors, unequal
 
 STEPS = 4  # before the checkpoint, and after it
 NOTE = "kept by whoever converts"
@@ -85,21 +85,13 @@ def make(folder, case):
 
 
 def differences(got, want, case, universal):
-    """Names and values that are not as at the checkpoint."""
-    found = []
-    for name, tensor in want.items():
-        kind = name.rsplit("/", 1)[1]
-        if kind == "computed":  # rounded from the master weights to whatever is computed with now
-            tensor = want[name.removesuffix("computed") + "fp32"].to(DTYPE[case["dtype"]]).float()
-        if universal and kind in ("frozen", "buffer"):
-            continue  # DeepSpeed's universal loader leaves them as they are
-        if name not in got:
-            found.append(f"{name}: missing")
-        elif got[name].shape != tensor.shape:
-            found.append(f"{name}: {list(got[name].shape)} for {list(tensor.shape)}")
-        elif not torch.equal(got[name], tensor):
-            found.append(f"{name}: off by up to {(got[name] - tensor).abs().max().item():.3g}")
-    return found + [f"{name}: unexpected" for name in got if name not in want]
+    """Returns a line for each tensor that is not as at the checkpoint."""
+    left = ("frozen", "buffer") if universal else ()  # DeepSpeed's universal loader leaves them as they are
+    kept = {name: tensor for name, tensor in want.items() if name.rsplit("/", 1)[1] not in left}
+    for name in kept:
+        if name.endswith("/computed"):  # rounded from the master weights to whatever is computed with now
+            kept[name] = want[name.removesuffix("computed") + "fp32"].to(DTYPE[case["dtype"]]).float()
+    return unequal({name: tensor for name, tensor in got.items() if name in kept or name not in want}, kept)
 
 
 def resume(checkpoint, case, folder, universal, steps, load_it):

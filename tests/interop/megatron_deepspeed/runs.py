@@ -17,13 +17,13 @@ import torch.distributed as dist
 
 import gpt
 import parallel
-from tensors import stages_1_and_2
+from tensors import stages_1_and_2, unequal
 
 STEPS = 4  # before the checkpoint, and after it
 
 
 def own_tensors(engine):
-    """Those of this rank by name, each with its cut: master weights, moments, and the weights that are computed with."""
+    """Returns those of this rank by name, each with its cut: master weights, moments, and the weights that are computed with."""
     names, cuts = {}, {}
     for name, weight in engine.module.named_parameters(remove_duplicate=False):
         names.setdefault(id(weight), name)
@@ -62,7 +62,7 @@ def whole_tensors(engine, case):
 
 
 def counters(engine):
-    """Collective. The contents of a checkpoint besides tensors and client state."""
+    """Collective. Returns the contents of a checkpoint besides tensors and client state."""
     groups = [{key: group[key] for key in ("lr", "weight_decay", "betas", "eps", "wd_mult", "lr_mult")}
               for group in engine.optimizer.param_groups]
     steps = sorted({float(state["step"]) for state in inner_optimizer(engine).state.values()})
@@ -88,19 +88,6 @@ def make(folder, case):
     return {"losses": before + losses, "optimizer": type(engine.optimizer).__name__}
 
 
-def differences(got, want):
-    """Names and values that are not as at the checkpoint."""
-    found = []
-    for name, tensor in want.items():
-        if name not in got:
-            found.append(f"{name}: missing")
-        elif got[name].shape != tensor.shape or got[name].dtype != tensor.dtype:
-            found.append(f"{name}: {got[name].dtype} {list(got[name].shape)} for {tensor.dtype} {list(tensor.shape)}")
-        elif not torch.equal(got[name], tensor):
-            found.append(f"{name}: off by up to {(got[name] - tensor).abs().max().item():.3g}")
-    return found + [f"{name}: unexpected" for name in got if name not in want]
-
-
 def resume(checkpoint, case, folder, universal, again):
     """Collective. Lists the differences, how much was compared, and by how much the losses differ. `again`: a folder to save
     to before training on."""
@@ -110,7 +97,7 @@ def resume(checkpoint, case, folder, universal, again):
     if path is None:
         raise AssertionError(f"DeepSpeed finds no checkpoint in {checkpoint}")
     got, want = whole_tensors(engine, case), torch.load(folder / "tensors.pt", weights_only=True)
-    wrong = differences(got, want)
+    wrong = unequal(got, want)
     if not universal:  # Megatron does not compare these for a universal checkpoint
         wrong += gpt.rejected_arguments(client["args"], case)
     if client["iteration"] != STEPS or client["args"].params_dtype != gpt.DTYPE[case["dtype"]]:
@@ -127,7 +114,7 @@ def resume(checkpoint, case, folder, universal, again):
 
 
 def make_case(folder, case):
-    """Makes a checkpoint; the losses of the run and the name of DeepSpeed's optimizer class."""
+    """Makes a checkpoint. Returns the losses of the run and the name of DeepSpeed's optimizer class."""
     case = gpt.complete(case)
     folder.mkdir(parents=True, exist_ok=True)
     return ranks.run(gpt.ranks_of(case), make, folder, case)
