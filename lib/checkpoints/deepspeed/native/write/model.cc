@@ -299,6 +299,7 @@ const Node* MegatronArgsNode(Arena& arena, const Geometry& geometry, const Node*
 
 Status PassThrough(Arena& arena, Graft& graft, const Geometry& geometry, const Node* source,
                    Node* root) {
+  const Node* const arguments = MegatronArgs(source) != nullptr ? source->Find("args") : nullptr;
   for (std::size_t i = 0; i < source->entry_count(); ++i) {
     const Node* key = source->key(i);
     if (IsOneOf(key, kModelKeys) || IsOneOf(key, kConfigKey)) continue;
@@ -306,10 +307,9 @@ Status PassThrough(Arena& arena, Graft& graft, const Geometry& geometry, const N
     if (!value) {
       return Within(key->is_string() ? key->text : "client state", std::move(value).error());
     }
-    const bool arguments =
-        MegatronArgs(source) != nullptr && source->value(i) == source->Find("args");
+    const bool sized = arguments != nullptr && source->value(i) == arguments;
     root->items.push_back(key);
-    root->items.push_back(arguments ? MegatronArgsNode(arena, geometry, *value) : *value);
+    root->items.push_back(sized ? MegatronArgsNode(arena, geometry, *value) : *value);
   }
   if (root->Find("global_steps") == nullptr) {
     return Fail(Errc::kBadInput, "the source's model states have no \"global_steps\"");
