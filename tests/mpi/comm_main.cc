@@ -3,12 +3,11 @@
 // with messages of at most SW_TEST_CHUNK bytes if that is set. Exit code 0 only if all ranks
 // succeed, 77 if there is too little memory for "big".
 
-#include <unistd.h>
-
 #include <cstdio>
 #include <cstdlib>
 #include <string_view>
 
+#include "engine/device/host.h"
 #include "support/comm/comm.h"
 #include "unit/support/comm/collectives.h"
 
@@ -35,10 +34,7 @@ Bytes Big(int from) {
   return bytes;
 }
 
-bool IsShortOfMemory() {
-  const auto pages = static_cast<std::uint64_t>(::sysconf(_SC_AVPHYS_PAGES));
-  return pages * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE)) < 3 * kBig;
-}
+bool IsShortOfMemory() { return device::FreeHostBytes().value_or(0) < 3 * kBig; }
 
 // Rank 0 sends more than 2 GiB in one piece to all ranks, then to the last rank only.
 Status CheckBig(Comm& comm) {
