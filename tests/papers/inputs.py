@@ -79,7 +79,8 @@ def patterns():
     mesh = [{"split": "dim", "dim": 0, "ranks": 2, "uneven": True}, {"split": "dim", "dim": 1, "ranks": 2}]
     first = [{"match": r".*widen\.weight", "split": "mesh", "axes": mesh},
              {"match": r".*narrow\.bias", "split": "average"},
-             {"match": r".*attend\.(weight|bias)", "split": "sub", "dim": 0, "sizes": [16, 4, 4]}]
+             {"match": r".*attend\.(weight|bias)", "split": "sub", "dim": 0, "sizes": [16, 4, 4]},
+             {"match": r".*attended\.weight", "split": "sub", "dim": 0, "ratio": [1, 1]}]
     return json.dumps({"family": "papers", "rules": first + RULES})
 
 

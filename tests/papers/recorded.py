@@ -7,6 +7,7 @@ import re
 from rows import ROOT, Wrong
 
 BENCHMARKS = ROOT / "docs" / "benchmarks.md"
+INTEROP = ROOT / "docs" / "interop.md"
 PLACEMENT = ROOT / "docs" / "placement.md"
 RESUMES = ROOT / "tests" / "interop" / "formats" / "results.tsv"
 
@@ -37,6 +38,15 @@ def resumes(source):
             f"losses differ by at most {largest:.2g}")
 
 
+def pipelines(key):
+    """\\returns what DeepSpeed found when it resumed the conversions of a row of docs/interop.md that begins with the key"""
+    for line in INTEROP.read_text(encoding="utf-8").splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        if line.startswith(f"| {key} ") and len(cells) == 4:
+            return f"{cells[1]} to {cells[2]}: all tensors equal bit for bit, losses differ by at most {cells[3]}"
+    raise Wrong(f"docs/interop.md has no row {key}")
+
+
 def throughput(figure):
     """\\returns the ratios of lazarus to DeepSpeed for GPT-S and GPT-L, in the table of docs/placement.md"""
     found = re.findall(rf"^\| {figure}\b[^|]*\| GPT-[SL] \| ([0-9.]+) \|", PLACEMENT.read_text(encoding="utf-8"), re.MULTILINE)
@@ -45,9 +55,9 @@ def throughput(figure):
     return " and ".join(found) + " times"
 
 
-READERS = {"benchmark": benchmark, "resumes": resumes, "throughput": throughput}
+READERS = {"benchmark": benchmark, "resumes": resumes, "pipelines": pipelines, "throughput": throughput}
 WRITERS = {"benchmark": "tests/perf/bench.py", "resumes": "tests/interop/formats/matrix.py --all --record",
-           "throughput": "ctest -R placement_trace_test"}
+           "pipelines": "tests/interop/megatron_deepspeed/resume_test.py --all", "throughput": "ctest -R placement_trace_test"}
 
 
 def value(row):
