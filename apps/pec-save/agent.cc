@@ -318,8 +318,8 @@ int AgentMain(int argc, const char* const* argv) {
               "unix:PATH|HOST:PORT");
   app.AddText(
       "--plan", &options.plan,
-      "plan of pec-save plan --agents, in place of --peer. It has the address of this agent "
-      "and the agents that keep its copies. The agent follows newer versions of the file",
+      "agent plan of pec-save plan --agents, in place of --peer: the address of this agent and "
+      "the agents that keep its copies. Newer versions of the file are loaded while the agent runs",
       "FILE");
   key.AddTo(app);
   app.AddText("--name", &options.name,

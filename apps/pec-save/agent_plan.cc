@@ -133,7 +133,7 @@ Status WriteAgentPlan(cli::Context& context, const partial::PlanAnswer& answer,
 
 int ReplanMain(int argc, const char* const* argv) {
   cli::App app("pec-save replan",
-               "Write the next version of a plan of agents, after nodes have left. Running agents "
+               "Write the next version of an agent plan, after nodes are lost. Running agents "
                "take it when it replaces their file (docs/formats/agent-plan.md).",
                {{"plan.json plan.json --force --lost node8", "Places the copies without node8."},
                 {"plan.json plan.json --force --lost node8 --joined node9:4711",

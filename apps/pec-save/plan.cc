@@ -105,7 +105,7 @@ void PlanFlags::AddTo(cli::App& app) {
   app.ShowInShortHelp({"--k", "--policy", "--tokens", "--checkpoints", "--zero", "--copies"});
   app.Group("Plan");
   app.AddCount("--checkpoints", &request.checkpoints, 1, kMostCheckpoints,
-               "number of checkpoints to plan; each starts after the one before is complete");
+               "checkpoints to plan, each complete before the next");
   app.AddCount("--zero", &request.zero_stage, 0, 3,
                "ZeRO stage. From stage 1, each rank saves its part of the optimizer state; with "
                "stage 3, also of the weights");
@@ -118,13 +118,12 @@ void PlanFlags::AddTo(cli::App& app) {
   app.AddCount("--iterations", &request.iterations, 1, kMany,
                "dynamic K: length of the run in iterations");
   app.AddReal("--lost-share", &request.lost_share, 0, 1,
-              "dynamic K: share of memory copies lost in a fault [default: one node]");
+              "dynamic K: share of copies that a fault destroys [default: one node]");
   job.AddTo(app, &request.job, true);
   app.Group("Budgets from bandwidths");
   app.AddBandwidth("--host-bandwidth", &request.host_bandwidth,
-                   "bytes per second from the device of a rank to host memory. With "
-                   "--iteration-time it gives the budget of the budget policies, in place of "
-                   "--budget; 0: it does not (docs/pec-planning.md)");
+                   "bytes per second from a device to host memory. With --iteration-time it "
+                   "replaces --budget; 0: off (docs/pec-planning.md)");
   app.AddBandwidth("--network-bandwidth", &request.network_bandwidth,
                    "bytes per second from a rank to other nodes. Selects which experts of a "
                    "snapshot are sent there in the same iteration; 0: none");
@@ -138,17 +137,17 @@ void PlanFlags::AddTo(cli::App& app) {
       "--pp", &request.pipeline_stages, 1, kMostStages,
       "number of pipeline stages of --dp workers each; sizes and layers apply to one stage");
   app.AddBandwidth("--copy-bandwidth", &request.copy_bandwidth,
-                   "bytes per second from a worker to others; 0: no times");
+                   "bytes per second of a worker to other nodes; 0: no times");
   app.AddList("--agents", &agents,
-              "agents of the nodes in the order of their ranks, separated by commas, for a plan of "
-              "their copies",
+              "write an agent plan for these agents, one for each node in the order of ranks, "
+              "separated by commas",
               "[NAME=]ADDRESS");
-  app.AddText("-o,--output", &output, "file for the plan of --agents", "FILE");
+  app.AddText("-o,--output", &output, "file for the agent plan", "FILE");
   app.Group("Gradients instead of state");
   app.AddFlag("--gradients", &request.gradients,
-              "send gradients for experts that were sent in the iteration before");
+              "send gradients, not state, for experts sent in the iteration before");
   app.AddCount("--full-every", &request.full_every, 1, kMany,
-               "consecutive gradients of an expert before its state is sent again");
+               "consecutive gradients of an expert between two states");
   app.AddSize("--gradient-budget", &request.gradient_budget,
               "bytes per iteration. The rule of least bytes decides what to send; the rest of the "
               "budget is used for the states of experts with the longest chains of gradients "
@@ -168,7 +167,7 @@ void PlanFlags::AddTo(cli::App& app) {
   app.AddCount("--lost-tokens", &lost_tokens, 0, kMany,
                "tokens that an expert lost, made up for with 10 % more capacity");
   app.AddReal("--checkpoint-time", &request.checkpoint_s, 0, 1e7,
-              "seconds per checkpoint [default: those of the largest share]");
+              "seconds per checkpoint [default: time to copy the largest share]");
   app.AddReal("--retrieval-time", &request.retrieval_s, 0, 1e7,
               "seconds to load a checkpoint; shows the time that a failure wastes");
 }
@@ -197,8 +196,8 @@ Status PlanFlags::CheckBandwidths(const cli::App& app) const {
   if (request.network_bandwidth > 0) {
     if (request.host_bandwidth == 0 && agent.empty()) {
       return Fail(Errc::kUsage,
-                  "--network-bandwidth requires --host-bandwidth: only experts in host memory are "
-                  "sent to other nodes");
+                  "--network-bandwidth requires --host-bandwidth or --agent: only experts in host "
+                  "memory are sent to other nodes");
     }
     SW_TRY(app.Exclude({"--dead-ranks"}, "--network-bandwidth: all workers send"));
   }

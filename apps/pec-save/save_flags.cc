@@ -20,7 +20,7 @@ void SelectionFlags::AddTo(cli::App& app) {
   app.Group("Selection of experts");
   app.AddCount("--k", &k, 1, 65536, "number of experts to select in each MoE layer");
   app.AddCount("--k-persist", &k_persist, 1, 65536,
-               "number of these experts to write to storage [default: all]");
+               "number of selected experts per layer to persist [default: all]");
   app.AddEnum<partial::Policy>(
       "--policy", &policy, PolicyWords(),
       "how experts are selected. sequential: in turn; load-aware: those with "

@@ -64,13 +64,15 @@ void AddStepModel(cli::App& app, partial::TuneRequest* request) {
   app.Group("Computed time of a forward and backward pass");
   app.AddReal("--gpu-flops", &step.gpu_flops, 0, 1e18,
               "operations per second that a GPU reaches, such as 6.2e13. Computes "
-              "--forward-backward from the sizes of the job and these flags; 0: do not");
+              "--forward-backward from the sizes of the job and these flags; 0: off");
   app.AddCount("--sequence-length", &step.sequence_length, 1, kMany, "tokens of a sequence");
   app.AddCount("--sequences", &step.sequences, 1, kMany,
                "sequences of a data-parallel rank in an iteration");
-  app.AddCount("--top-k", &step.top_k, 1, limits::kMoeExperts, "experts of a token in a layer");
-  app.AddCount("--attention-layers", &step.attention_layers, 0, limits::kMoeLayers,
-               "number of attention layers; 0: leave out their scores and reductions");
+  app.AddCount("--top-k", &step.top_k, 1, limits::kMoeExperts,
+               "number of experts that process each token in an MoE layer");
+  app.AddCount(
+      "--attention-layers", &step.attention_layers, 0, limits::kMoeLayers,
+      "number of attention layers; 0: ignore attention scores and tensor-parallel reductions");
   app.AddCount("--hidden-size", &step.hidden_size, 1, kMany, "elements of a token between layers");
   app.AddSize("--token-bytes", &step.token_bytes,
               "bytes of a token that is sent to an expert; 0: two for each element");
@@ -134,8 +136,8 @@ int TuneMain(int argc, const char* const* argv) {
                "number of tensor-parallel ranks, each of which saves an equal part of a "
                "data-parallel rank's bytes");
   app.AddBandwidth("--network-bandwidth", &request.network_bandwidth,
-                   "bytes per second from a rank to other nodes; adds the column GEMINI, and with "
-                   "--gpu-flops the time of tokens to other nodes; 0: neither");
+                   "bytes per second from a rank to other nodes. Adds the column GEMINI, and with "
+                   "--gpu-flops the time to send tokens to experts on other nodes; 0: off");
   app.AddText("--measure", &measure,
               "measure both bandwidths, in the FOLDER of the future store. Every rank writes, "
               "syncs and removes 256 MiB there, and copies as much in memory",

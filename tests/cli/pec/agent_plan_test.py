@@ -33,7 +33,7 @@ class Planned(Agents):
         self.file = self.work / "plan.json"
 
     def plan(self, names, *words, file=None, code=0):
-        """A plan of agents at socket files, a rank each. \\returns its part of the report"""
+        """An agent plan with socket files, a rank each. \\returns its part of the report"""
         agents = ",".join(f"node-{name}={self.address(name)}" for name in names)
         result = self.run_tool("pec-save", "plan", *words, *JOB, "--dp", len(names), "--agents", agents,
                                "-o", file or self.file, code=code)
@@ -244,7 +244,7 @@ class Written(Planned):
                             (("--copies", 1, "--agents", "a:1,b:1"), "--agents requires --output"),
                             (("--copies", 1, "-o", self.file), "--output requires --agents"),
                             (("--force",), "--force requires --output"),
-                            ((*JOB, "--agents", "a:1,b", "-o", self.file), "address b:"),
+                            ((*JOB, "--agents", "a:1,b", "-o", self.file), 'address "b":'),
                             ((*JOB, "--agents", "unix:/x,b:1", "-o", self.file), "requires a name"),
                             ((*JOB, "--agents", "a:1", "--dp", 2, "-o", self.file), "one agent for each node"),
                             ((*JOB, "--agents", "a:1,a:2", "--dp", 2, "-o", self.file), "two agents have the name")):
@@ -255,7 +255,7 @@ class Written(Planned):
         self.plan("ab", code=6)
         for words, said in (((), "requires agents that are lost or have joined"), (("--lost", "node-x"), '"node-x"'),
                             (("--joined", "c:1"), "has no place"), (("--lost", "node-a,node-b"), "all agents"),
-                            (("--joined", "c"), "address c:")):
+                            (("--joined", "c"), 'address "c":')):
             self.replan(*words, code=2)
             self.assertIn(said, self.stderr)
         self.run_tool("pec-save", "replan", self.file, self.file, "--lost", "node-a", code=6)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Any bytes as input of an agent's socket: a line of a request or an answer, a hello, and the list
-// of checkpoints. Also a plan of agents. Accepted lists name versions that a restore can use.
+// of checkpoints. Also an agent plan. Accepted lists name versions that a restore can use.
 
 #include <cstddef>
 #include <cstdint>
@@ -36,7 +36,7 @@ void UseList(std::string_view text) {
   }
 }
 
-/// A plan of agents. An accepted plan is written the same again.
+/// An agent plan. An accepted plan is written the same again.
 void UsePlan(std::string_view text) {
   const auto plan = partial::ParseAgentPlan(text, "input");
   if (!plan) {

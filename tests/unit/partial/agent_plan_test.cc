@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Plans of agents: placement, the file, and an agent that follows it.
+// Agent plans: placement, the file, and an agent that follows it.
 #include <chrono>
 #include <filesystem>
 #include <fstream>

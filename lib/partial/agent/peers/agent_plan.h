@@ -54,7 +54,7 @@ struct AgentPlace {
 /// Pure.
 Result<AgentPlace> ParseAgentPlace(const std::string& text);
 
-/// A job that gets a plan of agents.
+/// A job that gets an agent plan.
 struct AgentPlanRequest {
   std::string store;     ///< as AgentPlan
   std::uint64_t dp = 1;  ///< data-parallel ranks of each pipeline stage

@@ -62,7 +62,7 @@ Status ReadPlanHead(const Json& root, const std::string& where, AgentPlan* plan)
   const Json* const schema = root.is_object() ? json::Find(root, "schema") : nullptr;
   if (schema == nullptr || *schema != kSchema) {
     return Fail(Errc::kBadInput, where,
-                ": not a plan of agents, which pec-save plan --agents "
+                ": not an agent plan, which pec-save plan --agents "
                 "writes: \"schema\": \"",
                 kSchema, "\" is missing");
   }

@@ -31,10 +31,10 @@ BACKEND = "shardwright"  # name of the rendezvous below in torchrun
 USAGE = """Usage: python -m shardwright.elastic controller HOST:PORT
        python -m shardwright.elastic node [--name NAME] TORCHRUN-ARGUMENTS
 
-controller  keeps the meeting point of the nodes. It must outlive them. Any process that reaches the port can use it.
+controller  runs the rendezvous store of the nodes. It must outlive them. It has no authentication.
 node        runs torchrun with these arguments, and keeps the states of the node's ranks in memory. Required among them:
             --nnodes MIN:MAX --rdzv-backend c10d --rdzv-endpoint HOST:PORT --rdzv-id JOB --rdzv-conf is_host=0
-            If the job is running, the node joins after the trainers have called it.
+            If the job is running, the node waits until the trainers admit it.
 
 Documentation: elastic.md in shardwright.DOCS
 """

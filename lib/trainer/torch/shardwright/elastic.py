@@ -54,7 +54,7 @@ class Elastic:
     nodes torchrun starts the training processes again. The constructor then plans the placement of experts for the nodes that
     are there, and load() fills the model: from the memory of this node, from other nodes, and from storage only what no node has.
 
-    The state is always that of one iteration. If the nodes that are left have all experts of a newer iteration than the newest
+    The state is always that of one iteration. If the remaining nodes have all experts of a newer iteration than the newest
     checkpoint, it is that one. Otherwise it is that of the checkpoint, and nodes still provide what they have of it in memory.
 
     Args:
@@ -66,10 +66,10 @@ class Elastic:
         faults: nodes that may fail at once without the loss of an expert, as in moe-replace. If the nodes have too few slots, the
             largest possible number is used.
         save_every: steps between checkpoints in the folder.
-        memory_every: steps between copies into the memory of nodes. A failure repeats fewer than this many steps.
+        memory_every: steps between copies into the memory of nodes. A failure repeats at most this many steps if no expert is lost.
         flags: more flags of moe-replace.
         command: the program moe-replace.
-        wait: seconds for which a node that joins waits for others. It is used after the next copy into memory.
+        wait: seconds to wait for more joining nodes after the first one. They join after the next copy into memory.
         group: process group of the ranks. Default: all ranks.
 
     Attributes:
