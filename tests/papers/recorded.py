@@ -55,8 +55,8 @@ def throughput(figure):
     return " and ".join(found) + " times"
 
 
-READERS = {"benchmark": benchmark, "resumes": resumes, "pipelines": pipelines, "throughput": throughput}
-WRITERS = {"benchmark": "tests/perf/bench.py", "resumes": "tests/interop/formats/matrix.py --all --record",
+READERS = {"benchmark": benchmark, "steps": benchmark, "resumes": resumes, "pipelines": pipelines, "throughput": throughput}
+WRITERS = {"benchmark": "tests/perf/bench.py", "steps": "tests/perf/table3.py", "resumes": "tests/interop/formats/matrix.py --all --record",
            "pipelines": "tests/interop/megatron_deepspeed/resume_test.py --all", "throughput": "ctest -R placement_trace_test"}
 
 
