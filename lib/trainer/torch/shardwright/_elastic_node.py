@@ -136,8 +136,10 @@ def _node(words: Sequence[str]) -> int:
     try:
         path = os.path.join(folder, "memory.sock")
         memory = NodeMemory(path)  # noqa: F841: lives as long as this process
+        # Every round gets a new store: torchrun's shared one has addresses of dead processes, and launchers that have counted
+        # different numbers of restarts use different keys in it.
         os.environ.update({MEMORY: path, NODE: f"{name}-{uuid.uuid4().hex[:8]}", CONTROLLER: given.rdzv_endpoint,
-                           JOB: given.rdzv_id})
+                           JOB: given.rdzv_id, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"})
         keys = _Keys(given.rdzv_endpoint, given.rdzv_id)
         if not _await_call(keys):
             print(f"{given.rdzv_id}: the job is done", file=sys.stderr)
