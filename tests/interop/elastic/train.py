@@ -138,10 +138,11 @@ def main(words=None):
         total = loss.detach().clone()
         dist.all_reduce(total)
         optimizer.step()
-        run.step([layer.tokens for layer in model.layers])
+        # Before the step is in memory: a step that is not repeated must be in the file, even if this rank is killed here.
         if rank == 0 and options.losses is not None:
             with options.losses.open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"step": step, "loss": total.item(), "ranks": ranks, "time": time.time()}) + "\n")
+        run.step([layer.tokens for layer in model.layers])
         time.sleep(options.pause)
     run.close()
     dist.destroy_process_group()
