@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <bit>
 #include <limits>
-#include <numeric>
+#include <tuple>
 
 namespace shardwright::placement::internal {
 namespace {
@@ -14,62 +14,6 @@ constexpr std::uint32_t kPartners = 128;
 
 }  // namespace
 
-SearchGround::SearchGround(const Cluster& cluster, FailureUnit failure_unit, std::uint32_t copies)
-    : copies_min(copies) {
-  std::vector<std::uint32_t> node_name(cluster.nodes.size(), ~0U);
-  std::vector<std::uint32_t> rack_name(cluster.racks.size(), ~0U);
-  const std::vector<double> speeds = RelativeSpeeds(cluster);
-  for (std::uint32_t d = 0; d < cluster.device_count(); ++d) {
-    if (!cluster.holds(d)) continue;
-    const std::uint32_t n = cluster.devices[d].node;
-    const std::uint32_t r = cluster.nodes[n].rack;
-    if (node_name[n] == ~0U) node_name[n] = nodes++;
-    if (rack_name[r] == ~0U) rack_name[r] = racks++;
-    device.push_back(d);
-    node.push_back(node_name[n]);
-    rack.push_back(rack_name[r]);
-    unit.push_back(failure_unit == FailureUnit::kRack ? rack_name[r] : node_name[n]);
-    slots.push_back(cluster.devices[d].slots);
-    speed.push_back(speeds[d]);
-  }
-  units = failure_unit == FailureUnit::kRack ? racks : nodes;
-}
-
-WindowShares::WindowShares(const TokenCounts& loads, std::uint32_t layer)
-    : experts_(loads.experts) {
-  for (std::size_t w = 0; w < loads.window_count(); ++w) {
-    const auto counts = loads.layer(layer, w);
-    const auto all = std::accumulate(counts.begin(), counts.end(), std::uint64_t{0});
-    if (all == 0 && (w + 1 < loads.window_count() || count_ > 0)) continue;
-    if (count_++ == 0) total_ = static_cast<double>(all);
-    const double scale = all == 0 ? 1 : total_ / static_cast<double>(all);
-    for (const std::uint64_t tokens : counts) {
-      tokens_.push_back(static_cast<double>(tokens) * scale);
-    }
-  }
-}
-
-double WindowShares::Peak(const SearchGround& ground, std::span<const std::int32_t> slots) const {
-  std::vector<std::uint32_t> replicas(experts_, 0);
-  for (const std::int32_t e : slots) {
-    if (e != kNoExpert) ++replicas[static_cast<std::size_t>(e)];
-  }
-  double peak = 0;
-  for (std::uint32_t w = 0; w < count_; ++w) {
-    std::size_t slot = 0;
-    for (std::uint32_t d = 0; d < ground.size(); ++d) {
-      double load = 0;
-      for (const std::size_t end = slot + ground.slots[d]; slot < end; ++slot) {
-        if (slots[slot] == kNoExpert) continue;
-        const auto e = static_cast<std::size_t>(slots[slot]);
-        load += tokens(w)[e] / replicas[e];
-      }
-      peak = std::max(peak, load / ground.speed[d]);
-    }
-  }
-  return peak;
-}
-
 LayerSearch::LayerSearch(const SearchGround& ground, std::span<const std::uint64_t> tokens,
                          const Placement* current, std::uint32_t layer)
     : ground_(ground),
@@ -77,6 +21,7 @@ LayerSearch::LayerSearch(const SearchGround& ground, std::span<const std::uint64
       current_(current),
       layer_(layer),
       words_((tokens.size() + 63) / 64),
+      device_words_((ground.size() + std::size_t{63}) / 64),
       held_(ground.size() * words_, 0),
       node_held_(ground.nodes * words_, 0),
       rack_held_(ground.racks * words_, 0) {
@@ -97,6 +42,7 @@ LayerSearch::LayerSearch(const SearchGround& ground, std::span<const std::uint64
 void LayerSearch::ReadSlots(const Placement& placement, std::uint32_t layer) {
   slots_.assign(first_.back(), kNoExpert);
   holds_.assign(ground_.size() * words_, 0);
+  holders_.assign(tokens_.size() * device_words_, 0);
   count_.assign(tokens_.size(), 0);
   units_of_.assign(tokens_.size(), 0);
   unit_count_.assign(ground_.copies_min > 1 ? tokens_.size() * ground_.units : 0, 0);
@@ -114,6 +60,7 @@ void LayerSearch::Put(std::uint32_t d, std::size_t slot, std::int32_t expert) {
   std::int32_t& at = slots_[first_[d] + slot];
   const auto counted = [&](std::uint32_t e, bool more) {
     holds_[d * words_ + e / 64] ^= std::uint64_t{1} << (e % 64);
+    holders_[e * device_words_ + d / 64] ^= std::uint64_t{1} << (d % 64);
     count_[e] += more ? 1U : ~0U;
     if (unit_count_.empty()) return;
     std::uint32_t& here = unit_count_[std::size_t{e} * ground_.units + ground_.unit[d]];
@@ -126,35 +73,58 @@ void LayerSearch::Put(std::uint32_t d, std::size_t slot, std::int32_t expert) {
 }
 
 void LayerSearch::SetShare(std::uint32_t e) {
-  share_[e] = static_cast<double>(tokens_[e]) / std::max(count_[e], 1U);
+  const auto tokens = static_cast<double>(tokens_[e]);
+  share_[e] = tokens / std::max(count_[e], 1U);
+  share_after_[e] =
+      count_[e] < 2 ? std::numeric_limits<double>::infinity() : tokens / (count_[e] - 1);
 }
 
-void LayerSearch::Reload(std::uint32_t d) {
-  double load = 0;
-  for (const std::int32_t e : on(d)) {
-    if (e != kNoExpert) load += share_[static_cast<std::size_t>(e)];
-  }
-  load /= ground_.speed[d];
-  if (load == load_[d]) return;
-  by_load_.erase({load_[d], d});
-  load_[d] = load;
-  by_load_.insert({load, d});
+void LayerSearch::Touch(std::uint32_t d) {
+  if (is_touched_[d] != 0) return;
+  is_touched_[d] = 1;
+  touched_.push_back(d);
 }
 
-void LayerSearch::ReloadHolders(std::uint32_t e) {
+void LayerSearch::TouchHolders(std::uint32_t e) {
   SetShare(e);
-  for (std::uint32_t d = 0; d < ground_.size(); ++d) {
-    if (Holds(d, e)) Reload(d);
+  const std::uint64_t* const holders = holders_.data() + e * device_words_;
+  for (std::size_t w = 0; w < device_words_; ++w) {
+    for (std::uint64_t word = holders[w]; word != 0; word &= word - 1) {
+      Touch(static_cast<std::uint32_t>(w * 64) +
+            static_cast<std::uint32_t>(std::countr_zero(word)));
+    }
   }
+}
+
+double LayerSearch::LoadOf(std::uint32_t d) {
+  double load = 0;
+  for (std::size_t s = first_[d]; s < first_[d + std::size_t{1}]; ++s) {
+    slot_share_[s] = slots_[s] == kNoExpert ? 0 : share_[static_cast<std::size_t>(slots_[s])];
+    load += slot_share_[s];
+  }
+  return load / ground_.speed[d];
+}
+
+void LayerSearch::Reload() {
+  changed_.clear();
+  for (const std::uint32_t d : touched_) {
+    changed_.emplace_back(LoadOf(d), d);
+    is_touched_[d] = 0;
+  }
+  touched_.clear();
+  load_.Change(changed_);
 }
 
 void LayerSearch::LoadAll() {
   share_.resize(tokens_.size());
+  share_after_.resize(tokens_.size());
   for (std::uint32_t e = 0; e < tokens_.size(); ++e) SetShare(e);
-  by_load_.clear();
-  load_.assign(ground_.size(), 0);
-  for (std::uint32_t d = 0; d < ground_.size(); ++d) by_load_.insert({0, d});
-  for (std::uint32_t d = 0; d < ground_.size(); ++d) Reload(d);
+  slot_share_.resize(slots_.size());
+  is_touched_.assign(ground_.size(), 0);
+  touched_.clear();
+  std::vector<double> loads;
+  for (std::uint32_t d = 0; d < ground_.size(); ++d) loads.push_back(LoadOf(d));
+  load_.Assign(std::move(loads));
 }
 
 bool LayerSearch::StartFromCurrent() { return current_ != nullptr && StartFrom(*current_, layer_); }
@@ -181,7 +151,7 @@ bool LayerSearch::Complete() {
 bool LayerSearch::GiveUnit(std::uint32_t e) {
   std::uint32_t best = ground_.size();
   std::size_t best_slot = 0;
-  for (const auto& [load, d] : by_load_) {
+  for (const auto& [load, d] : load_.ascending()) {
     if (!unit_count_.empty() && unit_count_[std::size_t{e} * ground_.units + ground_.unit[d]] > 0) {
       continue;
     }
@@ -199,9 +169,9 @@ bool LayerSearch::GiveUnit(std::uint32_t e) {
   }
   const std::int32_t victim = on(best)[best_slot];
   Put(best, best_slot, static_cast<std::int32_t>(e));
-  if (victim != kNoExpert) ReloadHolders(static_cast<std::uint32_t>(victim));
-  Reload(best);
-  ReloadHolders(e);
+  if (victim != kNoExpert) TouchHolders(static_cast<std::uint32_t>(victim));
+  TouchHolders(e);
+  Reload();
   return true;
 }
 
@@ -210,26 +180,36 @@ bool LayerSearch::FindVictim(std::uint32_t expert, double limit, bool new_unit,
   double best = limit;
   double best_load = 0;
   bool found = false;
-  for (std::uint32_t d = 0; d < ground_.size(); ++d) {
-    if (!Fits(d, expert)) continue;
+  const auto consider = [&](std::uint32_t e, std::uint32_t d) {
+    if (!ground_.Allows(d, expert)) return;
     if (new_unit && !unit_count_.empty() &&
         unit_count_[std::size_t{expert} * ground_.units + ground_.unit[d]] > 0) {
-      continue;
+      return;
     }
+    if (!MayLeave(e, d, ground_.size())) return;
     const auto slots = on(d);
-    for (std::size_t i = 0; i < slots.size(); ++i) {
-      if (slots[i] == kNoExpert) continue;
-      const auto e = static_cast<std::uint32_t>(slots[i]);
-      if (e == expert || count_[e] < 2 || !MayLeave(e, d, ground_.size())) continue;
-      // Tokens of each remaining replica. Ties go to the less loaded device.
-      const double after = static_cast<double>(tokens_[e]) / (count_[e] - 1);
-      if (after > best || (found && after == best && load_[d] >= best_load)) continue;
-      if (after >= limit) continue;
-      best = after;
-      best_load = load_[d];
-      *device = d;
-      *slot = i;
-      found = true;
+    const auto at = static_cast<std::size_t>(
+        std::find(slots.begin(), slots.end(), static_cast<std::int32_t>(e)) - slots.begin());
+    // Ties go to the less loaded device, then to the first slot.
+    if (found && share_after_[e] == best &&
+        std::tuple(load_[d], d, at) > std::tuple(best_load, *device, *slot)) {
+      return;
+    }
+    best = share_after_[e];
+    best_load = load_[d];
+    *device = d;
+    *slot = at;
+    found = true;
+  };
+  const std::uint64_t* const with = holders_.data() + expert * device_words_;
+  for (std::uint32_t e = 0; e < tokens_.size(); ++e) {
+    if (share_after_[e] > best || share_after_[e] >= limit || e == expert) continue;
+    const std::uint64_t* const holders = holders_.data() + e * device_words_;
+    for (std::size_t w = 0; w < device_words_; ++w) {
+      for (std::uint64_t word = holders[w] & ~with[w]; word != 0; word &= word - 1) {
+        consider(e, static_cast<std::uint32_t>(w * 64) +
+                        static_cast<std::uint32_t>(std::countr_zero(word)));
+      }
     }
   }
   return found;
@@ -257,10 +237,10 @@ void LayerSearch::FillEmpty() {
       }
       if (best == tokens_.size()) continue;
       Put(d, i, static_cast<std::int32_t>(best));
-      Reload(d);
-      ReloadHolders(best);
+      TouchHolders(best);
     }
   }
+  Reload();
 }
 
 std::int64_t LayerSearch::MoveCost(std::uint32_t e, std::uint32_t d) const {
@@ -274,7 +254,7 @@ void LayerSearch::Balance(double target, std::uint64_t steps) {
   std::vector<std::int32_t> best = slots_;
   double best_peak = peak();
   for (; steps > 0 && peak() > target && !Stopped(ground_.stop); --steps) {
-    const std::uint32_t top = by_load_.rbegin()->second;
+    const std::uint32_t top = load_.ascending().back().second;
     const Swap swap = BestSwap(top, target);
     if (swap.found) {
       Apply(top, swap);
@@ -302,7 +282,7 @@ void LayerSearch::SetSlots(const std::vector<std::int32_t>& slots) {
 LayerSearch::Swap LayerSearch::BestSwap(std::uint32_t top, double target) const {
   Swap best;
   std::uint32_t looked = 0;
-  for (const auto& [load, other] : by_load_) {
+  for (const auto& [load, other] : load_.ascending()) {
     if (other == top || looked++ == kPartners) break;
     // The peak of two devices is at least the load that both have if they share their tokens.
     // If all moves cost the same, only a lower peak is better.
@@ -314,39 +294,71 @@ LayerSearch::Swap LayerSearch::BestSwap(std::uint32_t top, double target) const 
   return best;
 }
 
-// Considers swaps of replicas of `top` with lighter ones of `other`, or with empty slots.
+// Considers swaps of replicas of `top` with lighter ones of `other`, or with empty slots. A quick
+// test rejects almost all pairs of slots, and the exact ones reject the rest.
 void LayerSearch::Consider(std::uint32_t top, std::uint32_t other, double target,
                            Swap* best) const {
   const auto mine = on(top);
-  const auto theirs = on(other);
-  const double top_load = load_[top];
-  const double other_load = load_[other];
+  const std::size_t count = on(other).size();
+  const double* const shares = slot_share_.data() + first_[other];
+  MovedRange range = UsefulRange(top, other, target, *best);
   for (std::size_t i = 0; i < mine.size(); ++i) {
     if (mine[i] == kNoExpert) continue;
-    const auto x = static_cast<std::uint32_t>(mine[i]);
-    if (!Fits(other, x)) continue;
-    for (std::size_t j = 0; j < theirs.size(); ++j) {
-      const bool empty = theirs[j] == kNoExpert;
-      const auto y = empty ? 0U : static_cast<std::uint32_t>(theirs[j]);
-      const double moved = share_[x] - (empty ? 0 : share_[y]);
-      if (moved <= 0) continue;
-      const double peak = std::max(top_load - moved / ground_.speed[top],
-                                   other_load + moved / ground_.speed[other]);
-      if (peak >= top_load * kLess) continue;
-      const bool reaches = peak <= target;
-      if (best->found && best->reaches && !reaches) continue;
-      if (best->found && !best->reaches && !reaches && peak >= best->peak) continue;
-      if (!empty && !Fits(top, y)) continue;
-      std::int64_t cost = MoveCost(x, other) - MoveCost(x, top);
-      if (!empty) cost += MoveCost(y, top) - MoveCost(y, other);
-      if (best->found && best->reaches && reaches &&
-          (cost > best->cost || (cost == best->cost && peak >= best->peak))) {
-        continue;
-      }
-      if (!MayLeave(x, top, other) || (!empty && !MayLeave(y, other, top))) continue;
-      *best = {other, i, j, reaches, cost, peak, true};
+    const double share = share_[static_cast<std::size_t>(mine[i])];
+    std::uint64_t within = 0;  // compilers vectorize this loop
+    for (std::size_t j = 0; j < count; ++j) {
+      const double moved = share - shares[j];
+      within |= static_cast<std::uint64_t>(moved >= range.least) &
+                static_cast<std::uint64_t>(moved <= range.most);
+    }
+    if (within == 0 || !Fits(other, static_cast<std::uint32_t>(mine[i]))) continue;
+    for (std::size_t j = 0; j < count; ++j) {
+      const double moved = share - shares[j];
+      if (moved < range.least || moved > range.most) continue;
+      if (!ConsiderSlots(top, i, other, j, target, best)) continue;
+      range = UsefulRange(top, other, target, *best);
     }
   }
+}
+
+// Returns the tokens that a swap may move if it is better than `best`, and some more because of
+// rounding errors.
+LayerSearch::MovedRange LayerSearch::UsefulRange(std::uint32_t top, std::uint32_t other,
+                                                 double target, const Swap& best) const {
+  constexpr double kSlack = 1e-9;
+  double peak = load_[top];
+  // If all moves cost the same, only a lower peak is better.
+  if (best.found) peak = std::min(peak, best.reaches && current_ != nullptr ? target : best.peak);
+  const double slack = kSlack * load_[top];
+  return {std::max((load_[top] - peak - slack) * ground_.speed[top],
+                   std::numeric_limits<double>::min()),
+          (peak - load_[other] + slack) * ground_.speed[other]};
+}
+
+// Replaces `best` by the swap of two slots if that is better. Returns whether it did.
+bool LayerSearch::ConsiderSlots(std::uint32_t top, std::size_t i, std::uint32_t other,
+                                std::size_t j, double target, Swap* best) const {
+  const auto x = static_cast<std::uint32_t>(on(top)[i]);
+  const bool empty = on(other)[j] == kNoExpert;
+  const auto y = empty ? 0U : static_cast<std::uint32_t>(on(other)[j]);
+  const double moved = share_[x] - (empty ? 0 : share_[y]);
+  if (moved <= 0) return false;
+  const double peak = std::max(load_[top] - moved / ground_.speed[top],
+                               load_[other] + moved / ground_.speed[other]);
+  if (peak >= load_[top] * kLess) return false;
+  const bool reaches = peak <= target;
+  if (best->found && best->reaches && !reaches) return false;
+  if (best->found && !best->reaches && !reaches && peak >= best->peak) return false;
+  if (!empty && !Fits(top, y)) return false;
+  std::int64_t cost = MoveCost(x, other) - MoveCost(x, top);
+  if (!empty) cost += MoveCost(y, top) - MoveCost(y, other);
+  if (best->found && best->reaches && reaches &&
+      (cost > best->cost || (cost == best->cost && peak >= best->peak))) {
+    return false;
+  }
+  if (!MayLeave(x, top, other) || (!empty && !MayLeave(y, other, top))) return false;
+  *best = {other, i, j, reaches, cost, peak, true};
+  return true;
 }
 
 void LayerSearch::Apply(std::uint32_t top, const Swap& swap) {
@@ -355,8 +367,9 @@ void LayerSearch::Apply(std::uint32_t top, const Swap& swap) {
   Put(top, swap.i, kNoExpert);
   Put(swap.other, swap.j, x);
   Put(top, swap.i, y);
-  Reload(top);
-  Reload(swap.other);
+  Touch(top);
+  Touch(swap.other);
+  Reload();
 }
 
 // Adds a copy of the hottest replica of the device, in place of the replica that costs least
@@ -375,8 +388,9 @@ bool LayerSearch::Replicate(std::uint32_t top) {
     if (!FindVictim(hot, share_[hot] * kLess, false, &device, &slot)) continue;
     const auto victim = static_cast<std::uint32_t>(on(device)[slot]);
     Put(device, slot, static_cast<std::int32_t>(hot));
-    ReloadHolders(victim);
-    ReloadHolders(hot);
+    TouchHolders(victim);
+    TouchHolders(hot);
+    Reload();
     return true;
   }
   return false;

@@ -1,69 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
-#include <set>
 #include <span>
-#include <utility>
 #include <vector>
 
+#include "placement/best/ground_internal.h"
+#include "placement/best/load_order_internal.h"
 #include "placement/core/types.h"
-#include "placement/strategy/units.h"
 
 namespace shardwright::placement::internal {
 
 inline constexpr double kLess = 1 - 1e-12;  ///< factor for a gain above rounding errors
-
-/// Data that the searches of all layers share: live devices with nodes, racks, units and slots.
-struct SearchGround {
-  SearchGround(const Cluster& cluster, FailureUnit failure_unit, std::uint32_t copies);
-
-  std::vector<std::uint32_t> device;  ///< number in the cluster
-  std::vector<std::uint32_t> node;    ///< by live device: numbered from 0
-  std::vector<std::uint32_t> rack;
-  std::vector<std::uint32_t> unit;
-  std::vector<std::uint32_t> slots;
-  std::vector<double> speed;  ///< by live device: relative, as RelativeSpeeds
-  std::uint32_t nodes = 0;
-  std::uint32_t racks = 0;
-  std::uint32_t units = 0;
-  std::uint32_t copies_min = 1;  ///< least number of units per expert
-  StopCheck stop = {};           ///< stops every search
-  /// [live device][expert]: 1 if a pin keeps the expert off the device; empty without pins
-  std::vector<std::uint8_t> barred;
-  std::uint32_t experts = 0;  ///< row length of `barred`
-
-  bool pinned() const { return !barred.empty(); }
-  bool Allows(std::uint32_t d, std::uint32_t expert) const {
-    return barred.empty() || barred[std::size_t{d} * experts + expert] == 0;
-  }
-  std::uint32_t size() const { return static_cast<std::uint32_t>(device.size()); }
-  double fastest() const { return *std::max_element(speed.begin(), speed.end()); }
-  double slowest() const { return *std::min_element(speed.begin(), speed.end()); }
-};
-
-/// The tokens of one layer's experts in every window with tokens, scaled so that all windows have
-/// the same total. The largest load over all windows is the measure of balance.
-class WindowShares {
- public:
-  WindowShares(const TokenCounts& loads, std::uint32_t layer);
-
-  std::uint32_t count() const { return count_; }
-  std::size_t experts() const { return experts_; }
-  double total() const { return total_; }
-  std::span<const double> tokens(std::uint32_t window) const {
-    return std::span(tokens_).subspan(window * experts_, experts_);
-  }
-  /// Returns the largest load of a device. \param slots  as LayerSearch::slots
-  double Peak(const SearchGround& ground, std::span<const std::int32_t> slots) const;
-
- private:
-  std::size_t experts_;
-  std::uint32_t count_ = 0;
-  double total_ = 0;  ///< total of the first window
-  std::vector<double> tokens_;
-};
 
 /// Local search on one layer. Stores the expert of every slot of the live devices. A device never
 /// has an expert twice, and after completion every expert keeps copies_min units.
@@ -85,7 +33,7 @@ class LayerSearch {
   /// Reverts moves that are not needed to stay at or below `target`.
   void TakeBack(double target);
 
-  double peak() const { return by_load_.empty() ? 0 : by_load_.rbegin()->first; }
+  double peak() const { return load_.peak(); }
   /// Returns the number of replicas that devices must receive.
   std::uint64_t moves() const;
   /// Returns the experts in the slots of the live devices, device after device.
@@ -105,7 +53,12 @@ class LayerSearch {
     bool found = false;
   };
 
-  std::int32_t* begin(std::uint32_t d) { return slots_.data() + first_[d]; }
+  /// Tokens that a swap moves.
+  struct MovedRange {
+    double least = 0;
+    double most = 0;
+  };
+
   std::span<const std::int32_t> on(std::uint32_t d) const {
     return std::span(slots_).subspan(first_[d], first_[d + std::size_t{1}] - first_[d]);
   }
@@ -120,10 +73,15 @@ class LayerSearch {
     (*table)[std::size_t{row} * words_ + e / 64] |= std::uint64_t{1} << (e % 64);
   }
 
-  double Share(std::uint32_t e) const { return share_[e]; }
   void SetShare(std::uint32_t e);
-  void Reload(std::uint32_t d);
-  void ReloadHolders(std::uint32_t e);
+  /// Notes a device with other slots or shares. Reload updates its load.
+  void Touch(std::uint32_t d);
+  /// Updates the share of an expert, and notes its devices.
+  void TouchHolders(std::uint32_t e);
+  /// Updates slot_share_ of a device, and returns its load.
+  double LoadOf(std::uint32_t d);
+  /// Updates the loads of all noted devices.
+  void Reload();
   /// Sets or empties a slot. Updates counts, units and bits, but not loads.
   void Put(std::uint32_t d, std::size_t slot, std::int32_t expert);
   bool MayLeave(std::uint32_t e, std::uint32_t from, std::uint32_t to) const;
@@ -137,6 +95,10 @@ class LayerSearch {
   void LoadAll();
   Swap BestSwap(std::uint32_t top, double target) const;
   void Consider(std::uint32_t top, std::uint32_t other, double target, Swap* best) const;
+  MovedRange UsefulRange(std::uint32_t top, std::uint32_t other, double target,
+                         const Swap& best) const;
+  bool ConsiderSlots(std::uint32_t top, std::size_t i, std::uint32_t other, std::size_t j,
+                     double target, Swap* best) const;
   void Apply(std::uint32_t top, const Swap& swap);
   bool Replicate(std::uint32_t top);
   /// Finds the replica that costs least to remove, on a device that lacks `expert`. The tokens
@@ -148,10 +110,13 @@ class LayerSearch {
   std::span<const std::uint64_t> tokens_;
   const Placement* current_;
   std::uint32_t layer_;
-  std::size_t words_;
+  std::size_t words_;               // of the bits of all experts
+  std::size_t device_words_;        // of the bits of all devices
   std::vector<std::size_t> first_;  // first slot of each device
   std::vector<std::int32_t> slots_;
+  std::vector<double> slot_share_;        // share of the expert of each slot, 0 if empty
   std::vector<std::uint64_t> holds_;      // [device]: bits of experts
+  std::vector<std::uint64_t> holders_;    // [expert]: bits of devices
   std::vector<std::uint64_t> held_;       // the same for the current placement
   std::vector<std::uint64_t> node_held_;  // [node], in the current placement
   std::vector<std::uint64_t> rack_held_;
@@ -159,8 +124,11 @@ class LayerSearch {
   std::vector<std::uint32_t> unit_count_;  // [expert][unit], only if copies_min > 1
   std::vector<std::uint32_t> units_of_;    // by expert: number of distinct units
   std::vector<double> share_;              // tokens per replica
-  std::vector<double> load_;
-  std::set<std::pair<double, std::uint32_t>> by_load_;
+  std::vector<double> share_after_;        // with one replica less; infinite for the last one
+  LoadOrder load_;
+  std::vector<std::uint32_t> touched_;          // noted devices
+  std::vector<std::uint8_t> is_touched_;        // [device]
+  std::vector<LoadOrder::DeviceLoad> changed_;  // buffer of Reload
 };
 
 }  // namespace shardwright::placement::internal
