@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <numeric>
 
 namespace shardwright::placement::internal {
 namespace {
@@ -73,6 +74,8 @@ void LayerAnneal::Restart(std::span<const std::int32_t> slots) {
 
 void LayerAnneal::Reload() {
   load_.assign(std::size_t{windows_.count()} * ground_.size(), 0);
+  changes_.row.resize(load_.size());
+  for (auto* loads : {&changes_.from, &changes_.to, &changes_.worse}) loads->resize(load_.size());
   over_ = 0;
   for (std::uint32_t w = 0; w < windows_.count(); ++w) {
     for (std::uint32_t d = 0; d < ground_.size(); ++d) {
@@ -151,13 +154,23 @@ std::uint32_t LayerAnneal::Overloaded() {
 
 void LayerAnneal::Propose(std::uint32_t w, std::uint32_t d, double more) {
   const std::uint32_t row = w * ground_.size() + d;
-  changes_.push_back({row, load_[row] + more / ground_.speed[d]});
+  const std::size_t i = changes_.count++;
+  const double load = load_.data()[row];
+  changes_.row.data()[i] = row;
+  changes_.from.data()[i] = load;
+  changes_.to.data()[i] = load + more / ground_.speed.data()[d];
 }
 
+// Returns the additional cost of all changes. A load above the aim costs the excess. The first loop
+// has no branches, so that compilers vectorize it; the second one keeps the order of the sum.
 double LayerAnneal::WorseOfChanges() {
-  double worse = 0;
-  for (const Change& change : changes_) worse += Excess(change.load) - Excess(load_[change.row]);
-  return worse;
+  const double* const from = changes_.from.data();
+  const double* const to = changes_.to.data();
+  double* const worse = changes_.worse.data();
+  for (std::size_t i = 0; i < changes_.count; ++i) {
+    worse[i] = std::max(to[i] - aim_, 0.0) / mean_ - std::max(from[i] - aim_, 0.0) / mean_;
+  }
+  return std::accumulate(worse, worse + changes_.count, 0.0);
 }
 
 bool LayerAnneal::Accept(double worse, double temperature) {
@@ -175,7 +188,7 @@ void LayerAnneal::TrySwap(std::uint32_t a, double temperature) {
   if (x == y || !Fits(b, x) || !Fits(a, y)) return;
   const std::int64_t cost = MoveCost(x, b) + MoveCost(y, a) - MoveCost(x, a) - MoveCost(y, b);
   if (!Affords(cost)) return;
-  changes_.clear();
+  changes_.count = 0;
   for (std::uint32_t w = 0; w < windows_.count(); ++w) {
     const double moved = Share(w, x) - Share(w, y);
     Propose(w, a, -moved);
@@ -207,7 +220,7 @@ void LayerAnneal::TryReplace(std::uint32_t a, double temperature) {
   const auto y = static_cast<std::uint32_t>(slot);
   if (holders_[y].size() < 2 || !MayLeave(y, device, ground_.size())) return;
   if (!Affords(MoveCost(z, device) - MoveCost(y, device))) return;
-  changes_.clear();
+  changes_.count = 0;
   for (std::uint32_t w = 0; w < windows_.count(); ++w) {
     const double more = Tokens(w, y) / static_cast<double>(holders_[y].size() - 1) - Share(w, y);
     const double taken = Tokens(w, z) / static_cast<double>(holders_[z].size() + 1);
@@ -260,11 +273,11 @@ void LayerAnneal::Move(std::uint32_t e, std::uint32_t from, std::uint32_t to) {
 }
 
 void LayerAnneal::Commit() {
-  for (const Change& change : changes_) {
-    double& load = load_[change.row];
-    if (load >= best_ * kLess) --over_;
-    load = change.load;
-    if (load >= best_ * kLess) ++over_;
+  const double limit = best_ * kLess;
+  for (std::size_t i = 0; i < changes_.count; ++i) {
+    over_ -= changes_.from[i] >= limit ? 1U : 0U;
+    over_ += changes_.to[i] >= limit ? 1U : 0U;
+    load_[changes_.row[i]] = changes_.to[i];
   }
   if (over_ == 0) NoteBest();
 }

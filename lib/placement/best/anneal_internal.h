@@ -54,9 +54,13 @@ class LayerAnneal {
   std::uint64_t steps() const { return steps_; }
 
  private:
-  struct Change {
-    std::uint32_t row = 0;  ///< index into load_
-    double load = 0;
+  /// The loads that a step changes, in separate arrays for vectorized loops.
+  struct Changes {
+    std::size_t count = 0;
+    std::vector<std::uint32_t> row;  ///< index into load_; each occurs once
+    std::vector<double> from;
+    std::vector<double> to;
+    std::vector<double> worse;  ///< additional cost
   };
 
   bool Near() const;
@@ -70,7 +74,6 @@ class LayerAnneal {
   void NoteBest();
   std::uint32_t Overloaded();
   std::uint32_t Below(std::uint64_t n) { return static_cast<std::uint32_t>(random_.Below(n)); }
-  double Excess(double load) const { return load > aim_ ? (load - aim_) / mean_ : 0; }
   double Tokens(std::uint32_t w, std::uint32_t e) const { return windows_.tokens(w)[e]; }
   /// Returns the tokens of one replica in a window.
   double Share(std::uint32_t w, std::uint32_t e) const {
@@ -108,8 +111,8 @@ class LayerAnneal {
   std::span<const std::uint8_t> held_;               // [device][expert], only if moves are limited
   std::int64_t moves_ = 0;
   std::int64_t most_moves_ = 0;
-  std::vector<double> load_;     // [window][device]
-  std::vector<Change> changes_;  // of the current step
+  std::vector<double> load_;  // [window][device]
+  Changes changes_;           // of the current step
   std::uint64_t steps_ = 0;
   std::uint32_t over_ = 0;  // loads at or above the best peak
   double aim_ = 0;          // loads above it have a cost

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <limits>
 #include <tuple>
 
@@ -295,30 +296,32 @@ LayerSearch::Swap LayerSearch::BestSwap(std::uint32_t top, double target) const 
 }
 
 // Considers swaps of replicas of `top` with lighter ones of `other`, or with empty slots. A quick
-// test rejects almost all pairs of slots, and the exact ones reject the rest.
+// test rejects almost all replicas, and the exact tests of ConsiderSlots reject the rest.
 void LayerSearch::Consider(std::uint32_t top, std::uint32_t other, double target,
                            Swap* best) const {
-  const auto mine = on(top);
+  const std::span<const std::int32_t> mine = on(top);
+  const double* const shares = slot_share_.data() + first_[top];
+  const double* const other_shares = slot_share_.data() + first_[other];
   const std::size_t count = on(other).size();
-  const double* const shares = slot_share_.data() + first_[other];
   MovedRange range = UsefulRange(top, other, target, *best);
   for (std::size_t i = 0; i < mine.size(); ++i) {
-    if (mine[i] == kNoExpert) continue;
-    const double share = share_[static_cast<std::size_t>(mine[i])];
-    std::uint64_t within = 0;  // compilers vectorize this loop
+    if (mine[i] == kNoExpert || !range.HasAny(shares[i], {other_shares, count})) continue;
+    if (!Fits(other, static_cast<std::uint32_t>(mine[i]))) continue;
     for (std::size_t j = 0; j < count; ++j) {
-      const double moved = share - shares[j];
-      within |= static_cast<std::uint64_t>(moved >= range.least) &
-                static_cast<std::uint64_t>(moved <= range.most);
-    }
-    if (within == 0 || !Fits(other, static_cast<std::uint32_t>(mine[i]))) continue;
-    for (std::size_t j = 0; j < count; ++j) {
-      const double moved = share - shares[j];
-      if (moved < range.least || moved > range.most) continue;
+      if (!range.Has(shares[i] - other_shares[j])) continue;
       if (!ConsiderSlots(top, i, other, j, target, best)) continue;
       range = UsefulRange(top, other, target, *best);
     }
   }
+}
+
+// The loop has no branches, so that compilers vectorize it.
+bool LayerSearch::MovedRange::HasAny(double share, std::span<const double> others) const {
+  const double to = share - middle;
+  std::int64_t signs = 0;
+  for (const double other : others)
+    signs |= std::bit_cast<std::int64_t>(std::abs(to - other) - radius);
+  return signs < 0;
 }
 
 // Returns the tokens that a swap may move if it is better than `best`, and some more because of
@@ -326,13 +329,13 @@ void LayerSearch::Consider(std::uint32_t top, std::uint32_t other, double target
 LayerSearch::MovedRange LayerSearch::UsefulRange(std::uint32_t top, std::uint32_t other,
                                                  double target, const Swap& best) const {
   constexpr double kSlack = 1e-9;
-  double peak = load_[top];
+  double peak = load_[top];  // of both devices
   // If all moves cost the same, only a lower peak is better.
   if (best.found) peak = std::min(peak, best.reaches && current_ != nullptr ? target : best.peak);
   const double slack = kSlack * load_[top];
-  return {std::max((load_[top] - peak - slack) * ground_.speed[top],
-                   std::numeric_limits<double>::min()),
-          (peak - load_[other] + slack) * ground_.speed[other]};
+  const double least = (load_[top] - peak - slack) * ground_.speed[top];
+  const double most = (peak - load_[other] + slack) * ground_.speed[other];
+  return {(most + least) / 2, (most - least) / 2};
 }
 
 // Replaces `best` by the swap of two slots if that is better. Returns whether it did.

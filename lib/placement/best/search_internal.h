@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -53,10 +54,14 @@ class LayerSearch {
     bool found = false;
   };
 
-  /// Tokens that a swap moves.
+  /// A range of tokens that a swap moves.
   struct MovedRange {
-    double least = 0;
-    double most = 0;
+    double middle = 0;
+    double radius = 0;
+
+    bool Has(double moved) const { return std::abs(middle - moved) < radius; }
+    /// Returns whether it has the difference of `share` and one of `others`, up to rounding.
+    bool HasAny(double share, std::span<const double> others) const;
   };
 
   std::span<const std::int32_t> on(std::uint32_t d) const {
