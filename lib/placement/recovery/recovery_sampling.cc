@@ -30,14 +30,16 @@ class LogBinomial {
   std::vector<double> log_factorial_;
 };
 
-// Lets units fail one by one in a random order, and counts the sets that are lost.
+// Lets at most `most` units fail one by one in a random order, and counts the sets that are lost.
+// Larger sets cannot be lost and are left out.
 class Sampler {
  public:
-  explicit Sampler(const Component& all)
+  Sampler(const Component& all, std::uint32_t most)
       : all_(all), units_(all.units), failed_(all.units, false), sets_of_(all.units) {
     for (std::uint32_t u = 0; u < all.units; ++u) units_[u] = u;
     for (std::uint32_t s = 0; s < all.sets.size(); ++s) {
       left_.push_back(static_cast<std::uint32_t>(all.sets[s].size()));
+      if (left_.back() > most) continue;
       for (const std::uint32_t unit : all.sets[s]) sets_of_[unit].push_back(s);
     }
   }
@@ -152,7 +154,7 @@ void SolveMonteCarlo(const Component& all, const RecoveryOptions& options,
   recovery->method = RecoveryMethod::kMonteCarlo;
   const std::uint32_t cap = std::min(all.units, options.failures_max);
   const LogBinomial choose(all.units);
-  Sampler sampler(all);
+  Sampler sampler(all, cap);
   recovery->survived.assign(cap + std::size_t{1}, 1.0);
   recovery->lost.assign(cap + std::size_t{1}, 0.0);
   recovery->standard_error.assign(cap + std::size_t{1}, 0.0);
