@@ -20,25 +20,29 @@ std::vector<std::uint32_t> GrownOrder(const Component& component) {
   }
   std::vector<bool> taken(component.units, false);
   std::vector<bool> begun(component.sets.size(), false);
+  // A unit costs the sets that it opens, minus the sets that it closes or that are open.
+  const auto cost_of_set = [&](std::uint32_t s) {
+    return begun[s] ? (missing[s] == 1 ? -2 : -1) : 1;
+  };
+  std::vector<std::int64_t> cost(component.units, 0);
+  for (std::uint32_t u = 0; u < component.units; ++u) {
+    for (const std::uint32_t s : sets_of[u]) cost[u] += cost_of_set(s);
+  }
   std::vector<std::uint32_t> order;
   while (order.size() < component.units) {
-    // The unit that opens the fewest sets relative to the sets that it closes.
     std::uint32_t best = component.units;
-    std::int64_t best_cost = 0;
     for (std::uint32_t u = 0; u < component.units; ++u) {
-      if (taken[u]) continue;
-      std::int64_t cost = 0;
-      for (const std::uint32_t s : sets_of[u]) cost += begun[s] ? (missing[s] == 1 ? -2 : -1) : 1;
-      if (best == component.units || cost < best_cost) {
-        best = u;
-        best_cost = cost;
-      }
+      if (!taken[u] && (best == component.units || cost[u] < cost[best])) best = u;
     }
     taken[best] = true;
     order.push_back(best);
     for (const std::uint32_t s : sets_of[best]) {
+      const int before = cost_of_set(s);
       begun[s] = true;
       --missing[s];
+      const int change = cost_of_set(s) - before;
+      if (change == 0) continue;
+      for (const std::uint32_t u : component.sets[s]) cost[u] += change;
     }
   }
   return order;
@@ -115,36 +119,46 @@ std::optional<Counts<T>> WalkFrontier(const Component& component,
   std::uint32_t places = 0;
   const std::vector<Step> steps = StepsOf(component, order, &places);
   const std::size_t sizes = std::size_t{std::min(component.units, cap)} + 1;
-  using Table = std::unordered_map<State, std::vector<T>, StateHash>;
+  // The counts of all states are in one vector; a table has the position of each state's first one.
+  using Table = std::unordered_map<State, std::size_t, StateHash>;
   Table now;
-  now.emplace(State((places + std::size_t{63}) / 64, 0), std::vector<T>(sizes, T{0}))
-      .first->second[0] = 1;
+  now.emplace(State((places + std::size_t{63}) / 64, 0), 0);
+  std::vector<T> counts_now(sizes, T{0});
+  counts_now[0] = 1;
+  std::vector<T> counts_next;
   std::vector<T> dead(sizes, T{0});
   for (const Step& step : steps) {
     if (Stopped(stop)) return std::nullopt;
     for (std::size_t k = sizes - 1; k > 0; --k) dead[k] += dead[k - 1];
     Table next;
     next.reserve(now.size() * 2);
-    for (const auto& [state, counts] : now) {
+    counts_next.clear();
+    const auto counts_of = [&](State&& state) {
+      const auto [at, added] = next.try_emplace(std::move(state), counts_next.size());
+      if (added) counts_next.resize(counts_next.size() + sizes, T{0});
+      return counts_next.data() + at->second;
+    };
+    for (const auto& [state, position] : now) {
+      const T* const counts = counts_now.data() + position;
       State up = state;  // the unit lives, so its sets survive
       for (const std::uint32_t p : step.holds) up[p / 64] &= ~(std::uint64_t{1} << (p % 64));
-      std::vector<T>& to_up = next.try_emplace(std::move(up), sizes, T{0}).first->second;
+      T* const to_up = counts_of(std::move(up));
       for (std::size_t k = 0; k < sizes; ++k) to_up[k] += counts[k];
 
       State down = state;  // the unit fails, so new sets are open
       for (const std::uint32_t p : step.begins) down[p / 64] |= std::uint64_t{1} << (p % 64);
       const bool lost = std::any_of(step.ends.begin(), step.ends.end(),
                                     [&](std::uint32_t p) { return Bit(down, p); });
-      std::vector<T>& to_down =
-          lost ? dead : next.try_emplace(std::move(down), sizes, T{0}).first->second;
+      T* const to_down = lost ? dead.data() : counts_of(std::move(down));
       for (std::size_t k = 1; k < sizes; ++k) to_down[k] += counts[k - 1];
     }
     if (next.size() > states_max) return std::nullopt;
     now = std::move(next);
+    counts_now.swap(counts_next);
   }
   Counts<T> result{std::vector<T>(sizes, T{0}), std::move(dead)};
-  for (const auto& [state, counts] : now) {
-    for (std::size_t k = 0; k < sizes; ++k) result.alive[k] += counts[k];
+  for (const auto& [state, position] : now) {
+    for (std::size_t k = 0; k < sizes; ++k) result.alive[k] += counts_now[position + k];
   }
   return result;
 }
