@@ -54,7 +54,7 @@ class LayerAnneal {
   std::uint64_t steps() const { return steps_; }
 
  private:
-  /// The loads that a step changes, in separate arrays for vectorized loops.
+  /// Device loads that a step changes, in separate arrays for vectorized loops.
   struct Changes {
     std::size_t count = 0;
     std::vector<std::uint32_t> row;  ///< index into load_; each occurs once

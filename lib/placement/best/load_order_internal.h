@@ -8,17 +8,19 @@
 
 namespace shardwright::placement::internal {
 
-/// The loads of devices, in ascending order. Equal loads are in the order of their devices.
+/// Stores the load of each device, and the devices in ascending order of load. Ties go to the
+/// device with the lower number.
 class LoadOrder {
  public:
   using DeviceLoad = std::pair<double, std::uint32_t>;  ///< load and device
 
-  /// Replaces the loads of all devices. \param loads  by device
+  /// Replaces all device loads. \param loads  by device
   void Assign(std::vector<double> loads);
-  /// Changes the loads of some devices. \pre no device occurs twice
+  /// Changes the load of some devices. \pre no device occurs twice
   void Change(std::span<const DeviceLoad> changed);
 
   double operator[](std::uint32_t d) const { return load_[d]; }
+  /// Returns all devices in their order.
   std::span<const DeviceLoad> ascending() const { return order_; }
   /// Returns the largest load, 0 without devices.
   double peak() const { return order_.empty() ? 0 : order_.back().first; }

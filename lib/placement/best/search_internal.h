@@ -79,13 +79,13 @@ class LayerSearch {
   }
 
   void SetShare(std::uint32_t e);
-  /// Notes a device with other slots or shares. Reload updates its load.
+  /// Notes a device after a change of its slots or shares. Reload updates its load.
   void Touch(std::uint32_t d);
   /// Updates the share of an expert, and notes its devices.
   void TouchHolders(std::uint32_t e);
   /// Updates slot_share_ of a device, and returns its load.
   double LoadOf(std::uint32_t d);
-  /// Updates the loads of all noted devices.
+  /// Updates the load of each noted device.
   void Reload();
   /// Sets or empties a slot. Updates counts, units and bits, but not loads.
   void Put(std::uint32_t d, std::size_t slot, std::int32_t expert);
