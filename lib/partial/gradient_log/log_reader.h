@@ -35,11 +35,13 @@ struct LogEnd {
 };
 
 /// Gradients of a record as stored in its segment, with digests of the bytes
-/// that Open verified: one for every kLogSumBytes, and one for the rest.
+/// that Open verified: one for every kLogSumBytes, and one for the rest. None if in_memory.
 struct LogPayload {
   std::uint64_t offset = 0;  ///< in the segment
   std::uint64_t bytes = 0;
   std::vector<exec::Digest> sums;
+  bool in_memory = false;              ///< a record from another process: no segment has it
+  std::vector<std::byte> stored = {};  ///< the gradients, if in_memory
 };
 inline constexpr std::uint64_t kLogSumBytes = std::uint64_t{64} << 10;
 

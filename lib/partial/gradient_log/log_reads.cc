@@ -21,16 +21,21 @@ std::string WhereOf(const LogLink::Piece& piece) {
 }
 
 /// Calls take(bytes) for the stored bytes [first, last) of a payload in verified parts.
+/// \param file  null: the payload is in memory
 template <class Take>
-Status ForStored(const os::File& file, const LogLink::Piece& piece, std::uint64_t first,
+Status ForStored(const os::File* file, const LogLink::Piece& piece, std::uint64_t first,
                  std::uint64_t last, const Take& take) {
   const LogPayload& payload = *piece.payload;
+  if (file == nullptr) {
+    SW_TRY(take(std::span<const std::byte>(payload.stored).subspan(first, last - first)));
+    return {};
+  }
   std::array<std::byte, kLogSumBytes> room;
   for (std::uint64_t block = first / kLogSumBytes; block * kLogSumBytes < last; ++block) {
     const std::uint64_t begin = block * kLogSumBytes;
     const auto part =
         std::span(room).first(std::min<std::uint64_t>(kLogSumBytes, payload.bytes - begin));
-    SW_TRY(file.ReadAt(payload.offset + begin, part));
+    SW_TRY(file->ReadAt(payload.offset + begin, part));
     if (exec::DigestOf(part) != payload.sums[block]) {
       return BadInput(WhereOf(piece), ": bytes ", payload.offset + begin, " to ",
                       payload.offset + begin + part.size() - 1,
@@ -45,7 +50,7 @@ Status ForStored(const os::File& file, const LogLink::Piece& piece, std::uint64_
 }
 
 /// Decompresses the bytes from `skip` on of a piece that is one zstd frame.
-Status ReadFrame(const os::File& file, const LogLink::Piece& piece, std::uint64_t skip,
+Status ReadFrame(const os::File* file, const LogLink::Piece& piece, std::uint64_t skip,
                  std::span<std::byte> out) {
   const std::uint64_t begin = piece.piece->offset - piece.payload->offset;
   const std::unique_ptr<ZSTD_DCtx, FreeContext> context(NewZstdReader());
@@ -85,15 +90,18 @@ LogReads::LogReads(const GradientLog& log)
 }
 
 Status LogReads::Read(const LogLink::Piece& piece, std::uint64_t first, std::span<std::byte> out) {
-  SW_TRY_ASSIGN(const auto file, pool_.Get(piece.segment));
+  std::shared_ptr<const os::File> file;  // null: the payload is in memory
+  if (!piece.payload->in_memory) {
+    SW_TRY_ASSIGN(file, pool_.Get(piece.segment));
+  }
   const std::uint64_t skip = first * ItemSize(piece.piece->dtype);
   if (piece.piece->zstd) {
     bytes_.fetch_add(piece.piece->bytes, std::memory_order_relaxed);
-    return ReadFrame(*file, piece, skip, out);
+    return ReadFrame(file.get(), piece, skip, out);
   }
   bytes_.fetch_add(out.size(), std::memory_order_relaxed);
   const std::uint64_t begin = piece.piece->offset - piece.payload->offset + skip;
-  return ForStored(*file, piece, begin, begin + out.size(),
+  return ForStored(file.get(), piece, begin, begin + out.size(),
                    [&](std::span<const std::byte> part) -> Result<bool> {
                      std::ranges::copy(part, out.begin());
                      out = out.subspan(part.size());
