@@ -84,6 +84,10 @@ void ShowPeers(std::ostream& out, const Json& json) {
       out << " iteration " << Number(peer, "copying");
     }
     out << ", newest copy " << Number(peer, "iteration");
+    if (const std::uint64_t gradients = Bytes(peer, "gradient_bytes"); gradients > 0) {
+      out << ", " << FormatBytes(gradients) << " of gradients in place of "
+          << FormatBytes(Bytes(peer, "replaced_bytes")) << " of states";
+    }
     if (const std::string error = peer.value("last_error", ""); !error.empty()) {
       out << ", " << Plural(Bytes(peer, "failures"), "failed attempt") << ": "
           << text::Printable(error);
@@ -330,6 +334,9 @@ int AgentMain(int argc, const char* const* argv) {
   app.AddFlag("--replay", &options.agent.replay,
               "replay the gradients that trainers submit, to bring older experts in memory to each "
               "new snapshot (docs/lossless.md)");
+  app.AddFlag("--peer-gradients", &options.peer_gradients,
+              "with --replay: send peers gradients, which they replay, in place of states that are "
+              "more bytes");
   app.AddText("--trainer-lock", &options.trainer_lock,
               "file that every trainer locks (flock) while it runs, for --linger", "FILE");
   app.AddCount("--linger", &linger_s, 0, kLongestLinger,
@@ -357,6 +364,10 @@ int AgentMain(int argc, const char* const* argv) {
                   "--copies-only requires --listen or --plan, the address for copies");
     }
     if (options.agent.replay) SW_TRY(CheckReplay(app, options, save.selection.policy));
+    if (!options.agent.replay) SW_TRY(app.Require({"--peer-gradients"}, "--replay"));
+    if (options.peers.empty() && options.plan.empty()) {
+      SW_TRY(app.Require({"--peer-gradients"}, "--peer or --plan"));
+    }
     std::vector<std::string> addresses = options.listen;
     addresses.insert(addresses.end(), options.peers.begin(), options.peers.end());
     return key.CheckRules(app, addresses);

@@ -22,7 +22,7 @@
 #include "convert/input.h"
 #include "partial/agent/buffers.h"
 #include "partial/agent/gradient_logs.h"
-#include "partial/agent/memory.h"
+#include "partial/agent/memory/memory.h"
 #include "partial/agent/throttle/limiter.h"
 #include "partial/save/save.h"
 #include "support/base/result.h"
@@ -159,6 +159,9 @@ class Agent {
   /// \error as ParseManifest; kLimit
   Result<Manifest> ReadManifest(const std::string& text, const std::string& where,
                                 Counted* counted);
+
+  /// Locks the parser of texts that other agents send. See ReadManifest.
+  std::unique_lock<std::mutex> LockParser() { return std::unique_lock(text_mutex_); }
 
   /// Stores another agent's checkpoint and replaces the previous one of that agent.
   /// \error kBadInput  inconsistent; kMismatch  its model differs from the store's,

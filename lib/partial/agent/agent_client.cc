@@ -10,7 +10,9 @@
 
 #include "partial/agent/agent_protocol.h"
 #include "support/base/crc32.h"
+#include "support/base/text.h"
 #include "support/json/json.h"
+#include "support/os/file.h"
 
 namespace shardwright::partial {
 namespace {
@@ -31,15 +33,96 @@ Result<std::string> TextBehind(os::Connection& connection, const std::string& re
   return ReceiveText(connection, bytes);
 }
 
-/// Returns the reason why a peer closed the connection: the error it has sent, or else `sent`.
-tl::unexpected<Error> Refusal(os::Connection& connection, const Error& sent) {
-  if (sent.sys == EPIPE || sent.sys == ECONNRESET) {
-    const Result<std::string> answer = ReceiveAnswer(connection);
-    if (!answer && answer.error().code != Errc::kIo) {
-      return tl::unexpected<Error>(answer.error());
+/// Bytes of gradients that are read and sent at once.
+constexpr std::uint64_t kPieceOfGradients = 16 * kLogSumBytes;
+
+/// The first word of a line that requests gradients.
+constexpr std::string_view kGradients = "gradients ";
+
+/// Returns the reason why a peer closed the connection: the error it has sent, or else `failed`.
+Error RefusalOr(os::Connection& connection, const Error& failed) {
+  if (failed.sys != EPIPE && failed.sys != ECONNRESET) return failed;
+  const Result<std::string> answer = ReceiveAnswer(connection);
+  return answer || answer.error().code == Errc::kIo ? failed : answer.error();
+}
+
+/// Sends the gradients of a record from its segment, as they were logged.
+/// \error kBadInput  they have changed since; kNotFound, kIo
+Status SendGradients(os::Connection& connection, const LoggedRecord& record, Limiter::Job& job) {
+  const LogPayload& payload = record.payload;
+  if (payload.bytes == 0) return {};
+  SW_TRY_ASSIGN(const os::File file, os::File::OpenRead(record.path));
+  std::vector<std::byte> room(std::min(kPieceOfGradients, payload.bytes));
+  for (std::uint64_t at = 0; at < payload.bytes; at += room.size()) {
+    room.resize(std::min<std::uint64_t>(room.size(), payload.bytes - at));
+    SW_TRY(file.ReadAt(payload.offset + at, room));
+    for (std::uint64_t begin = 0; begin < room.size(); begin += kLogSumBytes) {
+      const auto part = std::span(room).subspan(begin).first(
+          std::min<std::uint64_t>(kLogSumBytes, room.size() - begin));
+      if (exec::DigestOf(part) == payload.sums[(at + begin) / kLogSumBytes]) continue;
+      return BadInput(record.path, ": gradients of ", Quoted(record.record.module),
+                      " have changed since they were logged");
     }
+    job.Spend(room.size());
+    SW_TRY(connection.Send(room));
   }
-  return tl::unexpected<Error>(sent);
+  return {};
+}
+
+/// Parts of a copy that an agent requests.
+struct CopyRequest {
+  std::vector<BlobPtr> blobs;
+  std::vector<std::uint32_t> modules;  ///< their gradients
+  std::uint64_t state_bytes = 0;
+  std::uint64_t gradient_bytes = 0;
+};
+
+/// Receives the text that follows "ok BYTES", a line per blob or module.
+/// \error kBadInput  a blob that is not part of the copy, or gradients that were not announced
+Result<CopyRequest> ReceiveRequest(os::Connection& connection, const MemoryCheckpoint& checkpoint,
+                                   const AnnouncedGradients& announced) {
+  SW_TRY_ASSIGN(const std::string rest, ReceiveAnswer(connection));
+  SW_TRY_ASSIGN(const std::string text, TextBehind(connection, rest));
+  CopyRequest out;
+  std::string_view list = text;
+  while (!list.empty()) {
+    const std::string_view line = list.substr(0, list.find('\n'));
+    list.remove_prefix(std::min(line.size() + 1, list.size()));
+    if (line.starts_with(kGradients)) {
+      SW_TRY_ASSIGN(const std::uint64_t module,
+                    ParseNumber(line.substr(kGradients.size()), ~std::uint32_t{0},
+                                connection.name() + ": module"));
+      const auto found = announced.records.find(static_cast<std::uint32_t>(module));
+      if (found == announced.records.end()) {
+        return Fail(Errc::kBadInput, connection.name(), ": the agent requests gradients of module ",
+                    module, ", which were not announced");
+      }
+      out.modules.push_back(found->first);
+      for (const auto& one : found->second) out.gradient_bytes += one->payload.bytes;
+      continue;
+    }
+    SW_TRY_ASSIGN(const exec::Digest digest, ParseDigest(line));
+    const auto found = checkpoint.blobs.find(digest);
+    if (found == checkpoint.blobs.end()) {
+      return Fail(Errc::kBadInput, connection.name(), ": the agent requests blob ",
+                  exec::Hex(digest), ", which is not part of the copy");
+    }
+    out.blobs.push_back(found->second);
+    out.state_bytes += found->second->ref().bytes;
+  }
+  return out;
+}
+
+/// Sends what an agent has requested: blobs, then gradients.
+Status SendRequested(os::Connection& connection, const CopyRequest& request,
+                     const AnnouncedGradients& announced, Limiter& limiter) {
+  Limiter::Job job(limiter, request.state_bytes + request.gradient_bytes);
+  for (const BlobPtr& blob : request.blobs) SW_TRY(SendBlob(connection, *blob, job));
+  for (const std::uint32_t module : request.modules) {
+    for (const auto& one : announced.records.at(module))
+      SW_TRY(SendGradients(connection, *one, job));
+  }
+  return {};
 }
 
 }  // namespace
@@ -195,42 +278,47 @@ Status AgentClient::Read(const exec::Digest& digest, std::uint64_t offset,
   return {};
 }
 
-Result<std::uint64_t> AgentClient::Push(const MemoryCheckpoint& checkpoint, Limiter& limiter) {
+Result<PushedBytes> AgentClient::Push(const MemoryCheckpoint& checkpoint, Limiter& limiter,
+                                      const AnnouncedGradients& announced) {
   bool lay_idle = false;
   SW_TRY_ASSIGN(os::Connection connection, Borrow(&lay_idle));
   const std::string manifest = ToText(checkpoint.manifest);
+  const bool announces = !announced.records.empty();
   const auto send = [&]() -> Status {
     SW_TRY(connection.Send("push " + self_.name + " " + std::to_string(manifest.size()) + " " +
                            std::to_string(checkpoint.catalogue.size()) + " " +
-                           std::to_string(checkpoint.recovery) + "\n"));
+                           std::to_string(checkpoint.recovery) +
+                           (announces ? " " + std::to_string(announced.text.size()) : "") + "\n"));
     SW_TRY(connection.Send(manifest));
-    return connection.Send(checkpoint.catalogue);
+    SW_TRY(connection.Send(checkpoint.catalogue));
+    return connection.Send(announced.text);
   };
-  if (const Status sent = send(); !sent) return Refusal(connection, sent.error());
-  SW_TRY_ASSIGN(const std::string rest, ReceiveAnswer(connection));
-  SW_TRY_ASSIGN(const std::string need, TextBehind(connection, rest));
-  std::vector<BlobPtr> blobs;
-  std::uint64_t bytes = 0;
-  for (std::size_t at = 0; at < need.size();) {
-    const std::size_t end = std::min(need.find('\n', at), need.size());
-    SW_TRY_ASSIGN(const exec::Digest digest, ParseDigest(need.substr(at, end - at)));
-    const auto found = checkpoint.blobs.find(digest);
-    if (found == checkpoint.blobs.end()) {
-      return Fail(Errc::kBadInput, connection.name(), ": the agent requests blob ",
-                  exec::Hex(digest), ", which is not part of the copy");
+  if (const Status sent = send(); !sent) {
+    return tl::unexpected<Error>(RefusalOr(connection, sent.error()));
+  }
+  PushedBytes out;
+  out.gradients = announced.text.size();
+  std::map<exec::Digest, std::uint64_t> replaced;
+  // With announced gradients, a second request has the states of modules with a failed replay.
+  for (int i = 0; i < (announces ? 2 : 1); ++i) {
+    SW_TRY_ASSIGN(const CopyRequest request, ReceiveRequest(connection, checkpoint, announced));
+    const Status sent = SendRequested(connection, request, announced, limiter);
+    if (!sent) return tl::unexpected<Error>(RefusalOr(connection, sent.error()));
+    out.states += request.state_bytes;
+    out.gradients += request.gradient_bytes;
+    if (i == 1) out.repeated = request.state_bytes;
+    for (const std::uint32_t module : request.modules) {
+      for (const auto& part : checkpoint.manifest.modules[module]) {
+        if (part) replaced.emplace(part->blob.digest, part->blob.bytes);
+      }
     }
-    blobs.push_back(found->second);
-    bytes += found->second->ref().bytes;
-    at = end + 1;
+    for (const BlobPtr& blob : request.blobs) replaced.erase(blob->ref().digest);
   }
-  Limiter::Job job(limiter, bytes);
-  for (const BlobPtr& blob : blobs) {
-    const Status put = SendBlob(connection, *blob, job);
-    if (!put) return Refusal(connection, put.error());
-  }
-  SW_TRY(ReceiveAnswer(connection));
+  for (const auto& [digest, bytes] : replaced) out.replaced += bytes;
+  SW_TRY_ASSIGN(const std::string rest, ReceiveAnswer(connection));
+  out.replays = rest == kReplaysGradients;
   Return(std::move(connection));
-  return bytes;
+  return out;
 }
 
 }  // namespace shardwright::partial

@@ -11,9 +11,10 @@
 #include <string>
 #include <vector>
 
-#include "partial/agent/memory.h"
+#include "partial/agent/memory/memory.h"
 #include "partial/agent/peers/agent_hello.h"
 #include "partial/agent/throttle/limiter.h"
+#include "partial/gradient_log/log_reader.h"
 #include "partial/store/manifest.h"
 #include "support/base/result.h"
 #include "support/os/socket.h"
@@ -26,6 +27,22 @@ inline constexpr std::chrono::milliseconds kAgentPatience(600'000);
 
 /// Checks that the agent at the other end of a connection to a port is an expected one.
 using AcceptsAgent = std::function<Status(const Hello& agent)>;
+
+/// Logged gradients that may replace the states of modules in a copy.
+struct AnnouncedGradients {
+  /// Records by the index of their module in the manifest, each list in the order of `text`.
+  std::map<std::uint32_t, std::vector<std::shared_ptr<const LoggedRecord>>> records;
+  std::string text;  ///< a line per record (ToText), module by module
+};
+
+/// Bytes that a copy has sent.
+struct PushedBytes {
+  std::uint64_t states = 0;     ///< blobs
+  std::uint64_t gradients = 0;  ///< gradients and their descriptions
+  std::uint64_t replaced = 0;   ///< size of the blobs that the agent has computed from gradients
+  std::uint64_t repeated = 0;   ///< blobs sent because the replay of their gradients failed
+  bool replays = false;         ///< the agent can replay gradients onto this copy
+};
 
 /// Client of an agent. Thread-safe: concurrent requests use separate connections.
 class AgentClient {
@@ -70,10 +87,11 @@ class AgentClient {
   Status Read(const exec::Digest& digest, std::uint64_t offset, std::span<std::byte> out);
 
   /// Sends the agent a copy of a checkpoint of `self`. Skips blobs that the agent already has.
+  /// \param announced  gradients that the agent may replay onto its previous copy
   /// \pre self is an agent
-  /// \returns number of blob bytes sent
-  /// \error as Ask
-  Result<std::uint64_t> Push(const MemoryCheckpoint& checkpoint, Limiter& limiter);
+  /// \error kBadInput, kNotFound  logged gradients have changed or are gone; as Ask
+  Result<PushedBytes> Push(const MemoryCheckpoint& checkpoint, Limiter& limiter,
+                           const AnnouncedGradients& announced = {});
 
  private:
   Result<os::Connection> Borrow(bool* lay_idle);

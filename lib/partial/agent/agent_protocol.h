@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-#include "partial/agent/memory.h"
+#include "partial/agent/memory/memory.h"
 #include "partial/agent/throttle/limiter.h"
 #include "support/base/result.h"
 #include "support/os/net/answer.h"
@@ -19,6 +19,8 @@
 namespace shardwright::partial {
 
 inline constexpr std::uint64_t kAgentTextBytes = std::uint64_t{256} << 20;
+/// The answer after "ok" of agents that can replay gradients in copies.
+inline constexpr std::string_view kReplaysGradients = "replays";
 inline constexpr std::uint64_t kAgentReadBytes = std::uint64_t{1} << 24;  ///< per "read" request
 
 using os::ParseNumber;

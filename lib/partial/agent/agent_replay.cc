@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstring>
 #include <set>
 #include <utility>
 
@@ -12,13 +11,10 @@
 #include <tbb/task_arena.h>
 
 #include "engine/exec/for_each.h"
-#include "engine/layout/states.h"
-#include "engine/tensor/convert.h"
 #include "partial/agent/agent.h"
-#include "partial/gradient_log/module_chain.h"
+#include "partial/agent/memory/memory_replay.h"
 #include "partial/store/modules.h"
 #include "partial/store/store.h"
-#include "partial/store/write_blobs.h"
 #include "support/base/text.h"
 
 namespace shardwright::partial {
@@ -30,173 +26,6 @@ using Clock = std::chrono::steady_clock;
 /// the timeout of clients. Experts that are not finished stay older until the next replay.
 constexpr std::chrono::seconds kFlushReplay(60);
 
-constexpr const char* kStopped = "the replay was stopped before it was done";
-
-/// Pool memory for a blob that is being computed.
-class Room {
- public:
-  Room() = default;
-  Room(std::shared_ptr<MemoryPool> pool, BlobMemory buffer, std::uint64_t bytes)
-      : pool_(std::move(pool)), buffer_(std::move(buffer)), bytes_(bytes) {}
-  Room(Room&&) noexcept = default;
-  Room& operator=(Room&&) = delete;
-  ~Room() {
-    if (buffer_) pool_->Give(std::move(buffer_), bytes_);
-  }
-
-  explicit operator bool() const { return buffer_ != nullptr; }
-  std::span<std::byte> bytes() const { return {buffer_.get(), bytes_}; }
-  BlobMemory Take() { return std::move(buffer_); }
-
- private:
-  std::shared_ptr<MemoryPool> pool_;
-  BlobMemory buffer_;
-  std::uint64_t bytes_ = 0;
-};
-
-/// Maximum number of elements of a parameter that are computed at once: about 20 MiB per thread.
-constexpr std::uint64_t kMostElems = std::uint64_t{1} << 20;
-
-/// Buffers of a thread that applies steps.
-struct Workspace {
-  std::vector<float> values;
-  std::vector<std::byte> gradient;
-};
-
-/// An expert during its replay to the iteration of the snapshot.
-struct Brought {
-  std::uint32_t module = 0;
-  ReplayedModule chain;
-  std::array<BlobPtr, kComponents> old;   ///< null: of that iteration already, or absent
-  std::vector<Room> rooms;                ///< by component
-  std::array<BlobPtr, kComponents> made;  ///< replaces `old`
-  std::string refused;                    ///< why it stays older; empty: it does not
-};
-
-BlobRef SumsOf(std::span<const std::byte> bytes, const std::vector<std::uint32_t>& unit_bytes) {
-  std::vector<exec::UnitSum> sums;
-  sums.reserve(unit_bytes.size());
-  for (const std::uint32_t unit : unit_bytes) {
-    sums.push_back(exec::SumOf(bytes.first(unit)));
-    bytes = bytes.subspan(unit);
-  }
-  return Summarize(sums);
-}
-
-/// Applies the steps of all parameters to copies of their blobs.
-/// \error kStopped; as MakeSteps
-Status MakeParams(const ReplayLog& log, LogReads& reads, const std::function<bool()>& stop,
-                  Workspace* work, Brought* one) {
-  for (std::size_t p = 0; p < one->chain.params.size(); ++p) {
-    const ReplayedParam& param = one->chain.params[p];
-    const std::vector<ReplayStep> steps = StepsOf(one->chain, p, log);
-    if (steps.empty()) continue;
-    std::vector<std::span<std::byte>> places;
-    const auto add = [&](const BlobTensor& tensor) {
-      const Room& room = one->rooms[static_cast<std::size_t>(tensor.component)];
-      places.push_back(room.bytes().subspan(tensor.offset, param.elems * sizeof(float)));
-    };
-    add(param.param);
-    for (const BlobTensor& state : param.states) add(state);
-    const std::uint64_t range = RangeOf(one->chain, p, kMostElems);
-    for (std::uint64_t first = 0; first < param.elems; first += range) {
-      if (stop && stop()) return Fail(Errc::kStopped, kStopped);
-      const std::uint64_t count = std::min(range, param.elems - first);
-      work->values.resize(places.size() * count);
-      std::vector<std::span<float>> arrays;
-      for (std::size_t i = 0; i < places.size(); ++i) {
-        arrays.push_back(std::span(work->values).subspan(i * count, count));
-        std::memcpy(arrays[i].data(), places[i].data() + first * sizeof(float),
-                    count * sizeof(float));
-      }
-      SW_TRY(MakeSteps(steps, first, arrays, reads, &work->gradient));
-      for (std::size_t i = 0; i < places.size(); ++i) {
-        std::memcpy(places[i].data() + first * sizeof(float), arrays[i].data(),
-                    count * sizeof(float));
-      }
-    }
-  }
-  return {};
-}
-
-/// Computes weights with a master by rounding the master.
-Status RoundWeights(const Module& module, const layout::ShardMap& map, Brought* one) {
-  const Room& weights = one->rooms[static_cast<std::size_t>(Component::kWeights)];
-  if (!weights) return {};
-  for (const ModuleTensor& tensor : module.part(Component::kWeights).tensors) {
-    const layout::LogicalTensor& logical = map.tensors[tensor.tensor];
-    const auto param = std::ranges::find(one->chain.params, logical.name, &ReplayedParam::name);
-    if (logical.state != layout::kWeight || param == one->chain.params.end() ||
-        param->param.component != Component::kMaster) {
-      continue;
-    }
-    if (!CanConvert(DType::kF32, logical.dtype)) {
-      return Fail(Errc::kUnsupported, Quoted(logical.name),
-                  ": float32 master weights cannot be rounded to ", Name(logical.dtype));
-    }
-    const Room& master = one->rooms[static_cast<std::size_t>(Component::kMaster)];
-    Convert(DType::kF32, master.bytes().subspan(param->param.offset, param->elems * sizeof(float)),
-            logical.dtype, weights.bytes().subspan(tensor.offset, tensor.bytes));
-  }
-  return {};
-}
-
-/// \error kBadInput  corrupt memory; as MakeSteps
-Status Make(const Module& module, const layout::ShardMap& map, const ReplayLog& log,
-            LogReads& reads, const std::shared_ptr<MemoryPool>& pool,
-            const std::function<bool()>& stop, Workspace* work, Brought* one) {
-  for (std::size_t c = 0; c < kComponents; ++c) {
-    if (!one->rooms[c]) continue;
-    const MemoryBlob& old = *one->old[c];
-    std::ranges::copy(old.bytes(), one->rooms[c].bytes().begin());
-    if (SumsOf(one->rooms[c].bytes(), old.unit_bytes()).digest != old.ref().digest) {
-      return BadInput("blob ", exec::Hex(old.ref().digest),
-                      " is corrupt: its content has changed in memory");
-    }
-  }
-  SW_TRY(MakeParams(log, reads, stop, work, one));
-  SW_TRY(RoundWeights(module, map, one));
-  for (std::size_t c = 0; c < kComponents; ++c) {
-    if (!one->rooms[c]) continue;
-    const MemoryBlob& old = *one->old[c];
-    const BlobRef ref = SumsOf(one->rooms[c].bytes(), old.unit_bytes());
-    one->made[c] =
-        ref.digest == old.ref().digest
-            ? one->old[c]
-            : std::make_shared<const MemoryBlob>(pool, one->rooms[c].Take(), ref, old.unit_bytes());
-  }
-  one->rooms.clear();
-  return {};
-}
-
-/// Finds the chain of an expert and allocates memory for the result.
-Result<Brought> Prepare(const MemoryCheckpoint& record, const convert::Input& input,
-                        const Module& module, std::uint32_t index,
-                        const std::shared_ptr<MemoryPool>& pool, ReplayLog* log) {
-  const StoredModule& held = record.manifest.modules[index];
-  const std::uint64_t to = record.manifest.iteration;
-  Brought out;
-  out.module = index;
-  SW_TRY_ASSIGN(out.chain, FindChain(input.checkpoint, module, held, to, log));
-  std::uint64_t bytes = 0;
-  for (std::size_t c = 0; c < kComponents; ++c) {
-    if (!held[c] || held[c]->version == to) continue;
-    out.old[c] = record.blobs.at(held[c]->blob.digest);
-    bytes += held[c]->blob.bytes;
-  }
-  SW_TRY(pool->CheckSpare(bytes));
-  for (std::size_t c = 0; c < kComponents; ++c) {
-    if (!out.old[c]) {
-      out.rooms.emplace_back();
-      continue;
-    }
-    const std::uint64_t size = out.old[c]->ref().bytes;
-    SW_TRY_ASSIGN(BlobMemory buffer, pool->Take(size));
-    out.rooms.emplace_back(pool, std::move(buffer), size);
-  }
-  return out;
-}
-
 /// Checks that no restore to the snapshot's own iteration resumed with an older state
 /// of the module: then the steps to that iteration belong to work that was rolled back.
 /// \error kNotFound  there was such a restore, or one that does not record module versions
@@ -207,6 +36,20 @@ Status CheckGoneOn(const std::string& module, const MemoryCheckpoint& record,
     SW_TRY(CheckGoesOnWith(one, module, one.resume));
   }
   return {};
+}
+
+/// Finds the chain of an expert and takes memory for the result, if enough stays free.
+Result<ModuleReplay> Prepare(const MemoryCheckpoint& record, const convert::Input& input,
+                             const Module& module, std::uint32_t index,
+                             const std::shared_ptr<MemoryPool>& pool, ReplayLog* log) {
+  SW_TRY_ASSIGN(ModuleReplay out,
+                FindReplay(input.checkpoint, module, index, record.manifest.modules[index],
+                           record.blobs, record.manifest.iteration, log));
+  std::uint64_t bytes = 0;
+  for (const BlobPtr& old : out.old) bytes += old ? old->ref().bytes : 0;
+  SW_TRY(pool->CheckSpare(bytes));
+  SW_TRY(ReserveReplay(pool, &out));
+  return out;
 }
 
 }  // namespace
@@ -285,16 +128,16 @@ Status Agent::BringForward(const std::function<bool()>& stop, ReplayJob* job, Me
   ReplayLog log{logs_.Kept(), store.path() + "/logs", std::move(recoveries), {}};
   std::set<std::uint32_t> modules;
   for (const OlderPart& part : job->older) modules.insert(model.index_of(part.id));
-  std::vector<Brought> all;
+  std::vector<ModuleReplay> all;
   for (const std::uint32_t index : modules) {
     const Module& module = model.modules[index];
     if (stop && stop()) {
-      done->refused.push_back(module.name + ": " + kStopped);
+      done->refused.push_back(module.name + ": " + kReplayStopped);
       continue;
     }
     const Status gone_on = CheckGoneOn(module.name, *job->record, log.recoveries);
-    Result<Brought> one = gone_on ? Prepare(*job->record, *input, module, index, pool_, &log)
-                                  : tl::unexpected<Error>(gone_on.error());
+    Result<ModuleReplay> one = gone_on ? Prepare(*job->record, *input, module, index, pool_, &log)
+                                       : tl::unexpected<Error>(gone_on.error());
     if (one) {
       all.push_back(*std::move(one));
     } else {
@@ -302,19 +145,19 @@ Status Agent::BringForward(const std::function<bool()>& stop, ReplayJob* job, Me
     }
   }
   LogReads reads(log.log);
-  tbb::enumerable_thread_specific<Workspace> work;
+  tbb::enumerable_thread_specific<ReplayWorkspace> work;
   tbb::task_arena arena(exec::ArenaThreads(options_.save.threads));
   SW_TRY(exec::ForEach(arena, all.size(), [&](std::uint64_t i) -> Status {
-    Brought& one = all[i];
+    ModuleReplay& one = all[i];
     const Module& module = model.modules[one.module];
-    const Status made = stop && stop() ? Fail(Errc::kStopped, kStopped)
-                                       : Make(module, input->checkpoint.map, log, reads, pool_,
-                                              stop, &work.local(), &one);
+    const Status made = stop && stop() ? Fail(Errc::kStopped, kReplayStopped)
+                                       : MakeReplay(module, input->checkpoint.map, log, reads,
+                                                    pool_, stop, &work.local(), &one);
     if (!made) one.refused = module.name + ": " + made.error().message;
     return {};
   }));
   std::vector<std::pair<OlderPart, Blob>> made;
-  for (Brought& one : all) {
+  for (ModuleReplay& one : all) {
     one.rooms.clear();
     if (!one.refused.empty()) {
       done->refused.push_back(std::move(one.refused));

@@ -79,6 +79,7 @@ class Runner {
     };
     commands_.peers = [this] { return copies_.statuses(); };
     copies_.SetAccess(options.key, options.trusted_user);
+    if (options.peer_gradients) copies_.SendGradients();
     commands_.stop = [this] {
       asked_to_stop_.store(true);
       return end_.get();

@@ -22,6 +22,7 @@ struct AgentRunOptions {
   convert::InputOptions input;      ///< first path: folder with the watched `latest`
   std::vector<std::string> listen;  ///< addresses (os::ParseAddress)
   std::vector<std::string> peers;   ///< agents that receive copies, without a plan
+  bool peer_gradients = false;      ///< PeerCopies::SendGradients
   /// File of a plan, from which the agent takes its peers and one more address to listen at, also
   /// while it runs (PlanFile); empty: `peers`.
   std::string plan;

@@ -30,6 +30,8 @@ OrderedJson PeersJson(const AgentCommands& commands) {
                    {"copying", peer.copying ? OrderedJson(*peer.copying) : OrderedJson()},
                    {"copied_bytes", peer.copied_bytes},
                    {"copied_seconds", peer.copied_seconds},
+                   {"gradient_bytes", peer.gradient_bytes},
+                   {"replaced_bytes", peer.replaced_bytes},
                    {"failures", peer.failures},
                    {"last_error", peer.last_error}});
   }
@@ -352,7 +354,7 @@ Status AgentServer::Answer(os::Connection& connection, const std::string& line,
     return Fail(Errc::kMismatch, "this agent follows no plan; start it with --plan");
   }
   // Without the recovery number it comes from an older version.
-  if (is("push", 3) || is("push", 4)) return Push(connection, words, client);
+  if (is("push", 3) || is("push", 4) || is("push", 5)) return Push(connection, words, client);
   if (is("flush", 0)) {
     SW_TRY_ASSIGN(const std::optional<std::uint64_t> stored, commands_.flush());
     return SendAnswer(connection, {}, stored ? std::to_string(*stored) : "none");
@@ -373,11 +375,12 @@ Status AgentServer::Answer(os::Connection& connection, const std::string& line,
     if (verb == "offer") return HandOver(connection, std::string(words[1]));
     return Snapshot(connection, words.size() > 1 ? std::string(words[1]) : std::string());
   }
-  return Fail(Errc::kUsage,
-              "no such request; at a port hello VERSION ROLE NAME ID comes first; the requests are "
-              "status, list, get DIGEST, read DIGEST OFFSET BYTES, "
-              "catalogue DIGEST, push NAME BYTES BYTES RECOVERY, flush, snapshot [TAG], offer TAG, "
-              "experts, roots LAST, gradients WRITER BYTES, marks RANK, sends, plan and stop");
+  return Fail(
+      Errc::kUsage,
+      "no such request; at a port hello VERSION ROLE NAME ID comes first; the requests are "
+      "status, list, get DIGEST, read DIGEST OFFSET BYTES, "
+      "catalogue DIGEST, push NAME BYTES BYTES RECOVERY [BYTES], flush, snapshot [TAG], "
+      "offer TAG, experts, roots LAST, gradients WRITER BYTES, marks RANK, sends, plan and stop");
 }
 
 /// Answers as soon as training may resume.
@@ -425,73 +428,6 @@ Status AgentServer::Read(os::Connection& connection, const exec::Digest& digest,
   Limiter::Job(agent_.limiter()).Spend(bytes);
   SW_TRY(SendAnswer(connection, {}, std::to_string(bytes) + " " + std::to_string(Crc32(part))));
   return connection.Send(part);
-}
-
-Status AgentServer::Push(os::Connection& connection, const std::vector<std::string_view>& words,
-                         const Hello* client) {
-  const std::string_view origin = words[1];
-  if (!IsAgentName(origin))
-    return Fail(Errc::kBadInput,
-                "push: invalid agent name: 1 to 128 printable characters without spaces expected");
-  const bool bound =
-      client == nullptr || (client->role == Hello::Role::kAgent && client->name == origin);
-  if (!bound) {
-    return Fail(Errc::kBadInput, "push: \"", client->name, "\" sends a copy of agent \"", origin,
-                "\"; only that agent itself may send it");
-  }
-  if (origin == commands_.self.name) {
-    return Fail(Errc::kMismatch, "push: both agents have the name \"", origin,
-                "\"; give agents different names with --name");
-  }
-  if (commands_.plan != nullptr) SW_TRY(commands_.plan->CheckOrigin(origin));
-  SW_TRY_ASSIGN(const std::uint64_t manifest, ParseNumber(words[2], kAgentTextBytes, "manifest"));
-  SW_TRY_ASSIGN(const std::uint64_t catalogue, ParseNumber(words[3], kAgentTextBytes, "catalogue"));
-  std::uint64_t recovery = 0;
-  if (words.size() > 4) {
-    SW_TRY_ASSIGN(recovery, ParseNumber(words[4], ~std::uint64_t{0}, "recovery"));
-  }
-  return Take(connection, std::string(words[1]), manifest, catalogue, recovery);
-}
-
-/// Receives a copy of another agent's checkpoint: requests the blobs that are missing here.
-Status AgentServer::Take(os::Connection& connection, const std::string& origin,
-                         std::uint64_t manifest_bytes, std::uint64_t catalogue_bytes,
-                         std::uint64_t recovery) {
-  MemoryCheckpoint checkpoint;
-  checkpoint.recovery = recovery;
-  const auto counted = std::make_shared<Counted>(agent_.pool());
-  checkpoint.counted = counted;
-  SW_TRY_ASSIGN(std::string text, ReceiveText(connection, manifest_bytes, counted.get()));
-  SW_TRY_ASSIGN(checkpoint.catalogue, ReceiveText(connection, catalogue_bytes, counted.get()));
-  SW_TRY_ASSIGN(checkpoint.manifest,
-                agent_.ReadManifest(text, "manifest of " + origin, counted.get()));
-  std::map<exec::Digest, BlobRef> missing;
-  const auto want = [&](const BlobRef& ref) {
-    if (BlobPtr blob = agent_.Find(ref.digest); blob && blob->ref() == ref) {
-      checkpoint.blobs[ref.digest] = std::move(blob);
-    } else {
-      missing.emplace(ref.digest, ref);
-    }
-  };
-  for (const StoredModule& module : checkpoint.manifest.modules) {
-    for (const auto& held : module) {
-      if (held) want(held->blob);
-    }
-  }
-  if (checkpoint.manifest.passed) want(*checkpoint.manifest.passed);
-  std::uint64_t bytes = 0;
-  for (const auto& [digest, ref] : missing) {
-    if (__builtin_add_overflow(bytes, ref.bytes, &bytes)) bytes = ~std::uint64_t{0};
-  }
-  SW_TRY(agent_.pool()->CheckRoom(bytes, "copy of " + origin));
-  std::string need;
-  for (const auto& [digest, ref] : missing) need += exec::Hex(digest) + "\n";
-  SW_TRY(SendText(connection, need));
-  for (const auto& [digest, ref] : missing) {
-    SW_TRY_ASSIGN(checkpoint.blobs[digest], ReceiveBlob(connection, ref, agent_.pool()));
-  }
-  SW_TRY(agent_.Accept(origin, std::move(checkpoint)));
-  return SendAnswer(connection, {});
 }
 
 }  // namespace shardwright::partial

@@ -88,6 +88,13 @@ class AgentServer {
     kWaits,   ///< for a request
     kLeaves,  ///< to free its slot for another connection
   };
+  /// The numbers of a request to receive a copy.
+  struct CopySizes {
+    std::uint64_t manifest_bytes = 0;
+    std::uint64_t catalogue_bytes = 0;
+    std::uint64_t recovery = 0;
+    std::optional<std::uint64_t> announced_bytes;  ///< AnnouncedGradients::text
+  };
   struct Session {
     std::thread thread;
     std::atomic<State> state = State::kAsks;
@@ -119,8 +126,7 @@ class AgentServer {
   Status Answer(os::Connection& connection, const std::string& line, const Hello* client);
   Status Push(os::Connection& connection, const std::vector<std::string_view>& words,
               const Hello* client);
-  Status Take(os::Connection& connection, const std::string& origin, std::uint64_t manifest_bytes,
-              std::uint64_t catalogue_bytes, std::uint64_t recovery);
+  Status Take(os::Connection& connection, const std::string& origin, const CopySizes& sizes);
   Status List(os::Connection& connection) const;
   Status Read(os::Connection& connection, const exec::Digest& digest, std::uint64_t offset,
               std::uint64_t bytes);

@@ -374,9 +374,16 @@ void GradientLogs::Keep(LoggedRecord logged) {
                         logged.payload.sums.size() * sizeof(exec::Digest);
   for (const LogPiece& piece : record.pieces) bytes += sizeof piece + piece.param.size();
   Counted counted(pool_);
-  Status room = pool_->CheckSpare(bytes);
-  if (room) room = counted.Grow(bytes);
+  const auto reserve = [&]() -> Status {
+    SW_TRY(pool_->CheckSpare(bytes));
+    return counted.Grow(bytes);
+  };
+  Status room = reserve();
   const std::lock_guard lock(mutex_);
+  if (!room && !kept_.empty() && kept_.front()->logged.record.iteration <= forgotten_) {
+    ForgetLocked(forgotten_);  // only users of Retain have needed these
+    room = reserve();
+  }
   if (!room) {
     kept_.clear();
     gap_ = std::max(gap_, record.iteration);
@@ -388,17 +395,33 @@ void GradientLogs::Keep(LoggedRecord logged) {
       std::make_shared<const KeptRecord>(KeptRecord{std::move(logged), std::move(counted)}));
 }
 
-GradientLog GradientLogs::Kept() const {
+GradientLog GradientLogs::Kept() const { return GradientLog::Of(KeptRecords()); }
+
+std::vector<std::shared_ptr<const LoggedRecord>> GradientLogs::KeptRecords() const {
   std::vector<std::shared_ptr<const LoggedRecord>> records;
   const std::lock_guard lock(mutex_);
   records.reserve(kept_.size());
   for (const auto& one : kept_) records.emplace_back(one, &one->logged);
-  return GradientLog::Of(records);
+  return records;
+}
+
+/// \pre the caller has locked mutex_
+void GradientLogs::ForgetLocked(std::uint64_t last) {
+  std::erase_if(kept_, [&](const auto& one) { return one->logged.record.iteration <= last; });
+}
+
+void GradientLogs::Retain(const void* user, std::optional<std::uint64_t> iteration) {
+  const std::lock_guard lock(mutex_);
+  retained_.erase(user);
+  if (iteration) retained_.emplace(user, *iteration);
 }
 
 void GradientLogs::Forget(std::uint64_t iteration) {
   const std::lock_guard lock(mutex_);
-  std::erase_if(kept_, [&](const auto& one) { return one->logged.record.iteration <= iteration; });
+  std::uint64_t last = iteration;
+  for (const auto& [user, after] : retained_) last = std::min(last, after);
+  ForgetLocked(last);
+  forgotten_ = iteration;
   if (iteration >= gap_) status_.forgotten.clear();
 }
 

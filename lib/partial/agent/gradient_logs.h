@@ -16,7 +16,7 @@
 #include <string>
 #include <vector>
 
-#include "partial/agent/memory.h"
+#include "partial/agent/memory/memory.h"
 #include "partial/gradient_log/log_writer.h"
 #include "partial/gradient_log/submitted_gradients.h"
 #include "partial/store/manifest.h"
@@ -115,12 +115,18 @@ class GradientLogs {
   /// Returns true if all registered processes have submitted the gradients of an iteration.
   bool AllAt(std::uint64_t iteration) const;
 
-  /// Returns the records appended since construction,
-  /// except forgotten ones, to be read from their segments.
+  /// Returns the records appended since construction, except
+  /// forgotten ones, in that order, to be read from their segments.
+  std::vector<std::shared_ptr<const LoggedRecord>> KeptRecords() const;
+  /// Returns the log of KeptRecords.
   GradientLog Kept() const;
   /// Forgets the records up to an iteration. Records that do not fit into the pool are
   /// forgotten too, with all earlier ones, because chains through them have a gap.
   void Forget(std::uint64_t iteration);
+  /// Makes Forget keep the records after an iteration for one more user, as far as memory allows.
+  /// Replaces the user's previous iteration.
+  /// \param iteration  absent: the user needs no records
+  void Retain(const void* user, std::optional<std::uint64_t> iteration);
 
   GradientLogStatus status() const;
 
@@ -169,6 +175,7 @@ class GradientLogs {
   std::vector<Writer*> All();
 
   void Keep(LoggedRecord logged);
+  void ForgetLocked(std::uint64_t last);
   bool AllAtLocked(std::uint64_t iteration) const;
 
   const std::string store_;
@@ -181,6 +188,8 @@ class GradientLogs {
   std::map<std::uint64_t, ModuleNames> held_;  // key: iteration after which these are buffered
   std::uint64_t held_records_ = 0;
   std::deque<std::shared_ptr<const KeptRecord>> kept_;  // in the order of appending
+  std::map<const void*, std::uint64_t> retained_;       // by user of Retain
+  std::uint64_t forgotten_ = 0;                         // by the last call of Forget
   std::uint64_t gap_ = 0;                               // the last iteration in status_.forgotten
   GradientLogStatus status_;
 };

@@ -5,6 +5,9 @@
 #include <chrono>
 #include <utility>
 
+#include "support/base/bytes.h"
+#include "support/base/text.h"
+
 namespace shardwright::partial {
 namespace {
 
@@ -12,6 +15,8 @@ using PeerClock = std::chrono::steady_clock;
 
 constexpr std::chrono::milliseconds kPeerTick(50);
 constexpr std::chrono::milliseconds kPeerRetry(1000);
+/// Time that copies wait for gradients that trainers have not submitted yet.
+constexpr std::chrono::seconds kLateGradients(10);
 
 }  // namespace
 
@@ -107,7 +112,8 @@ Status PeerCopies::ExpectOther(Peer& peer, const Hello& agent) {
 /// Copies the newest snapshot to a peer and records the state of the copy.
 /// \returns the copied snapshot; null if there is none any more
 Result<std::shared_ptr<const MemoryCheckpoint>> PeerCopies::PushNewest(Peer& peer,
-                                                                       AgentClient& client) {
+                                                                       AgentClient& client,
+                                                                       PeerGradients& gradients) {
   // The peer may have been away for long, and a restore may have rolled back its copy.
   SW_TRY(agent_.CatchUp());
   std::shared_ptr<const MemoryCheckpoint> newest = agent_.Newest();
@@ -122,19 +128,33 @@ Result<std::shared_ptr<const MemoryCheckpoint>> PeerCopies::PushNewest(Peer& pee
     peer.status.copying = iteration;
   }
   const PeerClock::time_point start = PeerClock::now();
-  const Result<std::uint64_t> sent = client.Push(*newest, agent_.limiter());
+  const AnnouncedGradients announced = gradients_ ? gradients.For(*newest) : AnnouncedGradients();
+  const Result<PushedBytes> sent = client.Push(*newest, agent_.limiter(), announced);
+  if (!sent) {
+    gradients.Failed();
+  } else if (gradients_) {
+    gradients.Sent(*newest, sent->replays);
+  }
   const std::chrono::duration<double> taken = PeerClock::now() - start;
   const std::lock_guard lock(mutex_);
   peer.status.copying.reset();
   if (!sent) return tl::unexpected<Error>(sent.error());
+  const std::uint64_t bytes = sent->states + sent->gradients;
   peer.status.iteration = iteration;
-  if (*sent > 0) peer.status.copied_seconds += taken.count();
-  peer.status.copied_bytes += *sent;
+  if (bytes > 0) peer.status.copied_seconds += taken.count();
+  peer.status.copied_bytes += bytes;
+  peer.status.gradient_bytes += sent->gradients;
+  peer.status.replaced_bytes += sent->replaced;
   peer.status.failures = 0;
   peer.status.last_error.clear();
   sink_.Note(
-      StrCat("copied iteration ", iteration, " to ", peer.status.address, ": ", *sent, " bytes"),
+      StrCat("copied iteration ", iteration, " to ", peer.status.address, ": ", bytes, " bytes"),
       0);
+  if (sent->repeated > 0) {
+    sink_.Warn(StrCat("copy to ", peer.status.address,
+                      ": the replay of gradients failed there, so ", FormatBytes(sent->repeated),
+                      " of states were sent"));
+  }
   return newest;
 }
 
@@ -142,14 +162,20 @@ void PeerCopies::PushLoop(Peer& peer) {
   AgentClient client(
       peer.address, key_, [&peer] { return peer.ends.load(); }, kAgentPatience, self_,
       [this, &peer](const Hello& agent) { return ExpectOther(peer, agent); });
+  PeerGradients gradients(agent_.logs());
   std::shared_ptr<const MemoryCheckpoint> last;
+  PeerClock::time_point late{};  // when a copy no longer waits for gradients
   PeerClock::time_point next{};
   while (!peer.ends.load()) {
     std::this_thread::sleep_for(kPeerTick);
     const std::shared_ptr<const MemoryCheckpoint> newest = agent_.Newest();
     if (!newest || newest == last || PeerClock::now() < next) continue;
-    auto sent = PushNewest(peer, client);
+    if (late == PeerClock::time_point{}) late = PeerClock::now() + kLateGradients;
+    const bool waits = gradients_ && PeerClock::now() < late;
+    if (waits && !agent_.logs().AllAt(newest->manifest.iteration)) continue;
+    auto sent = PushNewest(peer, client, gradients);
     if (sent) {
+      late = {};
       if (*sent) last = *std::move(sent);
       continue;
     }

@@ -13,6 +13,7 @@
 
 #include "partial/agent/agent.h"
 #include "partial/agent/agent_client.h"
+#include "partial/agent/gradient_copy.h"
 #include "partial/agent/peers/peer_status.h"
 #include "partial/agent/peers/plan_file.h"
 #include "support/base/result.h"
@@ -41,6 +42,10 @@ class PeerCopies {
     key_ = std::move(key);
     trusted_user_ = trusted_user;
   }
+
+  /// Makes copies contain gradients in place of states that are more bytes. Call before Start.
+  /// \pre the agent replays gradients (AgentOptions::replay)
+  void SendGradients() { gradients_ = true; }
 
   /// Replaces the peers. Unchanged ones keep their state. New ones get the newest snapshot. Copies
   /// to removed ones end. Nothing is sent before Start.
@@ -72,7 +77,8 @@ class PeerCopies {
   void Launch(const PeerPtr& peer);
   void Reap(bool all);
   Status ExpectOther(Peer& peer, const Hello& agent);
-  Result<std::shared_ptr<const MemoryCheckpoint>> PushNewest(Peer& peer, AgentClient& client);
+  Result<std::shared_ptr<const MemoryCheckpoint>> PushNewest(Peer& peer, AgentClient& client,
+                                                             PeerGradients& gradients);
   void PushLoop(Peer& peer);
 
   Agent& agent_;
@@ -81,6 +87,7 @@ class PeerCopies {
   Sink& sink_;
   std::shared_ptr<const os::TlsKey> key_;
   std::optional<std::uint32_t> trusted_user_;
+  bool gradients_ = false;
   bool started_ = false;
   mutable std::mutex mutex_;
   std::vector<PeerPtr> peers_;  // changed by Set, under mutex_

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-#include "partial/agent/memory.h"
+#include "partial/agent/memory/memory.h"
 #include "partial/store/modules.h"
 #include "support/comm/comm.h"
 

@@ -148,7 +148,7 @@ TEST_F(AttackTest, TheKeyLetsInAndNothingElseDoes) {
     AgentClient client = ClientOf("one", receives.address(), key_);
     const auto sent = client.Push(*agent_->Newest(), agent_->limiter());
     ASSERT_TRUE(sent) << sent.error().message;
-    EXPECT_GT(*sent, 0U);
+    EXPECT_GT(sent->states, 0U);
     EXPECT_EQ(peer.Entries().size(), 1U);
     const BlobPtr blob = agent_->Newest()->blobs.begin()->second;
     std::vector<std::byte> part(blob->ref().bytes);

@@ -76,8 +76,8 @@ TEST_F(PushTest, TakesACopyAndOnlyWhatIsNew) {
   Limiter limiter(0);
   const auto sent = client.Push(*checkpoint_, limiter);
   ASSERT_TRUE(sent) << sent.error().message;
-  EXPECT_GT(*sent, 0U);
-  EXPECT_EQ(*client.Push(*checkpoint_, limiter), 0U);
+  EXPECT_GT(sent->states, 0U);
+  EXPECT_EQ(client.Push(*checkpoint_, limiter)->states, 0U);
   ASSERT_EQ(Copies(), 1U);
   // The other node is lost: its snapshot is made durable, and can be restored.
   EXPECT_EQ(*client.Ask("flush"), "3");

@@ -17,6 +17,8 @@ struct PeerStatus {
   std::string last_error;                  ///< of the last attempt; empty: it succeeded
   std::uint64_t copied_bytes = 0;          ///< sent in all complete copies
   double copied_seconds = 0;               ///< total time of these copies
+  std::uint64_t gradient_bytes = 0;        ///< gradients in copied_bytes, with descriptions
+  std::uint64_t replaced_bytes = 0;        ///< states that the peer has computed from them
 };
 
 /// Returns "copying", "failed", "complete" or "waiting" (for the first snapshot).

@@ -1,4 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
+// lib/partial/agent/memory: checkpoints in the memory of an agent (memory.h), taken from a source
+// by SnapshotCopy, and optimizer steps that are replayed on their blobs (memory_replay.h). Source:
+// docs/formats/agent.md, docs/lossless.md.
+
 #pragma once
 
 #include <sys/mman.h>
@@ -21,8 +25,6 @@
 #include "partial/store/manifest.h"
 #include "partial/store/token_log.h"
 #include "support/base/result.h"
-
-// Checkpoints in the memory of an agent (docs/formats/agent.md).
 
 namespace shardwright::partial {
 

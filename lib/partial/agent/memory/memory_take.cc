@@ -11,7 +11,7 @@
 #include "engine/exec/for_each.h"
 #include "engine/exec/units.h"
 #include "engine/exec/verify.h"
-#include "partial/agent/memory.h"
+#include "partial/agent/memory/memory.h"
 #include "partial/store/module_reads.h"
 #include "partial/store/write_blobs.h"
 

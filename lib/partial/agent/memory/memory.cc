@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "partial/agent/memory.h"
+#include "partial/agent/memory/memory.h"
 
 #include <algorithm>
 #include <cstring>
