@@ -33,7 +33,7 @@ ACTIONS = {"kill": "any", "torn": "write", "eio": "any", "enospc": "write", "sho
 class Trainer(TrainerSocket):
     """Hands the gradients of a model to an agent."""
 
-    def __init__(self, path, model, begun, places=2):
+    def __init__(self, path, model, begun, places=2, zstd=0):
         self.model, self.tensors = model, []
         try:
             super().__init__(path, PATIENCE)
@@ -52,7 +52,7 @@ class Trainer(TrainerSocket):
                 self.tensors.append((name, offset))
                 offset += 4 * elems
             self.place_bytes = -(-offset // mmap.PAGESIZE) * mmap.PAGESIZE
-            self.text("gradients 0", {"recovery": told["recovery"], "begun": begun, "zstd": 0,
+            self.text("gradients 0", {"recovery": told["recovery"], "begun": begun, "zstd": zstd,
                                       "places": places, "place_bytes": self.place_bytes,
                                       "tensors": len(self.tensors), "modules": [
                                           {"name": name, "pieces": pieces}

@@ -22,10 +22,11 @@ from replay_test import Replaying  # pylint: disable=wrong-import-position
 from stores import moe_checkpoint  # pylint: disable=wrong-import-position
 
 
-class MemoryReplay(Agents, Replaying):
+class Replays(Agents, Replaying):
     """An agent that has taken all of iteration 3, and one expert of each layer since."""
 
     dtype = "bf16"
+    zstd = 0  # compression of the log
 
     def checkpoint(self, iteration, clock=None):
         shutil.rmtree(self.run_folder)
@@ -40,7 +41,7 @@ class MemoryReplay(Agents, Replaying):
         agent = self.start(name, "--replay", "--k", 1, *words)
         self.take(3, name)
         self.wait(lambda: self.status(name)["persisted"] == 3)
-        trainer = Trainer(self.work / name, self.model, 3)
+        trainer = Trainer(self.work / name, self.model, 3, zstd=self.zstd)
         self.addCleanup(trainer.close)
         return agent, trainer
 
@@ -68,6 +69,13 @@ class MemoryReplay(Agents, Replaying):
     def experts(self):
         return self.model.layers * self.model.experts
 
+    def complete_copy(self, iteration=8):
+        """True if a restore from the peer alone would find all experts at the iteration."""
+        result = self.restore("dry", "--dry-run", "--replay=never", "--agents", self.address("b"))
+        return result["iteration"] == iteration and result["stale_modules"] == 0
+
+
+class MemoryReplay(Replays):
     def test_all_experts_are_of_the_newest_snapshot(self):
         for name, every in (("each", 1), ("fourth", 4)):
             with self.subTest(name):
@@ -175,11 +183,6 @@ class MemoryReplay(Agents, Replaying):
         self.end(agent, signal.SIGKILL)
         result = self.from_memory("out", "--lost-nodes", 0, agents=("a", "b"))
         self.assertEqual(result["stale_modules"], 0)
-
-    def complete_copy(self):
-        """True if a restore from the peer alone would find all experts at iteration 8."""
-        result = self.restore("dry", "--dry-run", "--replay=never", "--agents", self.address("b"))
-        return result["iteration"] == 8 and result["stale_modules"] == 0
 
     def test_a_second_save_of_the_iteration(self):
         _, trainer = self.begin()

@@ -27,11 +27,12 @@ SKIPPED, SPECIAL = 5, 6
 
 
 class Trained(moe_checkpoint.Model):
-    """Its experts are trained: every iteration makes a step of AdamW on the one before."""
+    """Its experts are trained: every iteration makes a step of AdamW on the one before.
+    \\param half  gradients are bfloat16 numbers"""
 
-    def __init__(self, **options):
+    def __init__(self, half=False, **options):
         super().__init__(**options)
-        self.trained, self.gradients = {}, {}
+        self.half, self.trained, self.gradients = half, {}, {}
         self.steps = {i: adamw(self.step(i), lr=1e-2 / i, betas=(0.9, 0.95 + i / 1000),
                                weight_decay=0.1, factor=1 / (1 + i % 3), skipped=i == SKIPPED)
                       for i in range(ITERATIONS[0], ITERATIONS[-1] + 2)}
@@ -58,6 +59,9 @@ class Trained(moe_checkpoint.Model):
                 f"<{len(now[0])}f", super().data(name, "gradient", shape, iteration)))
             if iteration == SPECIAL:
                 gradient[:4] = [0.0, -0.0, 1e-42, 3e38]
+            if self.half:
+                bits = array.array("I", (b & 0xFFFF0000 for b in array.array("I", struct.pack(f"<{len(gradient)}f", *gradient))))
+                gradient = list(array.array("f", bits.tobytes()))
             self.gradients[name, iteration] = struct.pack(f"<{len(gradient)}f", *gradient)
             gradient_log.apply(self.steps[iteration], *now, gradient)
             self.note(name, iteration, now)
@@ -81,12 +85,13 @@ class Trained(moe_checkpoint.Model):
 
 class Replaying(Stores):
     dtype = "bf16"
+    model_options = {}
 
     @classmethod
     def setUpClass(cls):
         cls.shared = pathlib.Path(tempfile.mkdtemp(prefix="sw-pec-replay-", dir=scratch_parent()))
         cls.addClassCleanup(shutil.rmtree, cls.shared)
-        cls.model = Trained(dtype=cls.dtype)
+        cls.model = Trained(dtype=cls.dtype, **cls.model_options)
         cls.tokens_path, cls.tokens = moe_checkpoint.series(cls.shared / "run", cls.model, ITERATIONS)
 
     def store_series(self, *words, upto=8):

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Any bytes as input of an agent's socket: a line of a request or an answer, a hello, and the list
-// of checkpoints. Also an agent plan. Accepted lists name versions that a restore can use.
+// of checkpoints. Also an agent plan, and the gradients of a copy. Accepted lists name versions
+// that a restore can use.
 
 #include <cstddef>
 #include <cstdint>
@@ -9,6 +10,7 @@
 
 #include "partial/agent/agent_client.h"
 #include "partial/agent/agent_protocol.h"
+#include "partial/agent/gradient_copy.h"
 #include "partial/agent/peers/agent_hello.h"
 #include "partial/agent/peers/agent_plan.h"
 #include "partial/store/manifest.h"
@@ -64,6 +66,18 @@ void UseHello(std::string_view line) {
   SW_CHECK(same && partial::ToText(*same) == partial::ToText(*hello));
 }
 
+/// The gradients that a copy announces, a record per line.
+void UseAnnounced(std::string_view text) {
+  const auto announced = partial::CopyReplay::Find({}, {}, nullptr, {}, text, "input");
+  if (announced) {
+    SW_CHECK((*announced)->modules().empty());
+    return;
+  }
+  const Errc code = announced.error().code;
+  SW_CHECK(code == Errc::kBadInput || code == Errc::kLimit || code == Errc::kUnsupported);
+  SW_CHECK(announced.error().message.starts_with("input"));
+}
+
 void UseLine(std::string_view line) {
   UseHello(line);
   for (const std::string_view word : os::WordsOf(line)) {
@@ -86,6 +100,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
     UseList(text);
   } else if (text.starts_with('{')) {
     UsePlan(text);
+    UseAnnounced(text);
   } else {
     UseLine(text.substr(0, text.find('\n')));
   }

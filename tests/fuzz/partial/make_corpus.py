@@ -76,6 +76,15 @@ PLAN = """{"schema":"shardwright-agent-plan","schema_version":1,
 """
 
 
+# A record of the gradients that a copy announces.
+ANNOUNCED = {"iteration": 4, "recovery": 0, "module": "m",
+         "steps": [{"optimizer": "AdamW", "fused": True, "count": 4, "gradient_factor": 0.5, "skipped": False,
+                    "first_momentum": False, "options": {"lr": 0.001, "beta1": 0.9, "beta2": 0.99, "eps": 1e-8,
+                                                         "weight_decay": 0.01, "amsgrad": 0, "maximize": 0}}],
+         "pieces": [{"param": "p", "elems": 4, "first": 0, "count": 4, "dtype": "float32", "step": 0, "bytes": 16,
+                     "zstd": False, "digest": "0123456789abcdef0123456789abcdef"}]}
+
+
 def write_agent(folder, stores):
     """Messages of an agent: the list of its checkpoints, and lines."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -89,6 +98,7 @@ def write_agent(folder, stores):
     (folder / "error").write_text("error 6 busy\n")
     (folder / "hello").write_text("2 agent node-a 0123456789abcdef0123456789abcdef\n")
     (folder / "plan").write_text(PLAN)
+    (folder / "announced").write_text(2 * (json.dumps(ANNOUNCED) + "\n"))
 
 
 def main():
