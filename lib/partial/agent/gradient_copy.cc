@@ -139,11 +139,11 @@ Status CopyReplay::ReadAnnounced(std::string_view announced, const std::string& 
   return {};
 }
 
-Status CopyReplay::FindModules(const std::string& path,
+Status CopyReplay::FindModules(const std::string& store,
                                const std::vector<std::string>& pattern_files,
                                const MemoryCheckpoint& copy) {
-  SW_TRY_ASSIGN(const Store store, Store::Open(path));
-  SW_TRY_ASSIGN(std::vector<RecoveryRecord> recoveries, store.RecoveriesAfter(0));
+  SW_TRY_ASSIGN(const Store opened, Store::Open(store));
+  SW_TRY_ASSIGN(std::vector<RecoveryRecord> recoveries, opened.RecoveriesAfter(0));
   SW_TRY_ASSIGN(const checkpoints::SourceSet set, checkpoints::DeserializeSource(copy.catalogue));
   SW_TRY_ASSIGN(const checkpoints::Patterns patterns, convert::ReadPatterns(pattern_files));
   SW_TRY_ASSIGN(checkpoint_, checkpoints::ReadCheckpoint(set, patterns));
@@ -152,7 +152,7 @@ Status CopyReplay::FindModules(const std::string& path,
   for (const auto& [module, some] : announced_) {
     records.insert(records.end(), some.begin(), some.end());
   }
-  log_.emplace(ReplayLog{GradientLog::Of(records), path + "/logs", std::move(recoveries), {}});
+  log_.emplace(ReplayLog{GradientLog::Of(records), store + "/logs", std::move(recoveries), {}});
   const Manifest& older = base_->manifest;
   const Manifest& newer = copy.manifest;
   const std::size_t count = model_.modules.size();
