@@ -426,6 +426,19 @@ TEST_F(GradientCopyTest, RecordsAreKeptForThePeer) {
   EXPECT_EQ(sender_->logs().KeptRecords().size(), 0U) << "a lost peer needs none";
 }
 
+TEST_F(GradientCopyTest, RecordsForThePeerMakeRoomForLaterOnes) {
+  Train();
+  ASSERT_TRUE(sender_->Replay());
+  ASSERT_EQ(sender_->logs().KeptRecords().size(), 2 * handing_.modules.size());
+  MemoryPool& pool = *sender_->pool();
+  pool.Reserve(pool.limit_bytes() - pool.used_bytes());
+  HandOver(*sender_, 4);
+  const auto kept = sender_->logs().KeptRecords();
+  EXPECT_EQ(kept.size(), handing_.modules.size());
+  for (const auto& one : kept) EXPECT_EQ(one->record.iteration, 4U);
+  EXPECT_EQ(sender_->logs().status().forgotten, "") << "the agent's own chains have no gap";
+}
+
 TEST_F(GradientCopyTest, GradientsThatAreMoreBytesThanStatesAreNotAnnounced) {
   for (std::uint64_t i = 2; i <= 12; ++i) HandOver(*sender_, i);
   ASSERT_TRUE(Snapshot(*sender_, 12));
