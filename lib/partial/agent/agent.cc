@@ -310,7 +310,8 @@ Status Agent::CheckStore(const std::string& what, const MemoryCheckpoint& checkp
   return store.CheckPast(checkpoint.recovery, checkpoint.manifest.iteration, what);
 }
 
-Status Agent::Accept(const std::string& origin, MemoryCheckpoint checkpoint) {
+Status Agent::Accept(const std::string& origin, MemoryCheckpoint checkpoint,
+                     const std::optional<std::shared_ptr<const MemoryCheckpoint>>& before) {
   const std::string what = "copy of " + origin;
   Model model;
   {
@@ -326,6 +327,10 @@ Status Agent::Accept(const std::string& origin, MemoryCheckpoint checkpoint) {
   SW_TRY(LookForRestores());
   SW_TRY(CheckStore(what, checkpoint, model));
   const std::lock_guard lock(mutex_);
+  const auto held = copies_.find(origin);
+  if (before && held != copies_.end() && held->second != *before) {
+    return Fail(Errc::kMismatch, what, ": another copy has arrived meanwhile");
+  }
   copies_[origin] = std::make_shared<const MemoryCheckpoint>(std::move(checkpoint));
   return {};
 }

@@ -164,9 +164,13 @@ class Agent {
   std::unique_lock<std::mutex> LockParser() { return std::unique_lock(text_mutex_); }
 
   /// Stores another agent's checkpoint and replaces the previous one of that agent.
+  /// \param before  copy of that agent when the transfer began; nullopt: any may be replaced
   /// \error kBadInput  inconsistent; kMismatch  its model differs from the store's,
-  ///        or a restore has rolled it back; kNotFound  it belongs to another store
-  Status Accept(const std::string& origin, MemoryCheckpoint checkpoint);
+  ///        or a restore has rolled it back, or another copy has arrived since `before`;
+  ///        kNotFound  it belongs to another store
+  Status Accept(
+      const std::string& origin, MemoryCheckpoint checkpoint,
+      const std::optional<std::shared_ptr<const MemoryCheckpoint>>& before = std::nullopt);
 
   /// Returns the trained parameters of all experts, by module and name, from the newest
   /// snapshot, or else from the store's newest checkpoint. Waits for a snapshot in progress.

@@ -97,6 +97,10 @@ Result<CopyRequest> ReceiveRequest(os::Connection& connection, const MemoryCheck
         return Fail(Errc::kBadInput, connection.name(), ": the agent requests gradients of module ",
                     module, ", which were not announced");
       }
+      if (std::ranges::find(out.modules, found->first) != out.modules.end()) {
+        return Fail(Errc::kBadInput, connection.name(), ": the agent requests gradients of module ",
+                    module, " twice");
+      }
       out.modules.push_back(found->first);
       for (const auto& one : found->second) out.gradient_bytes += one->payload.bytes;
       continue;

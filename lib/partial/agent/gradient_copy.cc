@@ -148,6 +148,7 @@ Status CopyReplay::FindModules(const std::string& store,
   SW_TRY_ASSIGN(const checkpoints::Patterns patterns, convert::ReadPatterns(pattern_files));
   SW_TRY_ASSIGN(checkpoint_, checkpoints::ReadCheckpoint(set, patterns));
   SW_TRY_ASSIGN(model_, DescribeModel(checkpoint_));
+  if (opened.head().fingerprint != model_.fingerprint) return {};  // Agent::Accept refuses it
   std::vector<std::shared_ptr<const LoggedRecord>> records;
   for (const auto& [module, some] : announced_) {
     records.insert(records.end(), some.begin(), some.end());
@@ -179,7 +180,8 @@ Status CopyReplay::FindModules(const std::string& store,
 }
 
 Status CopyReplay::Take(os::Connection& connection, const std::shared_ptr<MemoryPool>& pool,
-                        std::uint32_t module, MemoryCheckpoint* copy) {
+                        std::uint32_t module, const std::function<bool()>& stop,
+                        MemoryCheckpoint* copy) {
   ModuleReplay& one = found_.at(module);
   Records& records = announced_.find(model_.modules[module].name)->second;
   Counted counted(pool);
@@ -196,9 +198,10 @@ Status CopyReplay::Take(os::Connection& connection, const std::shared_ptr<Memory
   SW_TRY(ReserveReplay(pool, &one));
   LogReads reads(log_->log);
   const Status made =
-      MakeReplay(model_.modules[module], checkpoint_.map, *log_, reads, pool, {}, &work_, &one);
+      MakeReplay(model_.modules[module], checkpoint_.map, *log_, reads, pool, stop, &work_, &one);
   one.rooms.clear();
   for (const auto& record : records) record->payload.stored = std::vector<std::byte>();
+  if (!made && made.error().code == Errc::kStopped) return made;
   if (!made) return {};  // the receiver requests the state
   const StoredModule& wanted = copy->manifest.modules[module];
   const auto same = [&](std::size_t c) {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -77,9 +78,10 @@ class CopyReplay {
 
   /// Receives the gradients of one of these modules, and replays them. Adds the computed blobs
   /// to the copy if all of them have the digests of its manifest, and none otherwise.
-  /// \error kLimit  memory; kIo
+  /// \param stop  ends the replay early
+  /// \error kLimit  memory; kIo; kStopped
   Status Take(os::Connection& connection, const std::shared_ptr<MemoryPool>& pool,
-              std::uint32_t module, MemoryCheckpoint* copy);
+              std::uint32_t module, const std::function<bool()>& stop, MemoryCheckpoint* copy);
 
  private:
   using Records = std::vector<std::shared_ptr<LoggedRecord>>;

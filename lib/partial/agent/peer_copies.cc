@@ -130,11 +130,7 @@ Result<std::shared_ptr<const MemoryCheckpoint>> PeerCopies::PushNewest(Peer& pee
   const PeerClock::time_point start = PeerClock::now();
   const AnnouncedGradients announced = gradients_ ? gradients.For(*newest) : AnnouncedGradients();
   const Result<PushedBytes> sent = client.Push(*newest, agent_.limiter(), announced);
-  if (!sent) {
-    gradients.Failed();
-  } else if (gradients_) {
-    gradients.Sent(*newest, sent->replays);
-  }
+  if (sent && gradients_) gradients.Sent(*newest, sent->replays);
   const std::chrono::duration<double> taken = PeerClock::now() - start;
   const std::lock_guard lock(mutex_);
   peer.status.copying.reset();
@@ -179,6 +175,7 @@ void PeerCopies::PushLoop(Peer& peer) {
       if (*sent) last = *std::move(sent);
       continue;
     }
+    gradients.Failed();  // the logs keep nothing for a peer that cannot be reached
     if (peer.ends.load()) return;
     const std::string what =
         StrCat("copy to ", os::ToText(peer.address), ": ", sent.error().message);

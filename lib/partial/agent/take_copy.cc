@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Receives a copy of another agent's checkpoint: docs/formats/agent.md, "Gradients in copies".
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -17,7 +18,7 @@ namespace shardwright::partial {
 namespace {
 
 /// Memory of parsed records, in multiples of their text.
-constexpr std::uint64_t kParsedRecords = 4;
+constexpr std::uint64_t kParsedRecords = 8;
 
 /// Blobs of a copy that this agent lacks, by digest.
 using MissingBlobs = std::map<exec::Digest, BlobRef>;
@@ -66,7 +67,7 @@ std::shared_ptr<const MemoryCheckpoint> CopyFrom(const Agent& agent, std::string
 Status TakeRequested(os::Connection& connection, const std::shared_ptr<MemoryPool>& pool,
                      const std::string& what, const MissingBlobs& blobs,
                      const std::set<std::uint32_t>& modules, CopyReplay* replay,
-                     MemoryCheckpoint* copy) {
+                     const std::function<bool()>& stop, MemoryCheckpoint* copy) {
   std::string list;
   std::uint64_t bytes = 0;
   const auto need = [&](const BlobRef& ref) {
@@ -88,7 +89,7 @@ Status TakeRequested(os::Connection& connection, const std::shared_ptr<MemoryPoo
     SW_TRY_ASSIGN(copy->blobs[digest], ReceiveBlob(connection, ref, pool));
   }
   for (const std::uint32_t module : modules) {
-    SW_TRY(replay->Take(connection, pool, module, copy));
+    SW_TRY(replay->Take(connection, pool, module, stop, copy));
   }
   return {};
 }
@@ -138,6 +139,8 @@ Status AgentServer::Take(os::Connection& connection, const std::string& origin,
                 ReceiveText(connection, sizes.catalogue_bytes, counted.get()));
   SW_TRY_ASSIGN(checkpoint.manifest,
                 agent_.ReadManifest(text, "manifest of " + origin, counted.get()));
+  const std::shared_ptr<const MemoryCheckpoint> before = CopyFrom(agent_, origin);
+  const auto stop = [this] { return stop_.load(); };
   Counted memory(agent_.pool());
   std::unique_ptr<CopyReplay> replay;
   if (sizes.announced_bytes) {
@@ -145,20 +148,20 @@ Status AgentServer::Take(os::Connection& connection, const std::string& origin,
                   ReceiveText(connection, *sizes.announced_bytes, &memory));
     SW_TRY(memory.Grow(kParsedRecords * announced.size()));
     const std::unique_lock<std::mutex> one = agent_.LockParser();
-    SW_TRY_ASSIGN(replay, CopyReplay::Find(agent_.options().save.store,
-                                           agent_.options().pattern_files, CopyFrom(agent_, origin),
-                                           checkpoint, announced, "gradients of " + origin));
+    SW_TRY_ASSIGN(replay,
+                  CopyReplay::Find(agent_.options().save.store, agent_.options().pattern_files,
+                                   before, checkpoint, announced, "gradients of " + origin));
   }
   std::set<std::uint32_t> modules = replay ? replay->modules() : std::set<std::uint32_t>();
   const MissingBlobs missing = FindBlobs(agent_, modules, &checkpoint);
   std::erase_if(modules, [&](std::uint32_t one) { return HasModule(checkpoint, one); });
-  SW_TRY(
-      TakeRequested(connection, agent_.pool(), what, missing, modules, replay.get(), &checkpoint));
+  SW_TRY(TakeRequested(connection, agent_.pool(), what, missing, modules, replay.get(), stop,
+                       &checkpoint));
   if (replay) {
     const MissingBlobs rest = FindBlobs(agent_, {}, &checkpoint);
-    SW_TRY(TakeRequested(connection, agent_.pool(), what, rest, {}, nullptr, &checkpoint));
+    SW_TRY(TakeRequested(connection, agent_.pool(), what, rest, {}, nullptr, stop, &checkpoint));
   }
-  return agent_.Accept(origin, std::move(checkpoint));
+  return agent_.Accept(origin, std::move(checkpoint), before);
 }
 
 }  // namespace shardwright::partial

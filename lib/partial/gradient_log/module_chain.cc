@@ -53,12 +53,19 @@ Result<Aim> AimOf(const Module& module, const StoredModule& held_module,
   }
   std::optional<std::uint64_t> version;
   for (auto& [name, states] : aim.params) {
+    if (!states.contains(std::string(BaseOf(states)))) {
+      return Fail(Errc::kUnsupported, Quoted(name), ": has optimizer states, but no weight");
+    }
     // Weights with a master are computed by rounding it.
     if (BaseOf(states) == layout::kMaster) states.erase(std::string(layout::kWeight));
     for (const auto& [state, tensor] : states) {
       if (tensor.dtype != DType::kF32) {
         return Fail(Errc::kUnsupported, Quoted(name), " ", state, ": float32 expected, found ",
                     Name(tensor.dtype));
+      }
+      if (tensor.elems != states.begin()->second.elems) {
+        return Fail(Errc::kUnsupported, Quoted(name), " ", state, ": has ", tensor.elems,
+                    " elements, ", states.begin()->first, " has ", states.begin()->second.elems);
       }
       const std::optional<StoredComponent>& held =
           held_module[static_cast<std::size_t>(tensor.at.component)];

@@ -367,7 +367,6 @@ TEST_F(AgentTest, KeepsNoCopyThatARestoreHasGivenUp) {
   EXPECT_NE(refused.error().message.find("made before recovery 1, which went back to iteration 1"),
             std::string::npos)
       << refused.error().message;
-  // Iterations that training makes afterwards belong to the recovery, whatever their number.
   ASSERT_EQ(*Snapshot(own, 2), 2U);
   EXPECT_EQ(own.Newest()->recovery, 1U);
   ASSERT_TRUE(peer.Accept("own", *own.Newest()));
@@ -392,7 +391,8 @@ TEST_F(AgentTest, FlushesNoCopyThatARestoreHasGivenUp) {
   ASSERT_TRUE(own.Persist(sink_));
   ASSERT_TRUE(Snapshot(own, 3));
   Agent peer(Options());
-  ASSERT_TRUE(peer.Accept("own", *own.Newest()));
+  ASSERT_TRUE(peer.Accept("own", *own.Newest(), nullptr));
+  EXPECT_EQ(peer.Accept("own", *own.Newest(), own.Newest()).error().code, Errc::kMismatch);
   Restore(1);
   EXPECT_EQ(**peer.Flush(sink_), 1U);
   EXPECT_EQ(Stored()->iteration, 1U);
