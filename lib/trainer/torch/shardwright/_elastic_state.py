@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
-from ._errors import UNSUPPORTED, USAGE, Error
+from ._errors import MISMATCH, UNSUPPORTED, USAGE, Error
 from ._group import Group, moving
 from ._load import load
 from ._node_memory import State
@@ -73,7 +73,10 @@ class Trained:
             yield slot, value
 
     def adopt(self, key: str, labels: Sequence[str], tensors: Sequence[torch.Tensor]) -> None:
-        """Fills the tensors of a key."""
+        """Fills the tensors of a key. Raises MismatchError if the labels lack one of its parameters."""
+        if lost := set(self.parameters[key]) - {label.rpartition(" ")[0] for label in labels}:
+            raise Error(MISMATCH, f'"{min(lost)}" ({key}): the run has no such parameter; the model has changed, so use another folder')
+        groups = {id(one): group for group in self.optimizer.param_groups for one in group["params"]}
         with torch.no_grad():
             for label, tensor in zip(labels, tensors):
                 name, _, slot = label.rpartition(" ")
@@ -84,8 +87,10 @@ class Trained:
                 if slot == "":
                     parameter.copy_(tensor)
                 else:
-                    # A step count stays on the CPU, as in a new optimizer.
-                    self.optimizer.state[parameter][slot] = tensor.to(parameter.device, copy=True) if tensor.dim() else tensor.clone()
+                    # A step count stays on the CPU, as in a new optimizer, except with these options.
+                    group = groups[id(parameter)]
+                    moves = tensor.dim() > 0 or group.get("fused") or group.get("capturable")
+                    self.optimizer.state[parameter][slot] = tensor.to(parameter.device if moves else tensor.device, copy=True)
 
     def saved(self) -> dict[str, Any]:
         """Returns what torch.distributed.checkpoint saves: the entries of all ranks together are the whole state."""
@@ -106,16 +111,21 @@ class Trained:
 
     def load(self, path: str, keys: set[str], group: Group) -> int:
         """Fills the tensors of these keys, which may differ between ranks, from a checkpoint. Collective. Returns the number of bytes
-        that all ranks have read."""
+        that all ranks have read. Raises MismatchError if the checkpoint lacks a parameter or a buffer."""
         wanted = [rank for rank, needed in enumerate(moving(lambda: group.gather(bool(keys)))) if needed]
         if not wanted:
             return 0
-        readers = dist.new_group(wanted, backend="gloo") if group.size > 1 else None
-        read = 0
+        read, lost = 0, []
         if keys:
-            read = load(self._only(keys), path, strict=False, group=readers).bytes_read
-        if readers is not None and keys:
-            dist.destroy_process_group(readers)
+            ranks = [group.ranks[one] for one in wanted]
+            readers = dist.new_group(ranks, backend="gloo", use_local_synchronization=True) if group.size > 1 else None
+            loaded = load(self._only(keys), path, strict=False, group=readers)
+            read, lost = loaded.bytes_read, [one for one in loaded.missing if one.endswith(('"', '" buffer'))]
+            if readers is not None:
+                dist.destroy_process_group(readers)
+        for one in moving(lambda: group.gather(lost)):
+            if one:
+                raise Error(MISMATCH, f"{path}: lacks {one[0]}; the model has changed, so use another folder")
         return int(max(moving(lambda: group.gather(read))))
 
     def _only(self, keys: set[str]) -> tuple[torch.nn.Module, torch.optim.Optimizer]:

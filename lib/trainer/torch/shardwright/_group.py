@@ -56,7 +56,7 @@ class Group:
 
     def _gloo_group(self, what: str, seconds: float) -> dist.ProcessGroup:
         """Creates a gloo group over the same ranks. Raises UsageError if another rank does not do so within this many seconds."""
-        ranks, end = dist.get_process_group_ranks(self._given or dist.group.WORLD), time.monotonic() + seconds
+        ranks, end = self.ranks, time.monotonic() + seconds
         try:
             # Local synchronization: only these ranks take part, and names do not clash with the trainer's other groups.
             group = dist.new_group(ranks, datetime.timedelta(seconds=max(0.001, seconds)), "gloo", use_local_synchronization=True)
@@ -130,6 +130,11 @@ class Group:
             if what is not None:
                 raise Error(*what, None if self.size == 1 else rank)
         return [value for _, value in results]
+
+    @property
+    def ranks(self) -> list[int]:
+        """Global ranks, by rank of the group."""
+        return dist.get_process_group_ranks(self._given or dist.group.WORLD) if self.size > 1 else [0]
 
     def for_tensors(self, *tensors: torch.Tensor) -> dist.ProcessGroup | None:
         """Returns the process group for collectives on these tensors: the gloo group for CPU tensors, otherwise the trainer's."""

@@ -71,17 +71,24 @@ class NodeMemory:
                 text, descriptors, _, _ = socket.recv_fds(connection, MESSAGE, 1)
                 if not text:
                     return
+                kept, sent = False, []
                 try:
-                    answer, sent = self._answer(json.loads(text), descriptors), []
+                    request = json.loads(text)
+                    answer = self._answer(request, descriptors)
+                    kept = request["request"] == "put"
                     if isinstance(answer, int):
                         answer, sent = {}, [answer]
                 except Exception as error:
                     code = error.code if isinstance(error, Error) else BAD_INPUT
-                    answer, sent = {"error": code, "message": f"{error}"}, []
-                socket.send_fds(connection, [json.dumps(answer).encode()], sent)
+                    answer = {"error": code, "message": f"{error}"}
+                try:
+                    socket.send_fds(connection, [json.dumps(answer).encode()], sent)
+                finally:
+                    for one in [*sent, *([] if kept else descriptors)]:
+                        os.close(one)
 
     def _answer(self, request: dict[str, Any], descriptors: list[int]) -> dict[str, Any] | int:
-        """Returns the answer, or the descriptor of a state's memory."""
+        """Returns the answer, or a new descriptor of a state's memory. Keeps the descriptor of a put."""
         kind = request["request"]
         with self._lock:
             if kind == "list":
@@ -106,7 +113,7 @@ class NodeMemory:
             if kind == "get":
                 for slot, descriptor in self._slots:
                     if slot.name == tuple(request["name"]) and slot.rank == request["rank"]:
-                        return descriptor
+                        return os.dup(descriptor)  # another connection may replace the state meanwhile
                 raise Error(NOT_FOUND, f"this node has no state {request['name']}")
         raise Error(BAD_INPUT, f"unknown request {kind!r}")
 

@@ -336,8 +336,10 @@ class Elastic:
 
         def record() -> None:
             if self._group.rank == 0:
-                _replace(os.path.join(self._folder, RECORD),
-                         {"job": self._job, "iteration": self._iteration, "era": self._era, "path": name})
+                if self._read_record() != self._record:  # this process was stalled while the others were started again
+                    raise Error(MISMATCH, f"{self._folder}: other processes continue this run")
+                self._record = {"job": self._job, "iteration": self._iteration, "era": self._era, "path": name}
+                _replace(os.path.join(self._folder, RECORD), self._record)
 
         moving(lambda: self._group.agree(record))
         self._client.settle((self._iteration, self._era))
