@@ -57,9 +57,10 @@ MeshSplit PlacementOf(const layout::SplitRule& rule, const Param& param) {
 
 }  // namespace
 
-/// Shards a parameter as FSDP2 and tensor parallelism do. Without a tensor-parallel rule
-/// it is replicated over tp, which is correct because DCP loaders can read any box.
-Result<Splits> FolderWriter::SplitsOf(const Param& param) const {
+/// Shards a parameter as FSDP2 and tensor parallelism do. Without a tensor-parallel rule, and if
+/// the ranks do not form the mesh of the rule, it is replicated over tp. This is correct because
+/// DCP loaders can read any box.
+Splits FolderWriter::SplitsOf(const Param& param) const {
   const Mesh& mesh = layout_.mesh;
   Splits splits;
   const bool plain = param.kind == ParamKind::kBuffer || param.shape.empty();
@@ -81,12 +82,12 @@ Result<Splits> FolderWriter::SplitsOf(const Param& param) const {
   if (experts) {
     inner_splits = {MeshSplit::Shard(0)};
   } else if (mesh.tp > 1 && rule.split == layout::Split::kMesh) {
-    auto sizes = layout::MeshSizes(rule, mesh.tp);
-    if (!sizes) return Within(StrCat("tp=", mesh.tp, ": ", Quoted(param.name)), sizes.error());
-    inner_sizes = *std::move(sizes);
-    inner_splits.clear();
-    for (const layout::SplitRule& axis : rule.axes) {
-      inner_splits.push_back(PlacementOf(axis, param));
+    if (auto sizes = layout::MeshSizes(rule, mesh.tp)) {
+      inner_sizes = *std::move(sizes);
+      inner_splits.clear();
+      for (const layout::SplitRule& axis : rule.axes) {
+        inner_splits.push_back(PlacementOf(axis, param));
+      }
     }
   } else if (mesh.tp > 1) {
     inner_splits = {PlacementOf(rule, param)};
@@ -99,7 +100,7 @@ Result<Splits> FolderWriter::SplitsOf(const Param& param) const {
 }
 
 Result<const std::vector<Share>*> FolderWriter::SharesOf(const Param& param) {
-  SW_TRY_ASSIGN(const Splits splits, SplitsOf(param));
+  const Splits splits = SplitsOf(param);
   auto key = std::tuple(param.shape, Shape(splits.sizes), layout::Explain(splits.splits));
   const auto known = shares_.find(key);
   if (known != shares_.end()) return &known->second;

@@ -82,7 +82,7 @@ class FolderWriter {
   bool IsDropped(const Extra& extra) const;
   bool HasOptimizer() const { return !source_.groups.empty(); }
   /// \error kUnsupported  the ranks do not form the mesh of the parameter's rule; names both
-  Result<Splits> SplitsOf(const Param& param) const;
+  Splits SplitsOf(const Param& param) const;
   Result<const std::vector<Share>*> SharesOf(const Param& param);
   std::uint64_t FileOf(std::uint64_t rank) const {
     return layout_.files == 0 ? rank : rank * layout_.files / ranks_;

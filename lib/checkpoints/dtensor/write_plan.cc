@@ -55,13 +55,18 @@ Result<ParamSplit> ParamSplitOf(const Param& param, const FilesLayout& layout) {
   std::uint64_t tp = 1;
   for (const std::uint64_t size : sizes) tp *= size;
   ParamSplit split;
+  bool on_whole_mesh = false;
   if (const auto known = layout.splits.find(param.name); known != layout.splits.end()) {
     split = known->second;
     if (split.tp.size() == sizes.size()) return split;
+    on_whole_mesh = !split.tp.empty();
     split.tp.clear();
   }
   const layout::Split by = param.rule.split;
-  if (tp == 1 || by == layout::Split::kReplicated || by == layout::Split::kAverage) return split;
+  if (tp == 1 || by == layout::Split::kReplicated || by == layout::Split::kAverage) {
+    if (on_whole_mesh) split.tp.assign(sizes.size(), MeshSplit::Replicate());
+    return split;
+  }
   if (by == layout::Split::kUnknown) {
     SW_TRY(CutOf(param, tp, 0));
     return split;

@@ -121,6 +121,11 @@ namespace {
 /// Separates the rows of a vocabulary from its padding rows.
 Status FindPadding(const std::string& name, std::span<const Shape> shards, const Args& args,
                    Whole* whole) {
+  const bool by_rows = whole->rule.split == Split::kDim && whole->rule.dim == 0;
+  if (whole->rule.split == Split::kMesh || (shards.size() > 1 && !by_rows)) {
+    return Fail(Errc::kUnsupported, "\"", name,
+                "\": a vocabulary is sharded by rows, not by: ", layout::Explain(whole->rule));
+  }
   for (const Shape& shard : shards) {
     if (shard == shards.front()) continue;
     return Fail(Errc::kBadInput, "\"", name, "\": shapes ", ToString(shards.front()), " and ",

@@ -176,6 +176,7 @@ Result<PatternRule> ParseAxis(const Json& object) {
   Json rest = object;
   rest.erase("ranks");
   SW_TRY_ASSIGN(PatternRule axis, ParseSplit(rest));
+  if (!axis.view.empty()) return BadInput("key \"view\": an axis of a mesh has no view");
   axis.rule.axis_ranks = ranks;
   return axis;
 }

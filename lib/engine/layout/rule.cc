@@ -122,7 +122,7 @@ Status CheckRank(const SplitRule& rule, std::uint64_t ranks, std::uint64_t rank)
 }
 
 bool CutsNothing(const SplitRule& rule, std::uint64_t ranks) {
-  if (rule.padded) return false;
+  if (rule.padded && rule.split == Split::kDim) return false;
   return ranks == 1 || rule.split == Split::kReplicated || rule.split == Split::kAverage ||
          rule.split == Split::kUnknown;
 }

@@ -354,6 +354,8 @@ TEST(Patterns, ErrorsNameFileRuleAndKey) {
        "axis 2"},
       {R"({"family": "f", "rules": [{"match": "a", "split": "mesh", "axes": [{"split": "dim", "dim": 0, "padded": true}, {"split": "dim", "dim": 1, "ranks": 2}]}]})",
        "axis 1"},
+      {R"({"family": "f", "rules": [{"match": "a", "split": "mesh", "axes": [{"split": "dim", "dim": 0}, {"split": "sub", "dim": 1, "ratio": [1], "view": [2, 2], "ranks": 2}]}]})",
+       "axis 2: key \"view\""},
       {R"({"family": "f", "rules": [{"match": "a", "split": "dim", "dim": 0, "ranks": 2}]})",
        "\"ranks\""},
       {R"({"family": "f", "requires": [1], "rules": []})", "\"requires\""},

@@ -243,6 +243,11 @@ Result<Param> ParseParam(const Json& object, pickle::Arena& arena) {
   SW_TRY_ASSIGN(param.frozen_later, FlagOr(object, "frozen_later"));
   SW_TRY_ASSIGN(const Json* rule, Need(object, "rule"));
   SW_TRY_ASSIGN(param.rule, ParseSplitRule(*rule));
+  const Split split = param.rule.split;
+  const bool blocks = split == Split::kSub || split == Split::kMesh || split == Split::kListed;
+  if (param.rule.padded && (blocks || param.rule.dim != 0 || param.shape.empty())) {
+    return BadInput("key \"padded\": a tensor that is sharded by rows expected");
+  }
   if (object.contains("group")) {
     SW_TRY_ASSIGN(const std::uint64_t group, NeedCount(object, "group", kIndex));
     param.group = static_cast<std::int32_t>(group);

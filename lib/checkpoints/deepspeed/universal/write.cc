@@ -238,12 +238,15 @@ Result<Written> WriteUniversal(const Checkpoint& source, const Topology& topolog
                   LostClientState(*EngineStateOf(source), context->from, topology)};
   for (std::string& one : StatelessLosses(source)) written.not_carried.push_back(std::move(one));
   for (std::string& one : StepLosses(source)) written.not_carried.push_back(std::move(one));
-  std::vector<std::string> meshes;
+  std::vector<std::string> blocks;
   for (const Param& param : context->params) {
-    if (param.rule.split == layout::Split::kMesh) meshes.push_back(param.name);
+    const layout::Split split = param.rule.split;
+    if (split == layout::Split::kMesh || split == layout::Split::kListed) {
+      blocks.push_back(param.name);
+    }
   }
-  if (!meshes.empty()) {
-    written.not_carried.push_back("the split along several dimensions of " + FirstFew(meshes) +
+  if (!blocks.empty()) {
+    written.not_carried.push_back("the split into blocks of " + FirstFew(blocks) +
                                   ": keys of DeepSpeed's atoms cannot express it, so only ucp-load "
                                   "can load them with tp > 1");
   }
