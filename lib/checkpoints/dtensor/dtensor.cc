@@ -206,6 +206,7 @@ std::string FilesLayout::Json() const {
   }
   if (const std::vector<std::uint64_t> tp = tp_sizes(); tp.size() > 1) {
     std::vector<std::string> axes;
+    axes.reserve(tp.size());
     for (const std::uint64_t size : tp) axes.push_back(std::to_string(size));
     json["tp_axes"] = Joined(axes, "x");
   }

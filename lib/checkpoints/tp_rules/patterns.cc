@@ -89,6 +89,7 @@ Result<std::vector<std::uint64_t>> SizesOf(const SplitRule& rule,
                 " parts");
   }
   std::vector<std::uint64_t> sizes;
+  sizes.reserve(ratio.size());
   for (const std::uint64_t part : ratio) sizes.push_back(extent / parts * part);
   return sizes;
 }

@@ -197,7 +197,7 @@ Status CopyReplay::Take(os::Connection& connection, const std::shared_ptr<Memory
   }
   SW_TRY(ReserveReplay(pool, &one));
   LogReads reads(log_->log);
-  const Status made =
+  Status made =
       MakeReplay(model_.modules[module], checkpoint_.map, *log_, reads, pool, stop, &work_, &one);
   one.rooms.clear();
   for (const auto& record : records) record->payload.stored = std::vector<std::byte>();

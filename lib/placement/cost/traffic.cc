@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "placement/core/device_lists.h"
+
 namespace shardwright::placement {
 
 LinkTraffic::LinkTraffic(const Cluster& cluster)
