@@ -17,6 +17,7 @@
 #include "partial/agent/agent_server.h"
 #include "partial/agent/peer_copies.h"
 #include "partial/agent/peers/plan_file.h"
+#include "partial/agent/polling.h"
 #include "partial/agent/quiet_sink.h"
 #include "partial/store/store.h"
 #include "support/base/limits.h"
@@ -33,8 +34,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr std::chrono::milliseconds kTick(50);
-constexpr std::chrono::milliseconds kRetry(1000);
 /// Time limit for a checkpoint to become complete after its `latest` was written.
 constexpr std::chrono::seconds kSettle(30);
 /// Size of a process's random id.
@@ -124,7 +123,7 @@ class Runner {
       Watch(false);
       FollowPlan();
       EndIfAbandoned();
-      std::this_thread::sleep_for(kTick);
+      std::this_thread::sleep_for(kAgentTick);
     }
     const Limiter::Hurry hurry(agent_.limiter());
     Watch(true);  // a `latest` that was written before the stop
@@ -169,14 +168,14 @@ class Runner {
   /// within its patience, and hardly any processor time is used.
   void WatchLastSave() {
     // The loop of Work may hang in the store's file system, too.
-    while (!stopping() && !saved_.load()) std::this_thread::sleep_for(kTick);
+    while (!stopping() && !saved_.load()) std::this_thread::sleep_for(kAgentTick);
     std::uint64_t calls = os::CallsDone();
     std::clock_t used = std::clock();
     Clock::time_point since = Clock::now();
     while (!saved_.load()) {
       const std::string lost = Lost();
       process_.SetLastWords(lost.empty() ? "" : "ended by a second signal" + lost);
-      std::this_thread::sleep_for(kTick);
+      std::this_thread::sleep_for(kAgentTick);
       const bool works = std::clock() - used > CLOCKS_PER_SEC;
       const auto synced = os::PatientCallTime();
       const bool syncs = synced.count() > 0 && synced < kPatience;
@@ -188,7 +187,7 @@ class Runner {
       if (Clock::now() - since < kNoProgress) continue;
       sink_.Warn(StrCat("the last save makes no progress", Lost()));
       const Interruptible leave(process_);
-      while (!saved_.load()) std::this_thread::sleep_for(kTick);
+      while (!saved_.load()) std::this_thread::sleep_for(kAgentTick);
     }
     process_.SetLastWords("");
   }
@@ -285,7 +284,7 @@ class Runner {
     }
     const Errc code = iteration.error().code;
     const bool unfinished = code == Errc::kBadInput || code == Errc::kNotFound;
-    next_try_ = Clock::now() + kRetry;
+    next_try_ = Clock::now() + kAgentRetry;
     if (unfinished && !last_try && next_try_ < give_up_) return;
     seen_ = now;
     sink_.Warn(StrCat("snapshot: ", iteration.error().message));
@@ -326,12 +325,12 @@ class Runner {
         const auto persisted = agent_.Persist(sink_);
         if (!persisted) {
           sink_.Warn(StrCat("persist: ", persisted.error().message));
-          next = Clock::now() + kRetry;
+          next = Clock::now() + kAgentRetry;
         } else if (*persisted) {
           sink_.Note(StrCat("persisted iteration ", **persisted), 0);
         }
       }
-      std::this_thread::sleep_for(kTick);
+      std::this_thread::sleep_for(kAgentTick);
     }
   }
 
@@ -359,13 +358,13 @@ class Runner {
     std::string told;
     Clock::time_point next{};
     while (!done_.load()) {
-      std::this_thread::sleep_for(kTick);
+      std::this_thread::sleep_for(kAgentTick);
       const std::shared_ptr<const MemoryCheckpoint> newest = agent_.Newest();
       if (Clock::now() < next || !newest || !agent_.logs().AllAt(newest->manifest.iteration))
         continue;
       const Status done = agent_.Replay([this] { return done_.load(); });
       std::string wrong = done ? "" : done.error().message;
-      if (!done) next = Clock::now() + kRetry;
+      if (!done) next = Clock::now() + kAgentRetry;
       if (wrong != told && !wrong.empty()) sink_.Warn(StrCat("replay in memory: ", wrong));
       told = std::move(wrong);
     }
@@ -424,7 +423,7 @@ class Runner {
       if (Clock::now() - start >= patience) {
         return tl::unexpected<Error>(persisted.error());
       }
-      std::this_thread::sleep_for(kRetry);
+      std::this_thread::sleep_for(kAgentRetry);
     }
     return {};
   }

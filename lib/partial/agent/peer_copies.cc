@@ -5,6 +5,7 @@
 #include <chrono>
 #include <utility>
 
+#include "partial/agent/polling.h"
 #include "support/base/bytes.h"
 #include "support/base/text.h"
 
@@ -13,8 +14,6 @@ namespace {
 
 using PeerClock = std::chrono::steady_clock;
 
-constexpr std::chrono::milliseconds kPeerTick(50);
-constexpr std::chrono::milliseconds kPeerRetry(1000);
 /// Time that copies wait for gradients that trainers have not submitted yet.
 constexpr std::chrono::seconds kLateGradients(10);
 
@@ -163,7 +162,7 @@ void PeerCopies::PushLoop(Peer& peer) {
   PeerClock::time_point late{};  // when a copy no longer waits for gradients
   PeerClock::time_point next{};
   while (!peer.ends.load()) {
-    std::this_thread::sleep_for(kPeerTick);
+    std::this_thread::sleep_for(kAgentTick);
     const std::shared_ptr<const MemoryCheckpoint> newest = agent_.Newest();
     if (!newest || newest == last || PeerClock::now() < next) continue;
     if (late == PeerClock::time_point{}) late = PeerClock::now() + kLateGradients;
@@ -188,7 +187,7 @@ void PeerCopies::PushLoop(Peer& peer) {
     const std::lock_guard lock(mutex_);
     ++peer.status.failures;
     peer.status.last_error = sent.error().message;
-    next = PeerClock::now() + kPeerRetry;
+    next = PeerClock::now() + kAgentRetry;
   }
 }
 
