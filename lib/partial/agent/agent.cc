@@ -275,6 +275,12 @@ std::shared_ptr<const MemoryCheckpoint> Agent::Newest() const {
   return newest ? records_[*newest] : nullptr;
 }
 
+std::shared_ptr<const MemoryCheckpoint> Agent::CopyOf(const std::string& origin) const {
+  const std::lock_guard lock(mutex_);
+  const auto copy = copies_.find(origin);
+  return copy != copies_.end() ? copy->second : nullptr;
+}
+
 BlobPtr Agent::Find(const exec::Digest& digest) const {
   for (const AgentEntry& entry : Entries()) {
     const auto found = entry.checkpoint->blobs.find(digest);

@@ -150,6 +150,8 @@ class Agent {
   std::vector<AgentEntry> Entries() const;
   /// Returns the newest complete own snapshot; null: there is none.
   std::shared_ptr<const MemoryCheckpoint> Newest() const;
+  /// Returns the copy of another agent's newest checkpoint; null: there is none.
+  std::shared_ptr<const MemoryCheckpoint> CopyOf(const std::string& origin) const;
   /// Returns a blob of any entry; null: not in memory.
   BlobPtr Find(const exec::Digest& digest) const;
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <set>
 #include <thread>
 #include <utility>
 
@@ -84,6 +85,7 @@ Result<CopyRequest> ReceiveRequest(os::Connection& connection, const MemoryCheck
   SW_TRY_ASSIGN(const std::string rest, ReceiveAnswer(connection));
   SW_TRY_ASSIGN(const std::string text, TextBehind(connection, rest));
   CopyRequest out;
+  std::set<std::uint32_t> requested;
   std::string_view list = text;
   while (!list.empty()) {
     const std::string_view line = list.substr(0, list.find('\n'));
@@ -97,7 +99,7 @@ Result<CopyRequest> ReceiveRequest(os::Connection& connection, const MemoryCheck
         return Fail(Errc::kBadInput, connection.name(), ": the agent requests gradients of module ",
                     module, ", which were not announced");
       }
-      if (std::ranges::find(out.modules, found->first) != out.modules.end()) {
+      if (!requested.insert(found->first).second) {
         return Fail(Errc::kBadInput, connection.name(), ": the agent requests gradients of module ",
                     module, " twice");
       }

@@ -55,41 +55,40 @@ bool HasModule(const MemoryCheckpoint& copy, std::uint32_t module) {
   return true;
 }
 
-std::shared_ptr<const MemoryCheckpoint> CopyFrom(const Agent& agent, std::string_view origin) {
-  for (const AgentEntry& entry : agent.Entries()) {
-    if (entry.state == "copy" && entry.origin == origin) return entry.checkpoint;
+/// What a copy requests of its sender: a line per blob or module.
+class RequestText {
+ public:
+  void Add(const BlobRef& ref) {
+    Need(ref);
+    text_ += exec::Hex(ref.digest) + "\n";
   }
-  return nullptr;
-}
-
-/// Requests and receives blobs and the gradients of modules.
-/// \param replay  not null if there are modules
-Status TakeRequested(os::Connection& connection, const std::shared_ptr<MemoryPool>& pool,
-                     const std::string& what, const MissingBlobs& blobs,
-                     const std::set<std::uint32_t>& modules, CopyReplay* replay,
-                     const std::function<bool()>& stop, MemoryCheckpoint* copy) {
-  std::string list;
-  std::uint64_t bytes = 0;
-  const auto need = [&](const BlobRef& ref) {
-    if (__builtin_add_overflow(bytes, ref.bytes, &bytes)) bytes = ~std::uint64_t{0};
-  };
-  for (const auto& [digest, ref] : blobs) {
-    need(ref);
-    list += exec::Hex(digest) + "\n";
-  }
-  for (const std::uint32_t module : modules) {
-    for (const auto& held : copy->manifest.modules[module]) {
-      if (held) need(held->blob);
+  /// Requests the gradients of a module, whose replay needs the memory of its blobs.
+  void AddGradients(const Manifest& manifest, std::uint32_t module) {
+    for (const auto& held : manifest.modules[module]) {
+      if (held) Need(held->blob);
     }
-    list += StrCat("gradients ", module, "\n");
+    text_ += StrCat("gradients ", module, "\n");
   }
-  SW_TRY(pool->CheckRoom(bytes, what));
-  SW_TRY(SendText(connection, list));
+  /// \error kLimit  the pool lacks the memory for what is requested
+  Status Send(os::Connection& connection, const MemoryPool& pool, const std::string& what) const {
+    SW_TRY(pool.CheckRoom(bytes_, what));
+    return SendText(connection, text_);
+  }
+
+ private:
+  void Need(const BlobRef& ref) {
+    if (__builtin_add_overflow(bytes_, ref.bytes, &bytes_)) bytes_ = ~std::uint64_t{0};
+  }
+
+  std::string text_;
+  std::uint64_t bytes_ = 0;
+};
+
+/// Receives requested blobs into a copy.
+Status ReceiveBlobs(os::Connection& connection, const std::shared_ptr<MemoryPool>& pool,
+                    const MissingBlobs& blobs, MemoryCheckpoint* copy) {
   for (const auto& [digest, ref] : blobs) {
     SW_TRY_ASSIGN(copy->blobs[digest], ReceiveBlob(connection, ref, pool));
-  }
-  for (const std::uint32_t module : modules) {
-    SW_TRY(replay->Take(connection, pool, module, stop, copy));
   }
   return {};
 }
@@ -139,7 +138,7 @@ Status AgentServer::Take(os::Connection& connection, const std::string& origin,
                 ReceiveText(connection, sizes.catalogue_bytes, counted.get()));
   SW_TRY_ASSIGN(checkpoint.manifest,
                 agent_.ReadManifest(text, "manifest of " + origin, counted.get()));
-  const std::shared_ptr<const MemoryCheckpoint> before = CopyFrom(agent_, origin);
+  const std::shared_ptr<const MemoryCheckpoint> before = agent_.CopyOf(origin);
   const auto stop = [this] { return stop_.load(); };
   Counted memory(agent_.pool());
   std::unique_ptr<CopyReplay> replay;
@@ -155,11 +154,20 @@ Status AgentServer::Take(os::Connection& connection, const std::string& origin,
   std::set<std::uint32_t> modules = replay ? replay->modules() : std::set<std::uint32_t>();
   const MissingBlobs missing = FindBlobs(agent_, modules, &checkpoint);
   std::erase_if(modules, [&](std::uint32_t one) { return HasModule(checkpoint, one); });
-  SW_TRY(TakeRequested(connection, agent_.pool(), what, missing, modules, replay.get(), stop,
-                       &checkpoint));
+  RequestText request;
+  for (const auto& [digest, ref] : missing) request.Add(ref);
+  for (const std::uint32_t module : modules) request.AddGradients(checkpoint.manifest, module);
+  SW_TRY(request.Send(connection, *agent_.pool(), what));
+  SW_TRY(ReceiveBlobs(connection, agent_.pool(), missing, &checkpoint));
+  for (const std::uint32_t module : modules) {
+    SW_TRY(replay->Take(connection, agent_.pool(), module, stop, &checkpoint));
+  }
   if (replay) {
     const MissingBlobs rest = FindBlobs(agent_, {}, &checkpoint);
-    SW_TRY(TakeRequested(connection, agent_.pool(), what, rest, {}, nullptr, stop, &checkpoint));
+    RequestText states;
+    for (const auto& [digest, ref] : rest) states.Add(ref);
+    SW_TRY(states.Send(connection, *agent_.pool(), what));
+    SW_TRY(ReceiveBlobs(connection, agent_.pool(), rest, &checkpoint));
   }
   return agent_.Accept(origin, std::move(checkpoint), before);
 }
