@@ -21,11 +21,16 @@ from ._shards import buffers_of, plain_name
 
 DENSE = "dense"  # key of everything that is not an expert
 Expert = tuple[int, int]  # layer, expert
-Keyed = dict[str, list[tuple[str, torch.Tensor]]]
+Keyed = dict[str, tuple[list[str], list[torch.Tensor]]]  # labels and tensors of each key
 
 
 def key_of(expert: Expert) -> str:
     return f"{expert[0]} {expert[1]}"
+
+
+def expert_of(key: str) -> Expert:
+    layer, _, expert = key.partition(" ")
+    return int(layer), int(expert)
 
 
 class Trained:
@@ -47,11 +52,11 @@ class Trained:
         self.buffers = {name: value for name, value in buffers_of(model)}
 
     def experts(self) -> set[Expert]:
-        return {(int(layer), int(expert)) for layer, _, expert in (key.partition(" ") for key in self.parameters if key != DENSE)}
+        return {expert_of(key) for key in self.parameters if key != DENSE}
 
-    def parts(self) -> dict[str, tuple[list[str], list[torch.Tensor]]]:
+    def parts(self) -> Keyed:
         """Returns the tensors of each key with their labels, in one order on all ranks. They are the trainer's own."""
-        found: dict[str, tuple[list[str], list[torch.Tensor]]] = {}
+        found: Keyed = {}
         for key, parameters in self.parameters.items():
             labels, tensors = found.setdefault(key, ([], []))
             for name, parameter in sorted(parameters.items()):
@@ -72,30 +77,37 @@ class Trained:
                 raise Error(UNSUPPORTED, f'"{name}": optimizer state {slot} is not a tensor')
             yield slot, value
 
-    def adopt(self, key: str, labels: Sequence[str], tensors: Sequence[torch.Tensor]) -> None:
-        """Fills the tensors of a key. Raises MismatchError if the labels lack one of its parameters."""
-        if lost := set(self.parameters[key]) - {label.rpartition(" ")[0] for label in labels}:
-            raise Error(MISMATCH, f'"{min(lost)}" ({key}): the run has no such parameter; the model has changed, so use another folder')
-        groups = {id(one): group for group in self.optimizer.param_groups for one in group["params"]}
+    def _groups(self) -> dict[int, dict[str, Any]]:
+        """Returns the optimizer's current group of each parameter, by id() of the parameter."""
+        return {id(one): group for group in self.optimizer.param_groups for one in group["params"]}
+
+    def adopt(self, state: Keyed) -> None:
+        """Fills the tensors of keys. Raises MismatchError if the labels of a key lack one of its parameters."""
+        for key, (labels, _) in state.items():
+            if lost := set(self.parameters[key]) - {label.rpartition(" ")[0] for label in labels}:
+                raise Error(MISMATCH,
+                            f'"{min(lost)}" ({key}): the run has no such parameter; the model has changed, so use another folder')
+        groups = self._groups()
         with torch.no_grad():
-            for label, tensor in zip(labels, tensors):
-                name, _, slot = label.rpartition(" ")
-                if slot == "buffer:":
-                    self.buffers[name].copy_(tensor)
-                    continue
-                parameter = self.parameters[key][name]
-                if slot == "":
-                    parameter.copy_(tensor)
-                else:
-                    # A step count stays on the CPU, as in a new optimizer, except with these options.
-                    group = groups[id(parameter)]
-                    moves = tensor.dim() > 0 or group.get("fused") or group.get("capturable")
-                    self.optimizer.state[parameter][slot] = tensor.to(parameter.device if moves else tensor.device, copy=True)
+            for key, (labels, tensors) in state.items():
+                for label, tensor in zip(labels, tensors):
+                    name, _, slot = label.rpartition(" ")
+                    if slot == "buffer:":
+                        self.buffers[name].copy_(tensor)
+                        continue
+                    parameter = self.parameters[key][name]
+                    if slot == "":
+                        parameter.copy_(tensor)
+                    else:
+                        # A step count stays on the CPU, as in a new optimizer, except with these options.
+                        group = groups[id(parameter)]
+                        moves = tensor.dim() > 0 or group.get("fused") or group.get("capturable")
+                        self.optimizer.state[parameter][slot] = tensor.to(parameter.device if moves else tensor.device, copy=True)
 
     def saved(self) -> dict[str, Any]:
         """Returns what torch.distributed.checkpoint saves: the entries of all ranks together are the whole state."""
         optimizer: dict[str, Any] = {}
-        groups = {id(one): group for group in self.optimizer.param_groups for one in group["params"]}
+        groups = self._groups()
         for name, parameter in self.names.items():
             for slot, value in self._states(name, parameter):
                 optimizer[f"state.{name}.{slot}"] = value
@@ -177,7 +189,7 @@ def copy_dense(state: State | None, group: Group) -> tuple[tuple[list[str], list
     elif mine is None:
         pairs = [group.pair(dist.irecv, one, source) for one in tensors if one.numel()]
     _carry_out(pairs)
-    return (labels, tensors), _bytes(tensors) if mine is None else 0
+    return (labels, tensors), bytes_of(tensors) if mine is None else 0
 
 
 def copy_experts(state: State | None, wanted: set[Expert], group: Group) -> tuple[State, int]:
@@ -206,7 +218,7 @@ def copy_experts(state: State | None, wanted: set[Expert], group: Group) -> tupl
                 tensors = [torch.empty(shape, dtype=getattr(torch, dtype)) for shape, dtype in shapes]
                 pairs += [group.pair(dist.irecv, one, source) for one in tensors if one.numel()]
                 found[key] = labels, tensors
-                arrived += _bytes(tensors)
+                arrived += bytes_of(tensors)
     _carry_out(pairs)
     return found, arrived
 
@@ -216,7 +228,7 @@ def _carry_out(pairs: list[Any]) -> None:
         moving(request.wait)
 
 
-def _bytes(tensors: Iterable[torch.Tensor]) -> int:
+def bytes_of(tensors: Iterable[torch.Tensor]) -> int:
     return sum(one.numel() * one.element_size() for one in tensors)
 
 

@@ -116,6 +116,10 @@ class Group:
         dist.all_gather_object(found, value, group=self._group)
         return found
 
+    def any(self, value: bool) -> bool:
+        """Returns whether the value of any rank is true. Collective."""
+        return any(self.gather(value))
+
     def agree(self, work: Callable[[], Any]) -> list[Any]:
         """Calls `work` on every rank and returns the results of all ranks. Collective. If it fails on a rank, raises the error of the
         first such rank on all ranks."""

@@ -31,7 +31,7 @@ import torch.distributed as dist
 
 from ._elastic_node import MEMORY, NODE, Steps, main
 from ._elastic_plan import make_plan
-from ._elastic_state import DENSE, Expert, Trained, check_experts, copy_dense, copy_experts, key_of
+from ._elastic_state import DENSE, Expert, Keyed, Trained, bytes_of, check_experts, copy_dense, copy_experts, expert_of, key_of
 from ._errors import BAD_INPUT, MISMATCH, USAGE, Error
 from ._group import Group, moving
 from ._library import expanded
@@ -295,33 +295,29 @@ class Elastic:
     def _fill(self, trained: Trained, wanted: set[Expert], counts: dict[str, int], sizes: dict[str, int]) -> None:
         """Collective. Fills the trainer with the chosen state."""
         missing = {key_of(one) for one in wanted}
+        memory = self._state or {}  # of this node
+        adopted: Keyed = {}
         if self._old is not None:
-            held = {} if self._state is None else {
-                (int(layer), int(expert)): of[1] for key, of in self._state.items() if key != DENSE
-                for layer, _, expert in [key.partition(" ")]}
-            labels = moving(lambda: self._group.gather({} if self._state is None else {
-                key: of[0] for key, of in self._state.items() if key != DENSE}))
+            held = {expert_of(key): tensors for key, (_, tensors) in memory.items() if key != DENSE}
+            labels = moving(lambda: self._group.gather({key: names for key, (names, _) in memory.items() if key != DENSE}))
             for expert, tensors in migrate(self._old, self.plan, held, self._group._given).items():
                 key = key_of(expert)
-                trained.adopt(key, next(one[key] for one in labels if key in one), tensors)
-                missing.discard(key)
-                if expert not in held:
-                    counts["moved"] += 1
-                    sizes["other_nodes"] += sum(one.numel() * one.element_size() for one in tensors)
+                adopted[key] = next(one[key] for one in labels if key in one), tensors
+                if key not in memory:
+                    sizes["other_nodes"] += bytes_of(tensors)
         else:
             found, arrived = copy_experts(self._state, wanted, self._group)
+            adopted.update(found)
             sizes["other_nodes"] += arrived
-            for key, (label, tensors) in found.items():
-                trained.adopt(key, label, tensors)
-                missing.discard(key)
-                counts["moved"] += key not in (self._state or {})
-        if any(moving(lambda: self._group.gather(self._state is not None))):
-            (label, tensors), arrived = copy_dense(self._state, self._group)
-            trained.adopt(DENSE, label, tensors)
+        counts["moved"] += len(adopted.keys() - memory.keys())
+        missing -= adopted.keys()
+        if moving(lambda: self._group.any(self._state is not None)):
+            adopted[DENSE], arrived = copy_dense(self._state, self._group)
             sizes["other_nodes"] += arrived
         else:
             missing.add(DENSE)
-        if any(moving(lambda: self._group.gather(bool(missing)))):
+        trained.adopt(adopted)
+        if moving(lambda: self._group.any(bool(missing))):
             if self._record is None:
                 raise Error(BAD_INPUT, f"{self._folder}: no checkpoint has what the nodes lack")  # _choose prevents it
             sizes["storage"] = trained.load(os.path.join(self._folder, str(self._record["path"])), missing, self._group)
