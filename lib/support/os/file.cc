@@ -29,6 +29,10 @@ constexpr std::size_t kMaxCall = std::size_t{1} << 30;
 // With O_NONBLOCK, opening a pipe instead of a file does not wait for the pipe's other end.
 constexpr int kOpenFlags = O_NONBLOCK | O_NOCTTY;
 
+std::string CannotReserve(std::uint64_t bytes) {
+  return "cannot reserve " + std::to_string(bytes) + " bytes";
+}
+
 bool FitsOffset(std::uint64_t offset, std::size_t bytes) {
   return offset <= kMaxOffset && bytes <= kMaxOffset - offset;
 }
@@ -162,17 +166,18 @@ Status File::WriteAt(std::uint64_t offset, std::span<const std::byte> data) cons
   return {};
 }
 
+Status File::Reserve(std::uint64_t bytes) const {
+  if (bytes > kMaxOffset) return SysFail(Errc::kIo, path_, CannotReserve(bytes), EFBIG);
+  if (bytes < kReservedFrom || sys::Allocate(fd_, static_cast<off_t>(bytes)) == 0) return {};
+  if (errno == EOPNOTSUPP || errno == ENOSYS || errno == EINVAL) return {};
+  return SysFail(Errc::kIo, path_, CannotReserve(bytes), errno);
+}
+
 Status File::Allocate(std::uint64_t bytes) const {
-  const std::string what = "cannot reserve " + std::to_string(bytes) + " bytes";
-  if (bytes > kMaxOffset) return SysFail(Errc::kIo, path_, what, EFBIG);
-  const auto size = static_cast<off_t>(bytes);
-  if (bytes >= kReservedFrom && sys::Allocate(fd_, size) != 0) {
-    const bool cannot = errno == EOPNOTSUPP || errno == ENOSYS || errno == EINVAL;
-    if (!cannot) return SysFail(Errc::kIo, path_, what, errno);
-  }
+  SW_TRY(Reserve(bytes));
   // Sets the size if no space was reserved, and truncates a longer file.
-  if (sys::Truncate(fd_, size) != 0) return SysFail(Errc::kIo, path_, what, errno);
-  return {};
+  if (sys::Truncate(fd_, static_cast<off_t>(bytes)) == 0) return {};
+  return SysFail(Errc::kIo, path_, CannotReserve(bytes), errno);
 }
 
 Status File::Sync() const {

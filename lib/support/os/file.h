@@ -62,9 +62,14 @@ class File {
   /// \error kIo, with errno
   Status WriteAt(std::uint64_t offset, std::span<const std::byte> data) const;
 
-  /// Reserves space and sets the size. Only sets the size if the file is small or the file system
+  /// Reserves space, which also sets the size. Does nothing if the file is small or the file system
   /// cannot reserve space.
   /// \error kIo, with errno (ENOSPC before anything is written)
+  Status Reserve(std::uint64_t bytes) const;
+
+  /// Reserves space as Reserve does, and sets the size in any case. Some file systems write zeros
+  /// to make a file longer.
+  /// \error as Reserve
   Status Allocate(std::uint64_t bytes) const;
 
   /// Flushes data and metadata to the device. Do not retry after a failure.

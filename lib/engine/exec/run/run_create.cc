@@ -200,8 +200,12 @@ Result<os::Directory> Runner::OpenFolder(std::uint32_t index) const {
 
 Status Runner::CreateFile(const os::Directory& folder, std::uint32_t index) {
   SW_TRY_ASSIGN(os::File out, OfOutput(OpenOutput(folder, index)));
-  // The one write of a small file sets its size.
-  if (created_ || !IsWhole(index)) SW_TRY(out.Allocate(plan_.target().files[index].bytes));
+  const std::uint64_t bytes = plan_.target().files[index].bytes;
+  if (created_) {
+    SW_TRY(out.Allocate(bytes));  // its size may be that of an interrupted write
+  } else if (!IsWhole(index)) {
+    SW_TRY(out.Reserve(bytes));  // units and the frame fill the file, so writes set its size
+  }
   // Other ranks may write units after the last one here. On a network file
   // system a file that stays open does not show their writes.
   const std::uint64_t units = plan_.unit_count(index);
