@@ -256,9 +256,9 @@ Status Loader::Run() {
   return {};
 }
 
-/// Plans the target in memory. Pure.
+/// Plans the target in memory. Pure but for the writer's warnings.
 Result<SharedOut> Plan(const convert::Input& input, const checkpoints::TargetSpec& spec,
-                       const checkpoints::Format& format, std::uint32_t processes,
+                       const checkpoints::Format& format, std::uint32_t processes, Sink& sink,
                        checkpoints::Layout* layout) {
   if (format.readers == nullptr) {
     return Fail(Errc::kUnsupported, "format ", format.name,
@@ -267,6 +267,7 @@ Result<SharedOut> Plan(const convert::Input& input, const checkpoints::TargetSpe
   SW_TRY(checkpoints::CheckUnbound(input.checkpoint));
   SW_TRY_ASSIGN(*layout, format.resolve(spec, input.checkpoint));
   SW_TRY_ASSIGN(checkpoints::Written written, format.write(input.checkpoint, *layout));
+  for (const std::string& one : written.warnings) sink.Warn(one);
   // Omit tensors that the source lacks but that follow from others, such as rounded weights.
   // The reader of the memory derives them, as from every source. Here they would be read twice.
   const layout::TensorIndex has(input.checkpoint.map);
@@ -284,7 +285,7 @@ Result<Loaded> Load(comm::Comm& comm, device::Device& device, const convert::Inp
   SW_TRY(comm.Agree(CheckOptions(options, device.kind())));
   Loaded loaded;
   SW_TRY_ASSIGN(loaded.where,
-                comm.Agree(Plan(input, spec, format, static_cast<std::uint32_t>(comm.size()),
+                comm.Agree(Plan(input, spec, format, static_cast<std::uint32_t>(comm.size()), sink,
                                 &loaded.layout)));
   SW_TRY(Loader(comm, device, input, options, sink, &loaded).Run());
   return loaded;
