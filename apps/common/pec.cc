@@ -97,12 +97,14 @@ Status KeyFlags::CheckRules(const cli::App& app, const std::vector<std::string>&
 }
 
 Result<std::shared_ptr<const os::TlsKey>> KeyFlags::Read(cli::Context& context) const {
-  if (port_.empty()) return std::shared_ptr<const os::TlsKey>();
-  if (!insecure) return context.comm().Agree(os::TlsKey::Read(key));
-  context.sink().Warn(
-      port_ +
-      ": --insecure turns off authentication and encryption. Any process that reaches the port can "
-      "read the training state and store copies there; use --key to prevent this");
+  // Also without a port: a later plan of an agent may have ports.
+  if (!insecure && !key.empty()) return context.comm().Agree(os::TlsKey::Read(key));
+  if (insecure && !port_.empty()) {
+    context.sink().Warn(port_ +
+                        ": --insecure turns off authentication and encryption. Any process that "
+                        "reaches the port can read the training state and store copies there; use "
+                        "--key to prevent this");
+  }
   return std::shared_ptr<const os::TlsKey>();
 }
 

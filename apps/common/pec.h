@@ -44,7 +44,7 @@ struct KeyFlags {
   /// Checks the flags. \error kUsage  an invalid address; a port without --key or --insecure
   Status CheckRules(const cli::App& app, const std::vector<std::string>& addresses);
   /// Reads the key on every rank. Warns with --insecure.
-  /// \returns null if no address needs a key
+  /// \returns null without --key
   /// \error as os::TlsKey::Read
   /// Collective.
   Result<std::shared_ptr<const os::TlsKey>> Read(cli::Context& context) const;

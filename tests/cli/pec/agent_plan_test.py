@@ -124,6 +124,17 @@ class Following(Planned):
         self.follow("c", "--copies-only", *key)
         self.wait(lambda: self.copies("c") == [("node-a", 3)])
 
+    def test_a_plan_with_socket_files_is_followed_by_one_with_a_port(self):
+        self.plan("ab")
+        key = ("--key", self.key)
+        self.follow("a", "--k", 3, *key)
+        self.checkpoint(3)
+        place = f"127.0.0.1:{free_port()}"
+        self.replan("--lost", "node-b", "--joined", f"node-c={place}")
+        self.follow("c", "--copies-only", *key)
+        self.wait(lambda: self.copies("c") == [("node-a", 3)])
+        self.assertEqual(self.peers("a"), [place])
+
     def test_copies_wait_for_the_plan_of_the_holder(self):
         files = {name: self.work / f"plan-{name}.json" for name in "abc"}
         self.plan("abc")
