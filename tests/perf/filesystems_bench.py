@@ -2,11 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measures commands that write to a file system, against cp of the same files and a sync, and prints a Markdown table.
 
-    filesystems_bench.py [--bin build/release/bin] [--only ext4,sshfs] [--rows atoms,large] [--runs 5] [--work DIR]
+    filesystems_bench.py [--bin build/release/bin] [--only ext4,sshfs] [--rows atoms,large] [--runs 5] [--renamed] [--work DIR]
 
 atoms: `ucp-union` to 351 small atoms of 34 KB, against `cp -r` of the atoms and `sync -f`. large: `ucp-load` of a ZeRO-2
 checkpoint to three ranks (a few large files), against `cp -r` of its output and `sync -f`. `sync -f` does nothing on FUSE,
-where `sync` is called with the names of all files instead. Both read from the page cache of the local file system. Runs
+where `sync` is called with the names of all files instead. With --renamed the copy is renamed after the sync, as the
+commands rename their output: on s3fs a rename copies the data. Both read from the page cache of the local file system. Runs
 alternate. The file systems are those of tests/filesystems/mounts.py, so this needs root; those that cannot be mounted are
 printed with the reason. Creating the checkpoints needs the Python with PyTorch of scripts/peers; --work keeps them for later
 calls, also for those in a virtual machine:
@@ -44,7 +45,9 @@ def sources(args):
         subprocess.run([PEERS / "python", HERE / "make_sparse.py", small, "--ranks", "2", "--tensors", "117", "--params", "1e6"],
                        check=True)
     if "large" in args.rows and not large.exists():
-        hidden, layers = 1024, max(1, (args.megabytes - 287) // 118)  # MB of the embedding and the head, of a layer
+        hidden = 1024 if args.megabytes >= 405 else 256
+        ends, layer = 287 * hidden / 1024, 118 * (hidden / 1024) ** 2  # MB of the embedding and the head, of a layer
+        layers = max(1, int((args.megabytes - ends) / layer))
         subprocess.run([PEERS / "python", "-m", "torch.distributed.run", "--nproc-per-node", "2", HERE / "make_checkpoint.py", large,
                         "--hidden", str(hidden), "--layers", str(layers), "--vocab", "10000"], check=True, stdout=subprocess.DEVNULL,
                        env=dict(os.environ, DS_ACCELERATOR="cpu"))
@@ -62,10 +65,12 @@ class Bench:
         subprocess.run([self.args.bin / program, self.local / row, output, *options, "-q"], check=True, env=mounts.environment())
 
     def copy(self, row, output):
-        subprocess.run(["cp", "-r", self.local / f"{row}-output", output], check=True)
-        kind = subprocess.run(["stat", "-f", "-c", "%T", output], check=True, capture_output=True, text=True).stdout
-        files = [path for path in output.rglob("*") if path.is_file()]
-        subprocess.run(["sync", *(files if kind.startswith("fuse") else ("-f", output))], check=True)
+        path = output.with_suffix(".part") if self.args.renamed else output
+        subprocess.run(["cp", "-r", self.local / f"{row}-output", path], check=True)
+        kind = subprocess.run(["stat", "-f", "-c", "%T", path], check=True, capture_output=True, text=True).stdout
+        files = [file for file in path.rglob("*") if file.is_file()]
+        subprocess.run(["sync", *(files if kind.startswith("fuse") else ("-f", path))], check=True)
+        path.rename(output)
 
     def measured(self, row):
         """Seconds of the command and of the copy, in turn. Small outputs stay until the end, because ext4 creates files
@@ -145,6 +150,7 @@ def main():
     parser.add_argument("--rows", type=lambda text: text.split(","), default=list(SHOWN))
     parser.add_argument("--runs", type=int, default=5)
     parser.add_argument("--megabytes", type=int, default=1000, help="size of the large checkpoint, about")
+    parser.add_argument("--renamed", action="store_true", help="rename each copy after its sync")
     parser.add_argument("--work", type=pathlib.Path, help="keeps the checkpoints for the next call")
     args = parser.parse_args()
     if args.work:
