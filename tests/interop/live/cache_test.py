@@ -2,7 +2,9 @@
 """Trainers are filled from a shared-memory cache, in its layout and in others, bit for bit, and the run continues; a
 trainer that was killed comes back; the death of a cache is reported.
 
-    cache_test.py BIN PACKAGE MPIRUN
+    cache_test.py BIN PACKAGE MPIRUN [--all]
+
+With --all into more layouts.
 """
 
 import contextlib
@@ -86,11 +88,11 @@ class FromCache(live.InFolder):
             serve.communicate()
 
     def test_engines_of_deepspeed(self):
-        for case, world, target, processes, engines in CASES:
+        for number, (case, world, target, processes, engines) in enumerate(CASES):
             folder = self.folder / f"{len(list(self.folder.iterdir()))}"
             train.make_case(folder, case, world)
             with self.load(folder / "ckpt", target, processes):
-                for more, count in engines:
+                for more, count in engines if live.EVERYTHING else [engines[number % len(engines)]]:
                     with self.subTest(**case, target=target, to=more, ranks=count):
                         # The trainer may be there first: what it waits for is the load.
                         found = train.resume_case(self.address, case | more, count, folder, load_it=live.into_engine)
@@ -100,7 +102,8 @@ class FromCache(live.InFolder):
 
     def test_fsdp2_and_others(self):
         ranks.run(2, hops.in_fsdp2, "llama", None, self.folder / "fsdp2", (0, plain_test.STEPS))
-        for layout, count in (("fsdp2", 2), ("fsdp2", 4), ("hsdp", 4), ("ddp", 2), ("single", 1)):
+        layouts = [("fsdp2", 4), ("ddp", 2), ("fsdp2", 2), ("hsdp", 4), ("single", 1)]
+        for layout, count in layouts if live.EVERYTHING else layouts[:2]:
             states = {name: self.folder / f"{layout}{count}-{name}.pt" for name in ("own", "cache")}
             want = ranks.run(count, plain_test.go_on, layout, "llama", self.folder / "fsdp2", True, states["own"])
             for processes, target in ((2, "dp_shard=2"), (4, "dp_shard=4")):

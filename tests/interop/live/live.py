@@ -10,6 +10,7 @@ import time
 import unittest
 
 PACKAGE = None  # the folder of the package, after start()
+EVERYTHING = False  # --all: more cases, which take long
 HERE = pathlib.Path(__file__).resolve().parent
 for folder in ("deepspeed", "formats"):
     sys.path.insert(0, str(HERE.parent / folder))
@@ -20,9 +21,12 @@ import torch
 
 
 def start():
-    """Takes the first two arguments of a test: the folder of the commands, and that of the package."""
-    global PACKAGE
+    """Takes the first two arguments of a test, the folder of the commands and that of the package, and --all."""
+    global EVERYTHING, PACKAGE
     folder, package = sys.argv.pop(1), sys.argv.pop(1)
+    if "--all" in sys.argv:
+        sys.argv.remove("--all")
+        EVERYTHING = True
     if not package:
         print("skipped: the build has no operators for PyTorch (configure it with -DSW_TORCH_PYTHON=...)")
         sys.exit(1 if os.environ.get("CI") else 77)  # there the trainers' PyTorch must have been found

@@ -13,7 +13,6 @@ import os
 import pathlib
 import random
 import subprocess
-import sys
 import time
 import unittest
 import warnings
@@ -32,7 +31,6 @@ CASE = {"zero": 2, "dtype": "bf16", "experts": 8, "ep": 2, "width": 32, "layers"
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 LAST = 6
 BIN = None
-ALL, KILLS = False, 2
 
 
 def partial(engine, folder, **options):
@@ -283,7 +281,7 @@ class Lossless(live.InFolder):
                 ({"zero": 1, "dtype": "bf16", "grad_accum": "fp32", "ep": 1}, 2, 2, {}),
                 ({"zero": 2, "dtype": "fp32", "ep": 1}, 2, 1, {"log_memory": 1}),
                 ({"optimizer": "sgd"}, 2, 1, {}),
-                ({"optimizer": "amsgrad", "zero": 1}, 2, 3, {})][:6 if ALL else 2]):
+                ({"optimizer": "amsgrad", "zero": 1}, 2, 3, {})][:6 if live.EVERYTHING else 2]):
             with self.subTest(**case, ranks=world, every=every):
                 folder = self.folder / str(number)
                 folder.mkdir()
@@ -301,7 +299,7 @@ class Lossless(live.InFolder):
 
     def test_compressed(self):
         """Restored only: no Python here reads zstd."""
-        if not ALL:
+        if not live.EVERYTHING:
             self.skipTest("with --all")
         ranks.run(2, train, self.folder, CASE, 1, {"log_zstd": 3})
         self.ucp.run("pec-save", "check", self.folder / "store", "-q")
@@ -339,7 +337,7 @@ class Lossless(live.InFolder):
     def test_out_of_memory_alone(self):
         """The trainer is killed, and the log is gone: all experts are of the last iteration in the agent's memory."""
         from shardwright._agent import Connection
-        for number, case in enumerate([CASE, CASE | {"zero": 1, "dtype": "fp32", "ep": 1}][:2 if ALL else 1]):
+        for number, case in enumerate([CASE, CASE | {"zero": 1, "dtype": "fp32", "ep": 1}][:2 if live.EVERYTHING else 1]):
             folder = self.folder / str(number)
             folder.mkdir()
             pid = ranks.begin(2, never_ends, folder, case, seconds=900)
@@ -386,7 +384,7 @@ class Lossless(live.InFolder):
             while not pathlib.Path(address.removeprefix("unix:")).exists():
                 self.assertIsNone(agent.poll(), "the agent has ended")
                 time.sleep(0.02)
-            found = ranks.run(4 if ALL else 2, in_fsdp2, self.folder, case, address, 3)
+            found = ranks.run(4 if live.EVERYTHING else 2, in_fsdp2, self.folder, case, address, 3)
             self.ucp.run("pec-save", "tell", address, "stop")
         finally:
             agent.kill()
@@ -410,14 +408,15 @@ class Lossless(live.InFolder):
 
     def test_killed(self):
         # Between two kills it makes at most 4 steps and those of half a second, 0.1 s or more each.
-        chance, kills, last, proved = random.Random(KILLS), 0, 9 * KILLS + 4, []
+        wanted = 20 if live.EVERYTHING else 2
+        chance, kills, last, proved = random.Random(wanted), 0, 9 * wanted + 4, []
         while True:
-            ended = self.killed_run(last, (chance.randrange(2, 5), chance.uniform(0, 0.5)) if kills < KILLS else None)
+            ended = self.killed_run(last, (chance.randrange(2, 5), chance.uniform(0, 0.5)) if kills < wanted else None)
             self.judge(proved)
             if ended:
                 break
             kills += 1
-        self.assertEqual(kills, KILLS)
+        self.assertEqual(kills, wanted)
         self.assertEqual(self.judged_at, last)
         losses = ranks.run(2, uninterrupted, self.folder / "whole", CASE, last)
         self.restored(self.folder, CASE, 2, last, losses[-2:])
@@ -470,9 +469,6 @@ def live_agent(address):
 
 
 if __name__ == "__main__":
-    if "--all" in sys.argv:
-        sys.argv.remove("--all")
-        ALL, KILLS = True, 20
     Lossless.ucp = live.start()
     BIN = Lossless.ucp.folder
     unittest.main(verbosity=2)
