@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Trainers that shardwright.load takes: an engine with or without an optimizer, a model with its optimizer. A model
-with a forgotten optimizer, and arguments in the wrong order, are errors before anything is loaded.
+with a forgotten optimizer, and arguments in the wrong order, are errors before anything is loaded. Optimizers that differ from
+the checkpoint's.
 
     trainers_test.py BIN PACKAGE
 """
@@ -13,7 +14,9 @@ import commands
 import deepspeed
 import ranks
 import torch
+import torch.distributed.checkpoint as dcp
 from model import Model, complete, configuration, make_engine, make_model, train_step
+from torch.distributed.checkpoint.state_dict import get_state_dict
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
@@ -143,6 +146,76 @@ class Trainers(live.InFolder):
         home, os.environ["HOME"] = os.environ.get("HOME", ""), str(self.saved)
         self.addCleanup(os.environ.__setitem__, "HOME", home)
         self.assertEqual(int(shardwright.load((Model(complete({})), None), "~/ckpt", threads=1)), 1)
+
+
+
+class Optimizers(live.InFolder):
+    """One process; the checkpoint is of torch.distributed.checkpoint."""
+
+    def saved(self, make, steps=3, **case):
+        """The folder of a checkpoint after some steps of an optimizer: make(parameters)."""
+        torch.manual_seed(1)
+        model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2))
+        optimizer = make(list(model.parameters()))
+        model[0].bias.requires_grad_(not case.get("frozen", False))
+        for _ in range(steps):
+            model(torch.rand(5, 3)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        model[0].bias.requires_grad_(True)
+        weights, moments = get_state_dict(model, optimizer)
+        dcp.save({"model": weights, "optim": moments}, checkpoint_id=self.folder / "ckpt", no_dist=True)
+        return self.folder / "ckpt"
+
+    def trainer(self, make):
+        model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2))
+        return model, make(list(model.parameters()))
+
+    def load(self, target, source, **options):
+        import shardwright
+        return shardwright.load(target, source, threads=1, **options)
+
+    def test_weight_decay_stays_decoupled(self):
+        source = self.saved(torch.optim.Adam)
+        target = self.trainer(torch.optim.AdamW)
+        self.load(target, source)
+        group = target[1].param_groups[0]
+        self.assertTrue(group["decoupled_weight_decay"])
+        self.assertEqual(group["weight_decay"], 0)
+
+    def test_a_variant_that_the_checkpoint_lacks(self):
+        source = self.saved(lambda params: torch.optim.AdamW(params, amsgrad=True))
+        target = self.trainer(torch.optim.AdamW)
+        self.load(target, source, strict=False)
+        target[0](torch.rand(5, 3)).sum().backward()
+        target[1].step()
+
+    def test_one_group_for_several(self):
+        def two(params):
+            return torch.optim.AdamW([{"params": params[:1], "weight_decay": 0.5}, {"params": params[1:], "weight_decay": 0.0}], lr=0.25)
+
+        target = self.trainer(lambda params: torch.optim.AdamW(params, lr=0.125, weight_decay=0.0625))
+        loaded = self.load(target, self.saved(two))
+        group = target[1].param_groups[0]
+        self.assertEqual((group["lr"], group["weight_decay"]), (0.25, 0.0625))
+        said = [one for one in loaded.not_carried if "weight_decay" in one]
+        self.assertEqual(said, ['weight_decay of an optimizer group: the checkpoint has 0.5 for "0.weight", 0.0 for "0.bias"; 0.0625 is '
+                                "used"])
+
+    def test_a_parameter_without_states(self):
+        source = self.saved(torch.optim.AdamW, frozen=True)
+        model, optimizer = self.trainer(torch.optim.AdamW)
+        self.assertEqual(failure((model, optimizer), source)[0], 5)
+        self.assertEqual(len(optimizer.state), 0, "an error before anything was loaded changes nothing")
+        self.load((model, optimizer), source, strict=False)
+        self.assertNotIn(model[0].bias, optimizer.state, "its first step is still to come")
+        self.assertEqual(optimizer.state[model[0].weight]["step"], 3)
+
+    def test_weights_alone_leave_no_states(self):
+        source = self.saved(lambda params: torch.optim.SGD(params, lr=0.1))
+        model, optimizer = self.trainer(lambda params: torch.optim.SGD(params, lr=0.1, momentum=0.9, dampening=0.5, weight_decay=0.1))
+        self.load((model, optimizer), source, strict=False)
+        self.assertEqual([one for state in optimizer.state.values() for one in state], [])
 
 
 if __name__ == "__main__":

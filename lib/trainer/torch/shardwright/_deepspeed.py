@@ -16,7 +16,7 @@ import torch
 
 from ._errors import UNSUPPORTED, Error
 from ._library import value_of
-from ._optimizers import STEP, SavedOptimizer, materialise, set_step, states_of
+from ._optimizers import STEP, SavedOptimizer, forget, materialise, set_step, states_of
 from ._shards import Shard, buffers_of, flat_shard, plain_name, shard_of
 
 EXPERT = re.compile(r"^(.*\.deepspeed_moe\.experts)\.deepspeed_experts\.(\d+)\.(.*)$")
@@ -67,6 +67,7 @@ class DeepSpeedTrainer:
             self.optimizer = None
         self.client_state: dict[str, object] = {}
         self.not_set: list[str] = []
+        self._created: list[torch.Tensor] = []  # parameters whose states this load has created
         self._refuse()
         self.names = {id(param): self._name(plain_name(name)) for name, param in self.model.named_parameters()}
         # The optimizer that makes the steps. DeepSpeed's optimizer may wrap it.
@@ -192,16 +193,19 @@ class DeepSpeedTrainer:
 
     def _materialise(self) -> None:
         if self.stage != 3:
-            materialise(self.base)
+            self._created = materialise(self.base)
             return
         self.optimizer._set_fp32_optimizer_param_groups()  # DeepSpeed sets them during steps only
         try:
-            materialise(self.base)
+            self._created = materialise(self.base)
         finally:
             self.optimizer._clear_fp32_optimizer_param_groups()
 
     def release(self) -> None:
-        """Ends a load, also after an error. Stage 3: gathers the parameters that the engine keeps gathered."""
+        """Ends a load, also after an error, or if nothing was loaded. Stage 3: gathers the parameters that the engine keeps
+        gathered."""
+        if self.optimizer is not None:
+            forget(self.base, self._created)
         if self.stage == 3 and self.optimizer is not None:
             self.optimizer.checkpoint_event_epilogue()
         elif self.stage == 3 and self._partitions.persistent_parameters:
@@ -209,6 +213,7 @@ class DeepSpeedTrainer:
 
     def set_state(self, saved: SavedOptimizer, answer: dict[str, Any]) -> None:
         """Sets step counts, hyper-parameters, counters, learning rate scheduler and loss scaler, after the tensors were filled."""
+        self._created = []
         if self.optimizer is not None:
             self._set_steps(saved)
             self._set_scaler(value_of(answer["scaler"]) or {})
@@ -226,7 +231,7 @@ class DeepSpeedTrainer:
                 self._set_step(self.base.state.get(flat, {}), saved.step(names))
             groups = list(zip(self.base.param_groups, self._names_by_group(flats)))
         for group, names in groups:
-            saved.set_group(group, names)
+            self.not_set += saved.set_group(group, names)
 
     def _set_step(self, state: dict[str, Any], step: float | None) -> None:
         if step is not None and STEP in state:

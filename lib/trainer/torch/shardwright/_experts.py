@@ -240,7 +240,7 @@ class ReplicatedExperts:
     def sum_gradients(self) -> None:
         """Adds the gradients of each expert over its replicas, in the order of ranks. Collective. Call it after backward().
 
-        All replicas get the same bits. An expert without gradients gets zeros. Only for plans in which all replicas have state.
+        All replicas get the same bits. An expert without gradients gets zeros, except for frozen parameters. Only for plans in which all replicas have state.
         Raises TransferError if a rank is gone. Documentation: experts.md#gradients in shardwright.DOCS
         """
         gradients = {expert: [_gradient(one) for one in tensors] for expert, tensors in self.parameters.items()}
@@ -438,10 +438,14 @@ def _free(tensors: Sequence[torch.Tensor]) -> None:
 
 
 def _gradient(parameter: torch.Tensor) -> torch.Tensor:
-    """Returns the gradient of a parameter. Creates zeros if it has none."""
-    if parameter.grad is None:
-        parameter.grad = torch.zeros_like(parameter)
-    return parameter.grad
+    """Returns the gradient of a parameter. Creates zeros if it has none. Those of a frozen parameter are not assigned: optimizers
+    would apply their weight decay to it."""
+    if parameter.grad is not None:
+        return parameter.grad
+    zeros = torch.zeros_like(parameter)
+    if parameter.requires_grad:
+        parameter.grad = zeros
+    return zeros
 
 
 def _matrix(holders: Sequence[Sequence[int]], plan: ExpertPlan) -> torch.Tensor:

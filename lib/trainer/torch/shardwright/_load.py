@@ -15,7 +15,7 @@ from ._agent import user_id
 from ._deepspeed import DeepSpeedTrainer
 from ._device_memory import staging_for, wait_for_devices
 from ._errors import Error
-from ._group import Group
+from ._group import Group, moving
 from ._library import call, expanded, size_of, value_of
 from ._optimizers import SavedOptimizer
 from ._owners import refuse_forgotten_optimizer
@@ -172,7 +172,8 @@ def load(target: Trainer, source: Source, *, strict: bool = True, verify: bool =
         answer = call("load", request, [] if failed is not None else [one.tensor for one in shards] + staging)
         assert trainer is not None
         if "origin" in answer:
-            trainer.set_state(SavedOptimizer(answer, value_of), answer)
+            restored = SavedOptimizer(answer, value_of)
+            moving(lambda: ranks.agree(lambda: trainer.set_state(restored, answer)))
     except BaseException as error:
         if trainer is not None:
             with contextlib.suppress(Exception):  # the first error is reported

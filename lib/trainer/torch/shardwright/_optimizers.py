@@ -13,17 +13,19 @@ from ._errors import UNSUPPORTED, Error
 
 STEP = "step"
 # Options that select how an optimizer computes. A load keeps the program's values.
-OWN_CHOICES = {"params", "param_names", "foreach", "fused", "capturable", "differentiable", STEP}
+OWN_CHOICES = {"params", "param_names", "foreach", "fused", "capturable", "differentiable", "amsgrad", "centered",
+               "decoupled_weight_decay", STEP}
 
 
-def materialise(optimizer: torch.optim.Optimizer) -> None:
-    """Creates the state of all parameters that have none, as the first step does. The parameters do not change."""
+def materialise(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """Creates the state of all parameters that have none, as the first step does. The parameters do not change. Returns those
+    parameters."""
     params = [param for group in optimizer.param_groups for param in group["params"]]
     without = [param for param in params if param.requires_grad and param.numel() and not optimizer.state.get(param)]
     if not without:
-        return
+        return []
     grads = [param.grad for param in params]
-    rates = [group["lr"] for group in optimizer.param_groups]
+    kept = [{key: group[key] for key in ("lr", "weight_decay") if key in group} for group in optimizer.param_groups]
     try:
         new = {id(param) for param in without}
         for param in params:
@@ -31,15 +33,24 @@ def materialise(optimizer: torch.optim.Optimizer) -> None:
         for group in optimizer.param_groups:
             rate = group["lr"]
             group["lr"] = torch.zeros_like(rate) if isinstance(rate, torch.Tensor) else 0.0
+            if "weight_decay" in group:  # else it would be in the momenta
+                group["weight_decay"] = 0.0
         with torch.no_grad():
             optimizer.step()
     finally:
         for param, grad in zip(params, grads):
             param.grad = grad
-        for group, rate in zip(optimizer.param_groups, rates):
-            group["lr"] = rate
+        for group, options in zip(optimizer.param_groups, kept):
+            group.update(options)
     for param in without:
         set_step(optimizer.state[param], 0)
+    return without
+
+
+def forget(optimizer: torch.optim.Optimizer, created: Iterable[torch.Tensor]) -> None:
+    """Removes the states that materialise() has created: zeros differ from no state in the first step."""
+    for param in created:
+        optimizer.state.pop(param, None)
 
 
 def states_of(state: dict[str, Any], shape: torch.Size, what: str) -> Iterator[tuple[str, torch.Tensor]]:
@@ -88,12 +99,21 @@ class SavedOptimizer:
             raise Error(UNSUPPORTED, f"parameters of one flat group have different step counts: {sorted(steps)}")
         return steps.pop() if steps else None
 
-    def set_group(self, group: dict[str, Any], names: Iterable[str]) -> None:
-        """Sets the hyper-parameters of an optimizer group with these parameters. Ignores options that the group does not have."""
-        names = list(names)
-        options = next((self._options[self._holder(name)] for name in names if self._holder(name) in self._options), {})
-        for key, value in options.items():
+    def set_group(self, group: dict[str, Any], names: Iterable[str]) -> list[str]:
+        """Sets the hyper-parameters of an optimizer group with these parameters. Ignores options that the group does not have.
+
+        Returns those for which the parameters have different values in the checkpoint. They are unchanged.
+        """
+        names = [name for name in names if self._holder(name) in self._options]
+        found = [self._options[self._holder(name)] for name in names]
+        differ = []
+        for key, value in found[0].items() if found else ():
             if key in OWN_CHOICES or key not in group:
+                continue
+            other = next((number for number, options in enumerate(found) if options.get(key) != value), None)
+            if other is not None:
+                differ.append(f'{key} of an optimizer group: the checkpoint has {value} for "{names[0]}", {found[other].get(key)} '
+                              f'for "{names[other]}"; {group[key]} is used')
                 continue
             kept = group[key]
             if isinstance(kept, torch.Tensor) and isinstance(value, (int, float)) and math.isfinite(value):
@@ -104,3 +124,4 @@ class SavedOptimizer:
             step = self.step(names)
             if step is not None:
                 set_step(group, step)
+        return differ

@@ -10,7 +10,7 @@ import torch
 from ._deepspeed import client_state_of
 from ._errors import UNSUPPORTED, USAGE, Error
 from ._library import value_of
-from ._optimizers import SavedOptimizer, materialise, set_step, states_of
+from ._optimizers import SavedOptimizer, forget, materialise, set_step, states_of
 from ._owners import refuse_engine_parameters
 from ._shards import Shard, buffers_of, plain_name, shard_of
 
@@ -33,6 +33,7 @@ class TorchTrainer:
         self.names = {id(param): plain_name(name) for name, param in model.named_parameters()}
         self.client_state: dict[str, object] = {}
         self.not_set: list[str] = []
+        self._created: list[torch.Tensor] = []  # parameters whose states this load has created
 
     def shards(self) -> list[Shard]:
         """Returns this rank's shards of weights, buffers and optimizer states. Creates missing optimizer states."""
@@ -43,7 +44,7 @@ class TorchTrainer:
             found.append(shard_of(self.names[id(param)], "param" if param.requires_grad else "frozen", param))
         found += [shard_of(name, "buffer", buffer) for name, buffer in buffers_of(self.model)]
         if self.optimizer is not None:
-            materialise(self.optimizer)
+            self._created = materialise(self.optimizer)
             for group in self.optimizer.param_groups:
                 for param in group["params"]:
                     name = self._name(param)
@@ -65,13 +66,21 @@ class TorchTrainer:
         self.not_set += [f"{key} of DeepSpeed's engine" for key in ("lr_scheduler", "data_sampler", "random_ltd") if kept.get(key)]
         if self.optimizer is None:
             return
+        missing, created = set(answer["missing"]), {id(param) for param in self._created}
+        self._created = []
         for group in self.optimizer.param_groups:
             names = [self.names[id(param)] for param in group["params"]]
             for param, name in zip(group["params"], names):
+                state = self.optimizer.state.get(param, {})
+                labels = {f'"{name}" {key}' for key, _ in states_of(state, param.shape, name)}
                 step = saved.step([name])
-                if step is not None and param in self.optimizer.state:
-                    set_step(self.optimizer.state[param], step)
-            saved.set_group(group, names)
+                if labels and labels <= missing:  # the checkpoint has none: its first step is still to come
+                    forget(self.optimizer, [param] if id(param) in created else [])
+                elif step is not None and state:
+                    set_step(state, step)
+            self.not_set += saved.set_group(group, names)
 
     def release(self) -> None:
-        """Ends a load, also after an error. Nothing to do for these trainers."""
+        """Ends a load, also after an error, or if nothing was loaded."""
+        if self.optimizer is not None:
+            forget(self.optimizer, self._created)
