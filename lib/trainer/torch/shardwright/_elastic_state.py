@@ -4,23 +4,26 @@ torch.distributed.checkpoint."""
 
 from __future__ import annotations
 
-import copy
+import collections
 import re
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
-from ._errors import MISMATCH, UNSUPPORTED, USAGE, Error
+from ._errors import IO, MISMATCH, UNSUPPORTED, USAGE, Error
 from ._group import Group, moving
 from ._load import load
 from ._node_memory import State
+from ._optimizers import STEP
 from ._shards import buffers_of, plain_name
 
 DENSE = "dense"  # key of everything that is not an expert
+BUFFER = "buffer:"  # in labels, in place of an optimizer state
 Expert = tuple[int, int]  # layer, expert
+Tensor = TypeVar("Tensor", bound=torch.Tensor)
 Keyed = dict[str, tuple[list[str], list[torch.Tensor]]]  # labels and tensors of each key
 
 
@@ -41,15 +44,25 @@ class Trained:
         while isinstance(model, torch.nn.parallel.DistributedDataParallel):
             model = model.module
         self.model, self.optimizer = model, optimizer
-        self.parameters: dict[str, dict[str, torch.nn.Parameter]] = {DENSE: {}}  # {key: {name in the key: parameter}}
-        self.names: dict[str, torch.nn.Parameter] = {}
-        for name, parameter in model.named_parameters():
-            name = plain_name(name)
-            found = experts.search(name)
-            key, inside = (DENSE, name) if found is None else (key_of((int(found[1]), int(found[2]))), name[found.end():])
-            self.parameters.setdefault(key, {})[inside] = parameter
-            self.names[name] = parameter
-        self.buffers = {name: value for name, value in buffers_of(model)}
+        self._experts = experts
+        self.names = {plain_name(name): parameter for name, parameter in model.named_parameters()}
+        self.parameters = self._by_key(self.names)
+
+    def _by_key(self, named: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
+        """Returns {key: {name in the key: tensor}}. Raises UsageError if two tensors of an expert have one name there."""
+        found: dict[str, dict[str, Tensor]] = {DENSE: {}}
+        for name, tensor in named.items():
+            expert = self._experts.search(name)
+            key, inside = (DENSE, name) if expert is None else (key_of((int(expert[1]), int(expert[2]))), name[expert.end():])
+            if inside in found.setdefault(key, {}):
+                raise Error(USAGE, f'"{name}": another tensor of layer {key.replace(" ", " expert ")} has the name "{inside}", too; pass '
+                                   "names= with a pattern that only the trained experts match")
+            found[key][inside] = tensor
+        return found
+
+    def _buffers(self) -> dict[str, torch.Tensor]:
+        """Returns the model's current buffers: modules may replace them."""
+        return dict(buffers_of(self.model))
 
     def experts(self) -> set[Expert]:
         return {expert_of(key) for key in self.parameters if key != DENSE}
@@ -57,24 +70,24 @@ class Trained:
     def parts(self) -> Keyed:
         """Returns the tensors of each key with their labels, in one order on all ranks. They are the trainer's own."""
         found: Keyed = {}
+        buffers = self._by_key(self._buffers())
         for key, parameters in self.parameters.items():
             labels, tensors = found.setdefault(key, ([], []))
             for name, parameter in sorted(parameters.items()):
                 for slot, value in [("", parameter.detach()), *sorted(self._states(name, parameter))]:
                     labels.append(f"{name} {slot}")
                     tensors.append(value)
-        labels, tensors = found[DENSE]
-        for name, value in sorted(self.buffers.items()):
-            labels.append(f"{name} buffer:")
-            tensors.append(value)
+            for name, value in sorted(buffers.get(key, {}).items()):
+                labels.append(f"{name} {BUFFER}")
+                tensors.append(value)
         return found
 
     def _states(self, name: str, parameter: torch.nn.Parameter) -> Iterable[tuple[str, torch.Tensor]]:
         for slot, value in self.optimizer.state.get(parameter, {}).items():
             if value is None:
                 continue
-            if not isinstance(value, torch.Tensor):
-                raise Error(UNSUPPORTED, f'"{name}": optimizer state {slot} is not a tensor')
+            if not isinstance(value, torch.Tensor) or slot != STEP and value.shape != parameter.shape:
+                raise Error(UNSUPPORTED, f'"{name}": optimizer state {slot} is not a tensor with the shape of its parameter')
             yield slot, value
 
     def _groups(self) -> dict[int, dict[str, Any]]:
@@ -82,18 +95,23 @@ class Trained:
         return {id(one): group for group in self.optimizer.param_groups for one in group["params"]}
 
     def adopt(self, state: Keyed) -> None:
-        """Fills the tensors of keys. Raises MismatchError if the labels of a key lack one of its parameters."""
+        """Fills the tensors of keys. Raises MismatchError unless the labels of a key name its parameters and buffers."""
+        buffers = self._by_key(self._buffers())
         for key, (labels, _) in state.items():
-            if lost := set(self.parameters[key]) - {label.rpartition(" ")[0] for label in labels}:
-                raise Error(MISMATCH,
-                            f'"{min(lost)}" ({key}): the run has no such parameter; the model has changed, so use another folder')
+            own = {f"{name} " for name in self.parameters[key]} | {f"{name} {BUFFER}" for name in buffers.get(key, {})}
+            run = {label for label in labels if label.rpartition(" ")[2] in ("", BUFFER)}
+            if odd := own ^ run:
+                name, _, kind = min(odd).rpartition(" ")
+                which = "the model lacks this" if min(odd) in run else "the run has no such"
+                raise Error(MISMATCH, f'"{name}" ({key}): {which} {"buffer" if kind else "parameter"}; the model has changed, so use '
+                                      "another folder")
         groups = self._groups()
         with torch.no_grad():
             for key, (labels, tensors) in state.items():
                 for label, tensor in zip(labels, tensors):
                     name, _, slot = label.rpartition(" ")
-                    if slot == "buffer:":
-                        self.buffers[name].copy_(tensor)
+                    if slot == BUFFER:
+                        buffers[key][name].copy_(tensor)
                         continue
                     parameter = self.parameters[key][name]
                     if slot == "":
@@ -101,7 +119,7 @@ class Trained:
                     else:
                         # A step count stays on the CPU, as in a new optimizer, except with these options.
                         group = groups[id(parameter)]
-                        moves = tensor.dim() > 0 or group.get("fused") or group.get("capturable")
+                        moves = slot != STEP or group.get("fused") or group.get("capturable")
                         self.optimizer.state[parameter][slot] = tensor.to(parameter.device if moves else tensor.device, copy=True)
 
     def saved(self) -> dict[str, Any]:
@@ -114,12 +132,16 @@ class Trained:
             for option, value in groups.get(id(parameter), {}).items():
                 if option != "params":
                     optimizer[f"param_groups.{name}.{option}"] = value
-        model = {name: one.detach() for name, one in self.names.items()} | self.buffers
+        model = {name: one.detach() for name, one in self.names.items()} | self._buffers()
         return {"model": model, "optimizer": optimizer}
 
     def save(self, path: str, group: Group) -> None:
-        """Writes a checkpoint. Collective."""
-        moving(lambda: dcp.save(self.saved(), checkpoint_id=path, process_group=group.for_tensors()))
+        """Writes a checkpoint. Collective. Raises TransferError if a rank is gone or cannot write."""
+        try:
+            moving(lambda: dcp.save(self.saved(), checkpoint_id=path, process_group=group.for_tensors()))
+        except dcp.api.CheckpointException as error:
+            rank, (failure, _) = min(error.failures.items())
+            raise Error(IO, f"{path}: rank {rank}: {type(failure).__name__}: {failure}") from error
 
     def load(self, path: str, keys: set[str], group: Group) -> int:
         """Fills the tensors of these keys, which may differ between ranks, from a checkpoint. Collective. Returns the number of bytes
@@ -132,7 +154,7 @@ class Trained:
             ranks = [group.ranks[one] for one in wanted]
             readers = dist.new_group(ranks, backend="gloo", use_local_synchronization=True) if group.size > 1 else None
             loaded = load(self._only(keys), path, strict=False, group=readers)
-            read, lost = loaded.bytes_read, [one for one in loaded.missing if one.endswith(('"', '" buffer'))]
+            read, lost = loaded.bytes_read, [one for one in loaded.missing if one.endswith(('"', '" buffer', '" frozen'))]
             if readers is not None:
                 dist.destroy_process_group(readers)
         for one in moving(lambda: group.gather(lost)):
@@ -141,20 +163,26 @@ class Trained:
         return int(max(moving(lambda: group.gather(read))))
 
     def _only(self, keys: set[str]) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-        """Returns a model and an optimizer that have these parameters only. They share them and their states with the trainer's."""
+        """Returns a model and an optimizer that have these tensors only. They share them and their states with the trainer's."""
         chosen = {id(one) for key in keys for one in self.parameters[key].values()}
         model = torch.nn.Module()
         for name, parameter in self.names.items():
             if id(parameter) in chosen:
                 module, last = _module(model, name)
                 module.register_parameter(last, parameter)
-        for name, value in self.buffers.items() if DENSE in keys else ():
-            module, last = _module(model, name)
-            module.register_buffer(last, value)
-        optimizer = copy.copy(self.optimizer)  # shares `state`
-        optimizer.param_groups = [{**group, "params": [one for one in group["params"] if id(one) in chosen]}
-                                  for group in self.optimizer.param_groups]
-        optimizer.param_groups = [group for group in optimizer.param_groups if group["params"]]
+        buffers = self._buffers()
+        filled = {id(one) for key, of in self._by_key(buffers).items() if key in keys for one in of.values()}
+        for name, value in buffers.items():
+            if id(value) in filled:
+                module, last = _module(model, name)
+                module.register_buffer(last, value)
+        groups = [{**group, "params": [one for one in group["params"] if id(one) in chosen]} for group in self.optimizer.param_groups]
+        # Shares `state` and what the optimizer's class has added. Its hooks and a scheduler's counter are for real steps.
+        optimizer = object.__new__(type(self.optimizer))
+        optimizer.__dict__ = {
+            **{name: value for name, value in vars(self.optimizer).items() if name != "step"},
+            "param_groups": [group for group in groups if group["params"]],
+            "_optimizer_step_pre_hooks": collections.OrderedDict(), "_optimizer_step_post_hooks": collections.OrderedDict()}
         return model, optimizer
 
 

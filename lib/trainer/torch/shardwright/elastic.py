@@ -132,16 +132,23 @@ class Elastic:
             The number of optimizer steps that the run has made.
 
         Raises:
-            UsageError: the model does not match the plan. TransferError: a rank is gone. CorruptInputError: the checkpoint is
-            corrupt. After an error no state was lost: start the processes again.
+            UsageError: the model does not match the plan, or `names` matches two parameters of one expert. MismatchError: the run
+            has another model. TransferError: a rank is gone. CorruptInputError: the checkpoint is corrupt. After an error no
+            state was lost: start the processes again.
 
         Documentation: elastic.md#steps-of-a-restart in shardwright.DOCS
         """
         began = time.time()
-        trained = Trained(model, optimizer, self._names)
         wanted = {(layer, expert) for layer in self.plan.layers for expert, ranks in enumerate(self.plan.state(layer))
                   if self._group.rank in ranks}
-        self._group.agree(lambda: check_experts(trained, wanted, self._folder))
+        made: list[Trained] = []
+
+        def take() -> None:
+            made.append(Trained(model, optimizer, self._names))
+            check_experts(made[0], wanted, self._folder)
+
+        moving(lambda: self._group.agree(take))
+        trained = made[0]
         own = {key_of(one) for one in wanted} & set(self._state or ())
         counts = {"kept": len(own), "moved": 0, "stored": 0}
         sizes = {"own_memory": 0 if self._state is None else self._state.bytes, "other_nodes": 0, "storage": 0}
@@ -174,7 +181,9 @@ class Elastic:
                 added, for the next plan. Default: the counts of the last call with tokens.
 
         Raises:
-            UsageError: load() was not called, or tokens have the wrong shape. TransferError: a rank is gone.
+            UsageError: load() was not called, or tokens have the wrong shape. UnsupportedError: the optimizer has other states
+            than a step count and tensors with the shape of their parameter. TransferError: a rank is gone, or cannot write a
+            checkpoint.
 
         Documentation: elastic.md#the-trainer in shardwright.DOCS
         """
@@ -208,6 +217,7 @@ class Elastic:
         if self._steps is not None:
             self._steps.done()
         self._client.close()
+        self._group.close()
 
     # The methods below are local unless their comments state that they are collective.
 
