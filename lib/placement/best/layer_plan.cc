@@ -4,9 +4,11 @@
 #include <algorithm>
 #include <limits>
 #include <numeric>
+#include <set>
 #include <utility>
 
 #include "placement/best/bound_internal.h"
+#include "placement/best/few_moves_internal.h"
 #include "placement/best/pins_internal.h"
 #include "placement/core/metrics.h"
 #include "placement/migration/migration.h"
@@ -200,7 +202,10 @@ std::vector<LayerChoice> LayerPlan::Choices(const std::vector<std::int32_t>& eve
   if (stays) {
     AddDescents(goal, &choices);
     KeepBestChoices(&choices);
+    AddFewMoves(goal, &choices);
+    KeepBestChoices(&choices);
     AddLimited(goal, &choices);
+    if (options_.target_imbalance > 0) Bisect(goal, &choices);
   }
   KeepBestChoices(&choices);
   return choices;
@@ -229,29 +234,69 @@ void LayerPlan::AddDescents(double goal, std::vector<LayerChoice>* choices) cons
   }
 }
 
-// Anneals with at most 1, 2, 4, ... moves above the minimum, each time from the most even
-// slots within that limit.
+// Searches 1, 2, 3, ... moves above the minimum one by one, as far as the effort suffices.
+void LayerPlan::AddFewMoves(double goal, std::vector<LayerChoice>* choices) const {
+  constexpr std::uint64_t kMost = 8;
+  constexpr double kEffort = 4;   // a change costs less than a step of a search
+  constexpr double kTimed = 100;  // with a time in place of an effort
+  if (ground_.copies_min > 1) return;
+  const std::uint64_t most = std::min(kMost, choices->back().moves - choices->front().moves);
+  if (most == 0) return;
+  const std::vector<std::int32_t> start = choices->front().slots;
+  const double effort = options_.best_seconds > 0 ? kTimed : options_.best_effort * kEffort;
+  for (auto& slots : FewMoves(ground_, shares_, start, held_, most, goal, StepsOf(effort))) {
+    choices->push_back(ChoiceOf(std::move(slots)));
+  }
+}
+
+// Anneals with at most 1, 2, 4, ... moves above the minimum, and with the requested ones.
 void LayerPlan::AddLimited(double goal, std::vector<LayerChoice>* choices) const {
   const std::uint64_t least = choices->front().moves;
   const std::uint64_t most = choices->back().moves;
-  std::vector<std::uint64_t> limits;
-  for (std::uint64_t more = 1; least + more < most; more *= 2) limits.push_back(least + more);
-  std::vector<LayerChoice> found;
+  std::set<std::uint64_t> limits;
+  for (std::uint64_t more = 1; least + more < most; more *= 2) limits.insert(least + more);
+  if (options_.moves_max && *options_.moves_max > least && *options_.moves_max < most) {
+    limits.insert(*options_.moves_max);
+  }
+  std::vector<LayerChoice> all = *choices;
   for (const std::uint64_t limit : limits) {
     if (Stopped(stop_)) return;
-    const LayerChoice* start = &choices->front();
-    for (const auto* list : {choices, &found}) {
-      for (const LayerChoice& one : *list) {
-        if (one.moves <= limit && one.imbalance < start->imbalance) start = &one;
-      }
-    }
-    LayerAnneal anneal(ground_, shares_, goal, options_.seed + one_.layer_id[0] + limit);
-    anneal.LimitMoves(held_, limit);
-    anneal.Start(start->slots);
-    anneal.Run(Budget(0.5 / static_cast<double>(limits.size())));
-    found.push_back(ChoiceOf(anneal.slots()));
+    all.push_back(Limited(goal, limit, 0.5 / static_cast<double>(limits.size()), all));
   }
-  std::move(found.begin(), found.end(), std::back_inserter(*choices));
+  *choices = std::move(all);
+}
+
+// Anneals with a limit of moves, from the most even slots within that limit.
+LayerChoice LayerPlan::Limited(double goal, std::uint64_t limit, double share,
+                               std::span<const LayerChoice> choices) const {
+  const LayerChoice* start = choices.data();
+  for (const LayerChoice& one : choices) {
+    if (one.moves <= limit && one.imbalance < start->imbalance) start = &one;
+  }
+  LayerAnneal anneal(ground_, shares_, goal, options_.seed + one_.layer_id[0] + limit);
+  anneal.LimitMoves(held_, limit);
+  anneal.Start(start->slots);
+  anneal.Run(Budget(share));
+  return ChoiceOf(anneal.slots());
+}
+
+// Searches for fewer moves that reach the target balance, between the choice that reaches it with
+// the fewest moves and the one before.
+void LayerPlan::Bisect(double goal, std::vector<LayerChoice>* choices) const {
+  constexpr double kShare = 0.1;  // of the effort, for each search
+  KeepBestChoices(choices);
+  const auto reaches = [&](const LayerChoice& one) {
+    return one.imbalance <= options_.target_imbalance;
+  };
+  const auto first = std::find_if(choices->begin(), choices->end(), reaches);
+  if (first == choices->begin() || first == choices->end()) return;
+  std::uint64_t most = first->moves;
+  std::uint64_t least = std::prev(first)->moves;
+  while (most - least > 1 && !Stopped(stop_)) {
+    const std::uint64_t limit = least + (most - least) / 2;
+    choices->push_back(Limited(goal, limit, kShare, *choices));
+    (reaches(choices->back()) ? most : least) = limit;
+  }
 }
 
 std::uint64_t LayerPlan::StepsOf(double effort) const {

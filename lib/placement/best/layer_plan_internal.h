@@ -53,7 +53,11 @@ class LayerPlan {
                                      LayerNotes* notes) const;
   std::vector<LayerChoice> Choices(const std::vector<std::int32_t>& even) const;
   void AddDescents(double goal, std::vector<LayerChoice>* choices) const;
+  void AddFewMoves(double goal, std::vector<LayerChoice>* choices) const;
   void AddLimited(double goal, std::vector<LayerChoice>* choices) const;
+  LayerChoice Limited(double goal, std::uint64_t limit, double share,
+                      std::span<const LayerChoice> choices) const;
+  void Bisect(double goal, std::vector<LayerChoice>* choices) const;
 
   /// Returns the search steps of an effort, as --effort N counts it.
   std::uint64_t StepsOf(double effort) const;

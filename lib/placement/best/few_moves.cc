@@ -1,0 +1,287 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "placement/best/few_moves_internal.h"
+
+#include <algorithm>
+#include <iterator>
+#include <tuple>
+#include <unordered_set>
+#include <utility>
+
+#include "placement/best/search_internal.h"
+
+namespace shardwright::placement::internal {
+namespace {
+
+/// Slots of a layer and what a change needs to know of them.
+struct State {
+  std::vector<std::int32_t> slots;
+  std::uint64_t key = 0;  ///< equal for the same experts on the same devices
+};
+
+/// A change of a state: one expert in place of another, or a swap.
+struct Change {
+  double peak = 0;
+  double excess = 0;  ///< sum of the loads above the goal
+  std::uint64_t key = 0;
+  std::size_t slot = 0;
+  std::int32_t expert = 0;       ///< its new expert
+  std::size_t other_slot = 0;    ///< of a swap; equal to `slot` otherwise
+  std::uint64_t from_moves = 0;  ///< of the state that it changes
+  std::size_t from = 0;          ///< index of that state
+
+  auto rank() const { return std::tie(peak, excess, key); }
+};
+
+/// Evaluates changes of one state at a time.
+class Expansion {
+ public:
+  Expansion(const SearchGround& ground, const WindowShares& shares,
+            std::span<const std::uint8_t> held, double goal)
+      : ground_(ground), shares_(shares), held_(held), goal_(goal), experts_(shares.experts()) {
+    for (std::uint32_t d = 0; d < ground.size(); ++d) {
+      device_of_.insert(device_of_.end(), ground.slots[d], d);
+    }
+  }
+
+  std::uint64_t KeyOf(std::span<const std::int32_t> slots) const {
+    std::uint64_t key = 0;
+    for (std::size_t s = 0; s < slots.size(); ++s) key ^= Mark(device_of_[s], slots[s]);
+    return key;
+  }
+
+  /// Calls add(change, cost) for each change of a state that costs moves.
+  template <class Add>
+  void ForChanges(const State& state, const Add& add) {
+    Load(state);
+    const std::size_t slot_count = state.slots.size();
+    for (std::size_t s = 0; s < slot_count; ++s) {
+      const std::uint32_t d = device_of_[s];
+      if (state.slots[s] == kNoExpert) continue;
+      const auto y = static_cast<std::uint32_t>(state.slots[s]);
+      const auto replace = [&](std::uint32_t z) {
+        if (z == y || holders_[y].size() < 2 || !Fits(d, z)) return;
+        const int cost = CostOf(d, z) - CostOf(d, y);
+        if (cost > 0) add(Replaced(state, s, y, z), cost);
+      };
+      if (d == busiest_) {
+        for (std::uint32_t z = 0; z < experts_; ++z) replace(z);
+        for (std::size_t other = 0; other < slot_count; ++other) {
+          const std::uint32_t b = device_of_[other];
+          if (b == d || state.slots[other] == kNoExpert) continue;
+          const auto x = static_cast<std::uint32_t>(state.slots[other]);
+          if (x == y || !Fits(d, x) || !Fits(b, y)) continue;
+          const int cost = CostOf(d, x) + CostOf(b, y) - CostOf(d, y) - CostOf(b, x);
+          if (cost > 0) add(Swapped(state, s, other, y, x), cost);
+        }
+      } else {
+        for (const std::uint32_t z : on_busiest_) replace(z);
+      }
+    }
+  }
+
+ private:
+  double& LoadAt(std::uint32_t w, std::uint32_t d) {
+    return load_[std::size_t{w} * ground_.size() + d];
+  }
+  double Tokens(std::uint32_t w, std::uint32_t e) const { return shares_.tokens(w)[e]; }
+  double Share(std::uint32_t w, std::uint32_t e) const {
+    return Tokens(w, e) / static_cast<double>(holders_[e].size());
+  }
+  bool Fits(std::uint32_t d, std::uint32_t e) const {
+    return holds_[std::size_t{d} * experts_ + e] == 0 && ground_.Allows(d, e);
+  }
+  int CostOf(std::uint32_t d, std::uint32_t e) const {
+    return held_[std::size_t{d} * experts_ + e] != 0 ? 0 : 1;
+  }
+  std::uint64_t Mark(std::uint32_t d, std::int32_t expert) const {
+    std::uint64_t x = std::uint64_t{d} * (experts_ + 1) + static_cast<std::uint64_t>(expert + 1);
+    x = (x + 0x9e3779b97f4a7c15) * 0xbf58476d1ce4e5b9;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
+    return x ^ (x >> 31);
+  }
+
+  void Load(const State& state) {
+    holds_.assign(std::size_t{ground_.size()} * experts_, 0);
+    holders_.assign(experts_, {});
+    for (std::size_t s = 0; s < state.slots.size(); ++s) {
+      if (state.slots[s] == kNoExpert) continue;
+      const auto e = static_cast<std::size_t>(state.slots[s]);
+      holds_[device_of_[s] * experts_ + e] = 1;
+      holders_[e].push_back(device_of_[s]);
+    }
+    load_.assign(std::size_t{shares_.count()} * ground_.size(), 0);
+    for (std::uint32_t w = 0; w < shares_.count(); ++w) {
+      for (std::uint32_t e = 0; e < experts_; ++e) {
+        for (const std::uint32_t d : holders_[e]) LoadAt(w, d) += Share(w, e) / ground_.speed[d];
+      }
+    }
+    excess_ = 0;
+    for (const double load : load_) excess_ += std::max(load - goal_, 0.0);
+    by_load_.resize(load_.size());
+    for (std::uint32_t i = 0; i < by_load_.size(); ++i) by_load_[i] = i;
+    std::sort(by_load_.begin(), by_load_.end(), [&](std::uint32_t a, std::uint32_t b) {
+      return load_[a] != load_[b] ? load_[a] > load_[b] : a < b;
+    });
+    changed_.assign(load_.size(), 0);
+    busiest_ = by_load_.empty() ? 0 : by_load_[0] % ground_.size();
+    on_busiest_.clear();
+    for (std::uint32_t e = 0; e < experts_; ++e) {
+      if (holds_[busiest_ * experts_ + e] != 0) on_busiest_.push_back(e);
+    }
+  }
+
+  /// Adds tokens to a device in a window, for the change that is evaluated.
+  void Shift(std::uint32_t w, std::uint32_t d, double more) {
+    const auto row = static_cast<std::uint32_t>(std::size_t{w} * ground_.size() + d);
+    if (changed_[row] == 0) rows_.push_back(row);
+    changed_[row] = 1;
+    more_.resize(load_.size());
+    more_[row] += more / ground_.speed[d];
+  }
+
+  /// Returns the change with the loads that Shift has collected.
+  Change Evaluated(Change change) {
+    change.excess = excess_;
+    for (const std::uint32_t row : rows_) {
+      const double load = load_[row] + more_[row];
+      change.peak = std::max(change.peak, load);
+      change.excess += std::max(load - goal_, 0.0) - std::max(load_[row] - goal_, 0.0);
+    }
+    const auto same = std::find_if(by_load_.begin(), by_load_.end(),
+                                   [&](std::uint32_t row) { return changed_[row] == 0; });
+    if (same != by_load_.end()) change.peak = std::max(change.peak, load_[*same]);
+    for (const std::uint32_t row : rows_) {
+      changed_[row] = 0;
+      more_[row] = 0;
+    }
+    rows_.clear();
+    return change;
+  }
+
+  Change Replaced(const State& state, std::size_t slot, std::uint32_t y, std::uint32_t z) {
+    const std::uint32_t device = device_of_[slot];
+    for (std::uint32_t w = 0; w < shares_.count(); ++w) {
+      const double more = Tokens(w, y) / static_cast<double>(holders_[y].size() - 1) - Share(w, y);
+      const double taken = Tokens(w, z) / static_cast<double>(holders_[z].size() + 1);
+      const double less = Share(w, z) - taken;
+      Shift(w, device, taken - Share(w, y));
+      for (const std::uint32_t d : holders_[y]) {
+        if (d != device) Shift(w, d, more);
+      }
+      for (const std::uint32_t d : holders_[z]) Shift(w, d, -less);
+    }
+    const auto expert = static_cast<std::int32_t>(z);
+    const std::uint64_t key =
+        state.key ^ Mark(device, state.slots[slot]) ^ Mark(device, expert);
+    return Evaluated({0, 0, key, slot, expert, slot});
+  }
+
+  Change Swapped(const State& state, std::size_t slot, std::size_t other, std::uint32_t y,
+                 std::uint32_t x) {
+    const std::uint32_t a = device_of_[slot];
+    const std::uint32_t b = device_of_[other];
+    for (std::uint32_t w = 0; w < shares_.count(); ++w) {
+      Shift(w, a, Share(w, x) - Share(w, y));
+      Shift(w, b, Share(w, y) - Share(w, x));
+    }
+    const std::uint64_t key = state.key ^ Mark(a, state.slots[slot]) ^ Mark(a, state.slots[other]) ^
+                              Mark(b, state.slots[other]) ^ Mark(b, state.slots[slot]);
+    return Evaluated({0, 0, key, slot, state.slots[other], other});
+  }
+
+  const SearchGround& ground_;
+  const WindowShares& shares_;
+  std::span<const std::uint8_t> held_;
+  double goal_;
+  std::size_t experts_;
+  std::vector<std::uint32_t> device_of_;  // by slot
+  std::vector<std::uint8_t> holds_;       // [device][expert]
+  std::vector<std::vector<std::uint32_t>> holders_;
+  std::vector<double> load_;             // [window][device]
+  std::vector<std::uint32_t> by_load_;   // rows of load_, largest first
+  std::vector<std::uint8_t> changed_;    // [window][device]: of the change that is evaluated
+  std::vector<double> more_;             // [window][device]
+  std::vector<std::uint32_t> rows_;      // changed ones
+  std::vector<std::uint32_t> on_busiest_;
+  std::uint32_t busiest_ = 0;
+  double excess_ = 0;
+};
+
+/// The best changes that lead to one number of moves.
+class Beam {
+ public:
+  void Add(const Change& change, std::size_t width) {
+    if (changes_.size() == width && changes_.back().rank() <= change.rank()) return;
+    const auto same = [&](const Change& one) { return one.key == change.key; };
+    if (std::any_of(changes_.begin(), changes_.end(), same)) return;
+    const auto at = std::upper_bound(
+        changes_.begin(), changes_.end(), change,
+        [](const Change& a, const Change& b) { return a.rank() < b.rank(); });
+    changes_.insert(at, change);
+    if (changes_.size() > width) changes_.pop_back();
+  }
+  const std::vector<Change>& changes() const { return changes_; }
+
+ private:
+  std::vector<Change> changes_;  // by rank
+};
+
+State Applied(const State& state, const Change& change) {
+  State next{state.slots, change.key};
+  if (change.other_slot != change.slot) next.slots[change.other_slot] = state.slots[change.slot];
+  next.slots[change.slot] = change.expert;
+  return next;
+}
+
+/// Returns about the number of changes of a state.
+std::uint64_t ChangesOf(const SearchGround& ground, std::size_t slots, std::size_t experts) {
+  const std::uint64_t of_device = slots / std::max<std::size_t>(ground.size(), 1) + 1;
+  return of_device * (experts + 2 * slots);
+}
+
+}  // namespace
+
+std::vector<std::vector<std::int32_t>> FewMoves(const SearchGround& ground,
+                                                const WindowShares& shares,
+                                                std::span<const std::int32_t> slots,
+                                                std::span<const std::uint8_t> held,
+                                                std::uint64_t most, double goal,
+                                                std::uint64_t steps) {
+  constexpr std::size_t kWidest = 64;
+  const std::uint64_t of_move = std::max<std::uint64_t>(most, 1) *
+                                ChangesOf(ground, slots.size(), shares.experts());
+  const auto width = static_cast<std::size_t>(std::min<std::uint64_t>(steps / of_move, kWidest));
+  if (width == 0) return {};
+  Expansion expansion(ground, shares, held, goal);
+  std::vector<std::vector<State>> states(most + 1);
+  std::vector<Beam> beams(most + 1);
+  states[0].push_back({{slots.begin(), slots.end()}, expansion.KeyOf(slots)});
+  double peak = shares.Peak(ground, slots);
+  std::vector<std::vector<std::int32_t>> found;
+  for (std::uint64_t moves = 0; !Stopped(ground.stop); ++moves) {
+    for (const Change& change : beams[moves].changes()) {
+      states[moves].push_back(Applied(states[change.from_moves][change.from], change));
+    }
+    if (moves > 0 && !states[moves].empty()) {
+      const std::vector<std::int32_t>& best = states[moves].front().slots;
+      const double reached = shares.Peak(ground, best);
+      if (reached < peak * kLess) {
+        peak = reached;
+        found.push_back(best);
+      }
+    }
+    if (moves == most || peak <= goal) break;
+    for (std::size_t i = 0; i < states[moves].size(); ++i) {
+      expansion.ForChanges(states[moves][i], [&](Change change, int cost) {
+        const std::uint64_t to = moves + static_cast<std::uint64_t>(cost);
+        if (to > most) return;
+        change.from_moves = moves;
+        change.from = i;
+        beams[to].Add(change, width);
+      });
+    }
+  }
+  return found;
+}
+
+}  // namespace shardwright::placement::internal
