@@ -14,6 +14,7 @@
 
 #include "engine/exec/for_each.h"
 #include "engine/exec/manifest.h"
+#include "engine/exec/run/identity.h"
 #include "engine/exec/run/run.h"
 #include "engine/exec/unfinished_writes.h"
 #include "engine/exec/units.h"
@@ -28,6 +29,7 @@
 #include "support/os/directory.h"
 #include "support/os/file.h"
 #include "support/os/io_threads.h"
+#include "support/os/journal.h"
 
 namespace shardwright::convert {
 namespace {
@@ -246,7 +248,7 @@ int OwnerOf(const comm::Comm& comm, const Input& input, const CompressedPack& pa
   return payloads.empty() ? 0 : input.file_owner[pack.map.members[payloads.front().member].file];
 }
 
-/// Returns the manifest line of a pack file that a stopped run has completed.
+/// Returns the manifest line of a pack file in the stage.
 Result<Line> LineOfKept(std::uint64_t file, const os::File& kept) {
   SW_TRY_ASSIGN(const os::Identity identity, kept.Stat());
   exec::DigestStream digest;
@@ -259,10 +261,34 @@ Result<Line> LineOfKept(std::uint64_t file, const os::File& kept) {
   return Line{file, identity.bytes, exec::FileDigest({}, digest.Finish())};
 }
 
+/// Lines of pack files, by their numbers.
+using Lines = std::map<std::uint64_t, Line>;
+
+/// Returns the lines of the files that a stopped run has synced, from the journals of its ranks.
+Result<Lines> LinesOf(const os::Directory& journals, const os::Fingerprint& fingerprint) {
+  SW_TRY_ASSIGN(const std::vector<os::Entry> entries, journals.List());
+  std::vector<std::string> names;
+  names.reserve(entries.size());
+  for (const os::Entry& entry : entries) {
+    if (entry.name != exec::kIdentityName) names.push_back(entry.name);
+  }
+  SW_TRY_ASSIGN(const os::JournalRecords found, os::ReadJournals(journals, names, fingerprint));
+  Lines lines;
+  for (const std::vector<std::byte>& record : found.records) {
+    Line line;
+    if (record.size() != sizeof line) continue;
+    std::memcpy(&line, record.data(), sizeof line);
+    lines[line.file] = line;
+  }
+  return lines;
+}
+
 /// Writes this rank's pack files.
+/// \param done  files that a stopped run has completed: they are kept if their bytes are the same
 Status WriteMine(const comm::Comm& comm, const Input& input, const CompressedPack& pack,
-                 const os::Directory& stage, const ConvertOptions& options, Sink& sink,
-                 std::vector<Line>* lines, exec::UnfinishedWrites* writes) {
+                 const os::Directory& stage, const ConvertOptions& options, const Lines& done,
+                 os::Journal* journal, Sink& sink, std::vector<Line>* lines,
+                 exec::UnfinishedWrites* writes) {
   SW_TRY_ASSIGN(const plan::Plan plan, plan::Plan::Make(pack.map, pack.target));
   std::vector<std::uint32_t> mine;
   exec::UnitLoopOptions loop_options;
@@ -281,11 +307,11 @@ Status WriteMine(const comm::Comm& comm, const Input& input, const CompressedPac
     if (sink.stop_requested()) return Fail(Errc::kStopped, loop_options.stopped);
     const plan::OutputFile& file = pack.target.files[f];
     SW_TRY_ASSIGN(const std::optional<os::NameStatus> there, stage.Look(file.path));
-    if (there && stage.IsOwnFile(*there)) {
-      SW_TRY_ASSIGN(const os::File kept, stage.OpenRead(file.path));
-      if (exec::IsZpack(kept, file.bytes)) {
-        SW_TRY_ASSIGN(const Line line, LineOfKept(f, kept));
-        lines->push_back(line);
+    if (const auto kept = done.find(f); kept != done.end() && there && stage.IsOwnFile(*there)) {
+      SW_TRY_ASSIGN(const os::File read, stage.OpenRead(file.path));
+      const Result<Line> line = LineOfKept(f, read);
+      if (line && line->bytes == kept->second.bytes && line->digest == kept->second.digest) {
+        lines->push_back(*line);
         continue;
       }
     }
@@ -297,6 +323,7 @@ Status WriteMine(const comm::Comm& comm, const Input& input, const CompressedPac
                   exec::PackFile(plan, f, loop, std::move(writer), arena, &sums));
     SW_TRY(exec::SumPayloads(plan, f, sums, true));
     lines->push_back({f, result.bytes, exec::FileDigest({}, result.digest)});
+    SW_TRY(journal->Append(std::as_bytes(std::span(&lines->back(), 1))));  // the file is synced
   }
   return {};
 }
@@ -343,23 +370,34 @@ Result<ConvertReport> PackCompressed(comm::Comm& comm, const Input& input,
   const Result<std::string> path = comm.OnRootText(open_stage);
   SW_TRY(path);
   std::vector<Line> mine;
-  const auto work = [&]() -> Status {
-    SW_TRY_ASSIGN(const os::Directory directory, exec::OpenShared(comm, *path, options.output));
-    SW_TRY_ASSIGN(const os::Directory journals, directory.OpenDir(os::kJournalDir));
-    // The journal has no records. It ties the stage to the
-    // inputs, so that only the same run can resume it.
-    const auto journal =
-        os::Journal::Open(journals, std::to_string(comm.rank()), run.identity.Fingerprint());
-    if (!journal) return exec::OfStoppedRun(options.output, tl::unexpected(journal.error()));
-    return WriteMine(comm, input, pack, directory, options, sink, &mine, &writes);
+  Lines done;
+  os::Directory directory;
+  os::Directory journals;
+  std::optional<os::Journal> journal;
+  const auto read = [&]() -> Status {
+    SW_TRY_ASSIGN(directory, exec::OpenShared(comm, *path, options.output));
+    SW_TRY_ASSIGN(journals, directory.OpenDir(os::kJournalDir));
+    SW_TRY_ASSIGN(done, LinesOf(journals, run.identity.Fingerprint()));
+    return {};
   };
-  Status written = comm.Agree(work());
+  const auto work = [&]() -> Status {
+    SW_TRY_ASSIGN(os::Journal opened, os::Journal::Open(journals, std::to_string(comm.rank()),
+                                                        run.identity.Fingerprint()));
+    journal.emplace(std::move(opened));
+    return WriteMine(comm, input, pack, directory, options, done, &*journal, sink, &mine, &writes);
+  };
+  Status written = comm.Agree(exec::OfStoppedRun(options.output, read()));
+  if (written) written = comm.Agree(work());
   if (!written) {
+    // After a failed write or sync no file of the stage can be trusted, as in exec::Run.
     const Errc code = written.error().code;
-    if (stage)
-      (void)stage->Abandon(code == Errc::kStopped || code == Errc::kIo || code == Errc::kBusy);
+    if (code == Errc::kIo && journal) (void)journal->Clear();
+    journal.reset();
+    SW_TRY(comm.Barrier());
+    if (stage) (void)stage->Abandon(code == Errc::kStopped || code == Errc::kBusy);
     return tl::unexpected<Error>(std::move(written).error());
   }
+  SW_TRY(comm.Agree(journal->Close()));
   SW_TRY_ASSIGN(const std::vector<comm::Bytes> parts, comm.Gather(std::as_bytes(std::span(mine))));
   std::uint64_t bytes = pack.catalogue.size();
   SW_TRY(comm.OnRoot([&]() -> Status {
