@@ -234,8 +234,8 @@ Result<File> Directory::OpenReal(const std::string& real, const std::string& sho
   return FileFd::OpenExisting(place->where, O_RDONLY);
 }
 
-Result<File> Directory::OpenWrite(const std::string& name) const {
-  return OpenExisting(name, O_RDWR, nullptr);
+Result<File> Directory::OpenWrite(const std::string& name, bool readable) const {
+  return OpenExisting(name, readable ? O_RDWR : O_WRONLY, nullptr);
 }
 
 Result<File> Directory::Create(const std::string& name, bool executable) const {

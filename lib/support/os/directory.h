@@ -59,7 +59,9 @@ class Directory {
   /// Open or create files like File::OpenRead, OpenWrite and Create. A link as name is kNotFound.
   /// \param identity  receives the result of Stat for the file as it was opened, unless it is null
   Result<File> OpenRead(const std::string& name, Identity* identity = nullptr) const;
-  Result<File> OpenWrite(const std::string& name) const;
+  /// \param readable  false: for writes only. An NFS client then writes only the given bytes. It
+  ///        writes whole pages of a file that it has read, with old bytes of other nodes.
+  Result<File> OpenWrite(const std::string& name, bool readable = true) const;
   Result<File> Create(const std::string& name, bool executable = false) const;
 
   /// Creates a directory. If `own` is set, only this user can enter it. Otherwise it

@@ -138,8 +138,11 @@ Runner::Runner(comm::Comm& comm, const plan::Plan& plan, ByteSource& source,
       options_(options),
       sink_(sink),
       arena_(ArenaThreads(options.threads)),
-      output_([this](std::uint32_t file) { return OfOutput(directory_.OpenWrite(PathOf(file))); },
-              os::OpenFilesAllowed(kOpenOutputs)),
+      output_(
+          [this](std::uint32_t file) {
+            return OfOutput(directory_.OpenWrite(PathOf(file), !IsShared(file)));
+          },
+          os::OpenFilesAllowed(kOpenOutputs)),
       source_sums_(plan.source().members.size()),
       writes_(sink) {}
 
@@ -275,15 +278,19 @@ Status Runner::OpenJournal() {
 
 Status Runner::Recover() {
   std::vector<std::byte> bytes;
+  std::optional<std::pair<std::uint32_t, Result<os::File>>> read;
   for (const auto& [index, record] : noted_) {
     const plan::Unit unit = plan_.unit(index);
     if (IsClone(unit.file)) continue;
     bytes.resize(unit.bytes);
-    SW_TRY_ASSIGN(const auto file, output_.Get(unit.file));
-    SW_TRY(file->ReadAt(plan_.target().files[unit.file].payloads[unit.payload].offset + unit.first,
-                        bytes));
-    // A power failure may lose data that the journal records. Skip such a unit and its shares.
-    if (DigestOf(bytes) != record.sum.digest) continue;
+    if (!read || read->first != unit.file) {
+      read.emplace(unit.file, directory_.OpenRead(PathOf(unit.file)));
+    }
+    // A power failure may lose data that the journal records, and a device may fail to return it.
+    // Skip such a unit and its shares: it is written again.
+    const plan::Payload& payload = plan_.target().files[unit.file].payloads[unit.payload];
+    const bool whole = read->second && read->second->ReadAt(payload.offset + unit.first, bytes);
+    if (!whole || DigestOf(bytes) != record.sum.digest) continue;
     done_[index - first_] = true;
     sums_[index] = record.sum;
     source_sums_.Add(record.shares);

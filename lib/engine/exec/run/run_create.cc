@@ -83,7 +83,8 @@ Status Runner::ChooseSync() {
   // The descriptor is older than all writes, so a sync of the file system reports their errors.
   SW_TRY_ASSIGN(const std::uint64_t without,
                 comm_.AllReduceSum(directory_.CanSyncFileSystem() ? 0 : 1));
-  sync_at_once_ = without == 0;
+  // It does not report a write of the stopped run that failed, if another program has seen that.
+  sync_at_once_ = without == 0 && !resumed_;
   return {};
 }
 
@@ -198,18 +199,27 @@ Result<os::Directory> Runner::OpenFolder(std::uint32_t index) const {
   return OfOutput(directory_.OpenDir(folder));
 }
 
+/// Returns whether other ranks write units of a file.
+bool Runner::IsShared(std::uint32_t index) const {
+  const std::uint64_t units = plan_.unit_count(index);
+  if (units == 0) return false;
+  const std::uint64_t first = plan_.first_unit(index, 0);
+  return first < first_ || first + units > last_;
+}
+
 Status Runner::CreateFile(const os::Directory& folder, std::uint32_t index) {
   SW_TRY_ASSIGN(os::File out, OfOutput(OpenOutput(folder, index)));
   const std::uint64_t bytes = plan_.target().files[index].bytes;
-  if (created_) {
-    SW_TRY(out.Allocate(bytes));  // its size may be that of an interrupted write
+  const bool shared = IsShared(index);
+  if (created_ || shared) {
+    // An interrupted write may have left another size. NFS clients fill what is behind the end of
+    // the file that they know with zeros, so ranks on other nodes need the full size.
+    SW_TRY(out.Allocate(bytes));
   } else if (!IsWhole(index)) {
     SW_TRY(out.Reserve(bytes));  // units and the frame fill the file, so writes set its size
   }
-  // Other ranks may write units after the last one here. On a network file
-  // system a file that stays open does not show their writes.
-  const std::uint64_t units = plan_.unit_count(index);
-  if (units > 0 && plan_.first_unit(index, 0) + units > last_) return out.Close();
+  // On a network file system a file that stays open does not show the writes of other ranks.
+  if (shared) return out.Close();
   output_.Keep(index, std::move(out));
   return {};
 }

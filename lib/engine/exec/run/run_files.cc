@@ -31,6 +31,13 @@ Status NotAsWritten(const std::string& path) {
   return Fail(Errc::kIo, path, ": the data read back differs from the data written");
 }
 
+/// Returns a failed read of the output as kIo: it is not an error of the input.
+template <class T>
+T OfWritten(T read) {
+  if (!read) read.error().code = Errc::kIo;
+  return read;
+}
+
 /// Writes a frame as its bytes arrive; merges small adjacent byte ranges into one write.
 class FrameWriter {
  public:
@@ -183,7 +190,7 @@ Status Runner::WriteDigestLists() {
   SW_TRY(comm_.Agree(ForMyFiles(options_.threads, [&](std::uint32_t file) -> Status {
     if (listed[file] == std::byte{0}) return {};
     SW_TRY_ASSIGN(const os::File read, OfOutput(directory_.OpenRead(PathOf(file))));
-    SW_TRY_ASSIGN(sums[file], os::Sha256Of(read));
+    SW_TRY_ASSIGN(sums[file], OfWritten(os::Sha256Of(read)));
     return {};
   })));
   std::string mine;
@@ -277,7 +284,7 @@ Status Runner::ReadBack(std::uint32_t index) {
   const auto read = [&](std::uint64_t first, std::uint64_t last, auto&& visit) -> Status {
     for (; first < last; first += buffer.size()) {
       buffer.resize(std::min(plan::kUnitBytes, last - first));
-      SW_TRY(in.ReadAt(first, buffer));
+      SW_TRY(OfWritten(in.ReadAt(first, buffer)));
       visit();
     }
     return {};

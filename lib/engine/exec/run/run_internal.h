@@ -91,6 +91,7 @@ class Runner final : private UnitSink {
   bool Mine(std::uint32_t file) const { return rank_of_file_[file] == comm_.rank(); }
   /// Returns whether one write makes the file: if it is small, and has one unit.
   bool IsWhole(std::uint32_t index) const;
+  bool IsShared(std::uint32_t index) const;
   bool IsClone(std::uint32_t file) const { return is_clone_[file] != std::byte{0}; }
   const std::string& PathOf(std::uint32_t file) const {  // in the stage
     return plan_.target().files[file].path;
