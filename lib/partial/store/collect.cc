@@ -100,6 +100,8 @@ Result<std::vector<BlobFile>> Store::ListBlobs(std::vector<std::string>* others)
       if (zstd) name.remove_suffix(kPacked.size());
       const auto digest = DigestIn(name);
       if (!digest || !name.starts_with(folder.name)) {
+        // NFS and FUSE keep a removed file that a program has open under such a name.
+        if (entry.name.starts_with('.')) continue;
         if (others == nullptr) {
           return Fail(Errc::kBadInput, path, "/", entry.name, ": not the name of a blob");
         }
@@ -150,8 +152,13 @@ Result<Collected> CollectGarbage(const std::string& path, const Retention& reten
   out.blobs_removed = garbage.size();
   out.blobs_kept = there.size() - garbage.size();
   if (dry_run) return out;
-  SW_TRY(lock.Check());
-  SW_TRY(store.Remove(out.removed, garbage, stop));
+  // A collection that was suspended must not remove blobs that another node's save has found.
+  constexpr std::uint64_t kChecked = 32;
+  std::uint64_t removed = 0;
+  SW_TRY(store.Remove(out.removed, garbage, [&]() -> Status {
+    SW_TRY(CheckStop(stop));
+    return removed++ % kChecked == 0 ? lock.Check() : Status();
+  }));
   SW_TRY(lock.Release());
   return out;
 }

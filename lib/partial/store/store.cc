@@ -443,15 +443,17 @@ std::optional<BlobFile> Store::Find(const exec::Digest& digest, std::uint64_t by
 }
 
 Status Store::Remove(const std::vector<StoredCheckpoint>& checkpoints,
-                     const std::vector<BlobFile>& blobs, const StopCheck& stop) const {
+                     const std::vector<BlobFile>& blobs,
+                     const std::function<Status()>& check) const {
   SW_TRY(os::FaultPoint("store.remove"));
+  if (check) SW_TRY(check());
   for (const StoredCheckpoint& checkpoint : checkpoints) {
     SW_TRY(os::RemoveFile(ManifestPath(checkpoint)));
   }
   // The removed manifests must be durable before their blobs are removed.
   SW_TRY(os::SyncDir(path_ + "/manifests"));
   for (const BlobFile& blob : blobs) {
-    SW_TRY(CheckStop(stop));
+    if (check) SW_TRY(check());
     SW_TRY(os::RemoveFile(BlobPath(blob)));
   }
   SW_TRY_ASSIGN(const std::vector<StoredCheckpoint> left, List());

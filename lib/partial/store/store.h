@@ -187,9 +187,11 @@ class Store {
 
   /// Removes checkpoints (manifest first), then blobs, and
   /// catalogues, tokens and folders that are no longer referenced.
-  /// \error kIo; kStopped  some blobs remain
+  /// \param check  called before the manifests and before each blob; its error ends the removal
+  /// \error kIo; that of `check`: some blobs remain
   Status Remove(const std::vector<StoredCheckpoint>& checkpoints,
-                const std::vector<BlobFile>& blobs, const StopCheck& stop = {}) const;
+                const std::vector<BlobFile>& blobs,
+                const std::function<Status()>& check = {}) const;
 
   /// Name of the mark that Begin writes.
   static constexpr const char* kBegunName = "begun.json";

@@ -243,12 +243,15 @@ class Writer final : private exec::UnitSink {
 
   Status NameAll() {
     std::set<std::string> folders;
-    for (std::size_t job = 0; job < jobs_.size(); ++job) {
+    for (std::uint32_t job = 0; job < jobs_.size(); ++job) {
       const BlobRef& ref = results_[job].ref;
-      if (results_[job].written_bytes == 0) continue;
+      const bool written = results_[job].written_bytes > 0;
+      if (results_[job].unchanged || (IsRepair(job) && !written)) continue;
       const std::string name = store_.BlobPath(ref);
       const std::string folder = name.substr(0, name.rfind('/'));
+      // Also syncs the folder of a blob that was found: a save that was killed may have named it.
       if (folders.insert(folder).second) SW_TRY(os::MakeDirs(folder));
+      if (!written) continue;
       SW_TRY(os::Rename(Incoming(job) + (ref.zstd ? ".zst" : ""), name));
     }
     // One call for names in many folders: a sync per folder waits for the device each time.
