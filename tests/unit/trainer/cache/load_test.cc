@@ -27,8 +27,8 @@ TEST(CacheLoad, PassesOnTheWarningsOfTheWriter) {
   const auto deepspeed = checkpoints::RequireFormat("deepspeed");
   ASSERT_TRUE(deepspeed);
   checkpoints::Format format = **deepspeed;
-  format.write = [](const checkpoints::Checkpoint& from, const checkpoints::Layout& layout)
-      -> Result<checkpoints::Written> {
+  format.write = [](const checkpoints::Checkpoint& from,
+                    const checkpoints::Layout& layout) -> Result<checkpoints::Written> {
     SW_TRY_ASSIGN(const checkpoints::Format* const row, checkpoints::RequireFormat("deepspeed"));
     SW_TRY_ASSIGN(checkpoints::Written written, row->write(from, layout));
     written.warnings.emplace_back("these files do not train");
@@ -37,8 +37,8 @@ TEST(CacheLoad, PassesOnTheWarningsOfTheWriter) {
   const auto comm = comm::MakeSerialComm();
   Heard sink;
   convert::InputOptions options;
-  options.source_paths = {
-      std::filesystem::path(SW_SOURCE_DIR) / "tests/data/deepspeed/zero1_w2/ckpt"};
+  options.source_paths = {std::filesystem::path(SW_SOURCE_DIR) /
+                          "tests/data/deepspeed/zero1_w2/ckpt"};
   const auto input = convert::OpenInput(*comm, options, sink);
   ASSERT_TRUE(input) << input.error().message;
   const auto spec = checkpoints::ParseTarget(format, "zero=2,dp=1");
