@@ -29,7 +29,8 @@ struct Change {
   std::uint64_t from_moves = 0;  ///< of the state that it changes
   std::size_t from = 0;          ///< index of that state
 
-  auto rank() const { return std::tie(peak, excess, key); }
+  auto by_peak() const { return std::tie(peak, excess, key); }
+  auto by_excess() const { return std::tie(excess, peak, key); }
 };
 
 /// Evaluates changes of one state at a time.
@@ -123,7 +124,7 @@ class Expansion {
       return load_[a] != load_[b] ? load_[a] > load_[b] : a < b;
     });
     changed_.assign(load_.size(), 0);
-    busiest_ = by_load_.empty() ? 0 : by_load_[0] % ground_.size();
+    busiest_ = by_load_[0] % ground_.size();
     on_busiest_.clear();
     for (std::uint32_t e = 0; e < experts_; ++e) {
       if (holds_[busiest_ * experts_ + e] != 0) on_busiest_.push_back(e);
@@ -171,8 +172,7 @@ class Expansion {
       for (const std::uint32_t d : holders_[z]) Shift(w, d, -less);
     }
     const auto expert = static_cast<std::int32_t>(z);
-    const std::uint64_t key =
-        state.key ^ Mark(device, state.slots[slot]) ^ Mark(device, expert);
+    const std::uint64_t key = state.key ^ Mark(device, state.slots[slot]) ^ Mark(device, expert);
     return Evaluated({0, 0, key, slot, expert, slot});
   }
 
@@ -197,33 +197,52 @@ class Expansion {
   std::vector<std::uint32_t> device_of_;  // by slot
   std::vector<std::uint8_t> holds_;       // [device][expert]
   std::vector<std::vector<std::uint32_t>> holders_;
-  std::vector<double> load_;             // [window][device]
-  std::vector<std::uint32_t> by_load_;   // rows of load_, largest first
-  std::vector<std::uint8_t> changed_;    // [window][device]: of the change that is evaluated
-  std::vector<double> more_;             // [window][device]
-  std::vector<std::uint32_t> rows_;      // changed ones
+  std::vector<double> load_;            // [window][device]
+  std::vector<std::uint32_t> by_load_;  // rows of load_, largest first
+  std::vector<std::uint8_t> changed_;   // [window][device]: of the change that is evaluated
+  std::vector<double> more_;            // [window][device]
+  std::vector<std::uint32_t> rows_;     // changed ones
+  std::uint32_t busiest_ = 0;           // every change involves this device
   std::vector<std::uint32_t> on_busiest_;
-  std::uint32_t busiest_ = 0;
   double excess_ = 0;
 };
 
-/// The best changes that lead to one number of moves.
+/// The best changes that lead to one number of moves: half of them by the peak, which the result is
+/// judged by, and half by the excess, because several moves together may lower the peak.
 class Beam {
  public:
   void Add(const Change& change, std::size_t width) {
-    if (changes_.size() == width && changes_.back().rank() <= change.rank()) return;
-    const auto same = [&](const Change& one) { return one.key == change.key; };
-    if (std::any_of(changes_.begin(), changes_.end(), same)) return;
-    const auto at = std::upper_bound(
-        changes_.begin(), changes_.end(), change,
-        [](const Change& a, const Change& b) { return a.rank() < b.rank(); });
-    changes_.insert(at, change);
-    if (changes_.size() > width) changes_.pop_back();
+    Insert(
+        change, width / 2 + width % 2, [](const Change& one) { return one.by_peak(); }, &peaks_);
+    Insert(
+        change, width / 2, [](const Change& one) { return one.by_excess(); }, &excesses_);
   }
-  const std::vector<Change>& changes() const { return changes_; }
+  /// Returns the changes, the one with the smallest peak first.
+  std::vector<Change> Changes() const {
+    std::vector<Change> all = peaks_;
+    for (const Change& one : excesses_) {
+      if (!Has(peaks_, one)) all.push_back(one);
+    }
+    return all;
+  }
 
  private:
-  std::vector<Change> changes_;  // by rank
+  static bool Has(const std::vector<Change>& list, const Change& change) {
+    return std::any_of(list.begin(), list.end(),
+                       [&](const Change& one) { return one.key == change.key; });
+  }
+  template <class Rank>
+  static void Insert(const Change& change, std::size_t width, const Rank& rank,
+                     std::vector<Change>* list) {
+    if (width == 0 || (list->size() == width && rank(list->back()) <= rank(change))) return;
+    if (Has(*list, change)) return;
+    const auto less = [&](const Change& a, const Change& b) { return rank(a) < rank(b); };
+    list->insert(std::upper_bound(list->begin(), list->end(), change, less), change);
+    if (list->size() > width) list->pop_back();
+  }
+
+  std::vector<Change> peaks_;  // in ascending order
+  std::vector<Change> excesses_;
 };
 
 State Applied(const State& state, const Change& change) {
@@ -233,25 +252,17 @@ State Applied(const State& state, const Change& change) {
   return next;
 }
 
-/// Returns about the number of changes of a state.
-std::uint64_t ChangesOf(const SearchGround& ground, std::size_t slots, std::size_t experts) {
-  const std::uint64_t of_device = slots / std::max<std::size_t>(ground.size(), 1) + 1;
-  return of_device * (experts + 2 * slots);
-}
-
 }  // namespace
 
-std::vector<std::vector<std::int32_t>> FewMoves(const SearchGround& ground,
-                                                const WindowShares& shares,
-                                                std::span<const std::int32_t> slots,
-                                                std::span<const std::uint8_t> held,
-                                                std::uint64_t most, double goal,
-                                                std::uint64_t steps) {
-  constexpr std::size_t kWidest = 64;
-  const std::uint64_t of_move = std::max<std::uint64_t>(most, 1) *
-                                ChangesOf(ground, slots.size(), shares.experts());
-  const auto width = static_cast<std::size_t>(std::min<std::uint64_t>(steps / of_move, kWidest));
-  if (width == 0) return {};
+std::vector<std::vector<std::int32_t>> FewMoves(
+    const SearchGround& ground, const WindowShares& shares, std::span<const std::int32_t> slots,
+    std::span<const std::uint8_t> held, std::uint64_t most, double goal, std::uint64_t steps) {
+  constexpr std::size_t kWidest = 512;
+  const std::size_t of_device = slots.size() / ground.size() + 1;
+  const std::uint64_t changes = of_device * (shares.experts() + 2 * slots.size()) * most;
+  const auto width = static_cast<std::size_t>(
+      std::min<std::uint64_t>(changes == 0 ? 0 : steps / changes, kWidest));
+  if (width == 0 || shares.count() == 0) return {};
   Expansion expansion(ground, shares, held, goal);
   std::vector<std::vector<State>> states(most + 1);
   std::vector<Beam> beams(most + 1);
@@ -259,7 +270,7 @@ std::vector<std::vector<std::int32_t>> FewMoves(const SearchGround& ground,
   double peak = shares.Peak(ground, slots);
   std::vector<std::vector<std::int32_t>> found;
   for (std::uint64_t moves = 0; !Stopped(ground.stop); ++moves) {
-    for (const Change& change : beams[moves].changes()) {
+    for (const Change& change : beams[moves].Changes()) {
       states[moves].push_back(Applied(states[change.from_moves][change.from], change));
     }
     if (moves > 0 && !states[moves].empty()) {

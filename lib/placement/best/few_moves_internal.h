@@ -21,11 +21,8 @@ namespace shardwright::placement::internal {
 /// \returns the slots for 1, 2, ... further moves that are more even than with fewer
 /// \pre ground.copies_min is 1
 /// Local.
-std::vector<std::vector<std::int32_t>> FewMoves(const SearchGround& ground,
-                                                const WindowShares& shares,
-                                                std::span<const std::int32_t> slots,
-                                                std::span<const std::uint8_t> held,
-                                                std::uint64_t most, double goal,
-                                                std::uint64_t steps);
+std::vector<std::vector<std::int32_t>> FewMoves(
+    const SearchGround& ground, const WindowShares& shares, std::span<const std::int32_t> slots,
+    std::span<const std::uint8_t> held, std::uint64_t most, double goal, std::uint64_t steps);
 
 }  // namespace shardwright::placement::internal

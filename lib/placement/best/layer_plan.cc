@@ -237,14 +237,19 @@ void LayerPlan::AddDescents(double goal, std::vector<LayerChoice>* choices) cons
 // Searches 1, 2, 3, ... moves above the minimum one by one, as far as the effort suffices.
 void LayerPlan::AddFewMoves(double goal, std::vector<LayerChoice>* choices) const {
   constexpr std::uint64_t kMost = 8;
-  constexpr double kEffort = 4;   // a change costs less than a step of a search
-  constexpr double kTimed = 100;  // with a time in place of an effort
+  constexpr double kChanges = 1e6;  // by effort, of at most kSlots slots
+  constexpr double kSlots = 64;
+  constexpr double kTimed = 40;        // effort, if a time is given in place of it
+  constexpr double kUnlimited = 0.02;  // if the user has not limited the moves
   if (ground_.copies_min > 1) return;
   const std::uint64_t most = std::min(kMost, choices->back().moves - choices->front().moves);
-  if (most == 0) return;
+  const bool limited = options_.moves_max || options_.target_imbalance > 0;
+  const double effort = (options_.best_seconds > 0 ? kTimed : options_.best_effort) *
+                        (limited ? 1 : kUnlimited) *
+                        std::min(1.0, kSlots / static_cast<double>(units_.slot_count()));
   const std::vector<std::int32_t> start = choices->front().slots;
-  const double effort = options_.best_seconds > 0 ? kTimed : options_.best_effort * kEffort;
-  for (auto& slots : FewMoves(ground_, shares_, start, held_, most, goal, StepsOf(effort))) {
+  for (auto& slots : FewMoves(ground_, shares_, start, held_, most, goal,
+                              static_cast<std::uint64_t>(kChanges * effort))) {
     choices->push_back(ChoiceOf(std::move(slots)));
   }
 }
