@@ -3,11 +3,27 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <fstream>
+#include <string>
+#include <vector>
+
 #include "convert/check.h"
 #include "opened.h"
+#include "support/os/fault.h"
 
 namespace shardwright::convert {
 namespace {
+
+/// Requests a stop when it has been asked so often.
+class StopAfter final : public NullSink {
+ public:
+  explicit StopAfter(int looks) : looks_(looks) {}
+  bool stop_requested() const override { return looks_-- <= 0; }
+
+ private:
+  mutable std::atomic<int> looks_;
+};
 
 class Catalogues : public os::Scratch {
  protected:
@@ -16,9 +32,8 @@ class Catalogues : public os::Scratch {
     fs::copy(Own("zero2_w3_frozen_tied"), At("source"), fs::copy_options::recursive);
   }
 
-  Status Extract(const std::string& name, Pack pack) {
+  Status Extract(const std::string& name, Pack pack, Sink&& sink = NullSink()) {
     const auto comm = comm::MakeSerialComm();
-    NullSink sink;
     const auto input = Opened(At("source"));
     if (!input) return Fail(Errc::kInternal, "not opened");
     ConvertOptions options;
@@ -82,6 +97,48 @@ TEST_F(Catalogues, WithPayloadsOutliveTheirSource) {
   ASSERT_TRUE(copied && packed);
   EXPECT_FALSE(IsCompressed(*copied));
   EXPECT_TRUE(IsCompressed(*packed));
+}
+
+// A file that is complete in the page cache may not be on the device.
+TEST_F(Catalogues, KeepOnlyPackFilesThatWereSynced) {
+  ASSERT_TRUE(Extract("fresh", Pack::kZstd));
+  const auto expected = Contents("fresh");
+  const auto stage = [&]() -> std::string {
+    for (const auto& entry : fs::directory_iterator(root_)) {
+      const std::string name = entry.path().filename().string();
+      if (name.starts_with("out.partial-") && entry.is_directory()) return entry.path().string();
+    }
+    return "";
+  };
+  for (const char* const spec : {"sync:5:eio", "sync:6:eio", "write:12:enospc"}) {
+    const os::ScopedFault fault(*os::ParseFault(spec));
+    const Status failed = Extract("out", Pack::kZstd);
+    ASSERT_FALSE(failed) << spec;
+    EXPECT_EQ(failed.error().code, Errc::kIo) << failed.error().message;
+    EXPECT_EQ(stage(), "") << spec << ": nothing can be continued";
+  }
+  // A stopped run leaves whole files. They are damaged as by a power failure.
+  std::vector<fs::path> packs;
+  for (int looks = 1; packs.size() < 2; ++looks) {
+    packs.clear();
+    const Status stopped = Extract("out", Pack::kZstd, StopAfter(looks));
+    ASSERT_FALSE(stopped);
+    ASSERT_EQ(stopped.error().code, Errc::kStopped) << stopped.error().message;
+    for (const auto& entry : fs::directory_iterator(stage() + "/pack")) {
+      packs.push_back(entry.path());
+    }
+  }
+  for (const fs::path& path : packs) {
+    std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(static_cast<std::streamoff>(fs::file_size(path) / 2));
+    file.put('\x5a');
+  }
+  ASSERT_TRUE(Extract("out", Pack::kZstd));
+  for (const auto& [path, text] : expected) {
+    if (text == "/") continue;
+    const std::string name = path.substr(path.find("fresh") + 5);
+    EXPECT_TRUE(Get("out" + name) == text) << name;
+  }
 }
 
 TEST_F(Catalogues, ThatAreDamagedAreRefused) {

@@ -152,6 +152,8 @@ TEST_F(StoreTest, ATokenRecordOfAnotherCheckpointIsRefused) {
 
 TEST_F(StoreTest, StrangersAmongTheBlobsAreNamed) {
   const Store store = Make();
+  Scratch::Put("store/blobs/ab/.nfs00000000012", "a removed blob that a program on NFS has open");
+  EXPECT_TRUE(store.ListBlobs());
   const std::string stranger = "store/blobs/ab/cd" + std::string(30, '0');
   Scratch::Put(stranger, "of another folder");
   const auto blobs = store.ListBlobs();
