@@ -196,8 +196,9 @@ Result<bool> IsOfAnotherMachine(const std::string& path, const std::string& text
                 ", which is running; the locks of this file system do not hold "
                 "between its mounts");
   }
-  // A machine with another boot id has lost its processes.
-  return !same_boot && owner->host != HostName();
+  // A machine with another boot id has lost its processes. Containers on one machine have the same
+  // boot id, but other names and processes.
+  return owner->host != HostName();
 }
 
 /// Decides if the lock of a process on another machine may be removed.
