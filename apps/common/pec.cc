@@ -96,15 +96,15 @@ Status KeyFlags::CheckRules(const cli::App& app, const std::vector<std::string>&
               "and pass --key FILE, or pass --insecure to accept every client");
 }
 
-Result<std::shared_ptr<const os::TlsKey>> KeyFlags::Read(cli::Context& context) const {
-  // Also without a port: a later plan of an agent may have ports.
-  if (!insecure && !key.empty()) return context.comm().Agree(os::TlsKey::Read(key));
-  if (insecure && !port_.empty()) {
-    context.sink().Warn(port_ +
-                        ": --insecure turns off authentication and encryption. Any process that "
-                        "reaches the port can read the training state and store copies there; use "
-                        "--key to prevent this");
-  }
+Result<std::shared_ptr<const os::TlsKey>> KeyFlags::Read(cli::Context& context,
+                                                         bool later_ports) const {
+  const bool needed = !port_.empty() || (later_ports && !key.empty());
+  if (!needed) return std::shared_ptr<const os::TlsKey>();
+  if (!insecure) return context.comm().Agree(os::TlsKey::Read(key));
+  context.sink().Warn(
+      port_ +
+      ": --insecure turns off authentication and encryption. Any process that reaches the port can "
+      "read the training state and store copies there; use --key to prevent this");
   return std::shared_ptr<const os::TlsKey>();
 }
 

@@ -44,10 +44,12 @@ struct KeyFlags {
   /// Checks the flags. \error kUsage  an invalid address; a port without --key or --insecure
   Status CheckRules(const cli::App& app, const std::vector<std::string>& addresses);
   /// Reads the key on every rank. Warns with --insecure.
-  /// \returns null without --key
+  /// \param later_ports  addresses with ports may follow, as in a new plan of an agent
+  /// \returns null if no address needs a key
   /// \error as os::TlsKey::Read
   /// Collective.
-  Result<std::shared_ptr<const os::TlsKey>> Read(cli::Context& context) const;
+  Result<std::shared_ptr<const os::TlsKey>> Read(cli::Context& context,
+                                                 bool later_ports = false) const;
 
  private:
   std::string port_;  // the first address that is a port

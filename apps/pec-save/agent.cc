@@ -188,7 +188,7 @@ Status RunAgent(cli::Context& context, const SaveFlags& save, const KeyFlags& ke
   options.agent.pattern_files = options.input.pattern_files;
   options.agent.tokens_path = save.selection.tokens;
   if (options.name.empty()) options.name = HostName();
-  SW_TRY_ASSIGN(options.key, key.Read(context));
+  SW_TRY_ASSIGN(options.key, key.Read(context, !options.plan.empty()));
   options.insecure = key.insecure;
   SW_TRY_ASSIGN(options.trusted_user, key.trust.User());
   SW_TRY_ASSIGN(const partial::AgentStatus end, partial::RunAgent(options, context.sink()));
