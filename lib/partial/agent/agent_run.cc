@@ -17,7 +17,6 @@
 #include "partial/agent/agent_server.h"
 #include "partial/agent/peer_copies.h"
 #include "partial/agent/peers/plan_file.h"
-#include "partial/agent/polling.h"
 #include "partial/agent/quiet_sink.h"
 #include "partial/store/store.h"
 #include "support/base/limits.h"

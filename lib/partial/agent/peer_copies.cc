@@ -5,7 +5,6 @@
 #include <chrono>
 #include <utility>
 
-#include "partial/agent/polling.h"
 #include "support/base/bytes.h"
 #include "support/base/text.h"
 

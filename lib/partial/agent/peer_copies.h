@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <list>
 #include <memory>
@@ -22,6 +23,12 @@
 #include "support/os/tls.h"
 
 namespace shardwright::partial {
+
+/// Interval at which a thread of the agent looks for work, and for the end of the agent.
+inline constexpr std::chrono::milliseconds kAgentTick(50);
+
+/// Delay before a failed persist, copy or replay is tried again.
+inline constexpr std::chrono::milliseconds kAgentRetry(1000);
 
 /// Sends the newest snapshot of an agent to each of its peers. Each peer has its own thread.
 /// status() may be called from any thread, all other methods from one.

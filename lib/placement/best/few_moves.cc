@@ -21,7 +21,7 @@ struct State {
 /// A change of a state: one expert in place of another, or a swap.
 struct Change {
   double peak = 0;
-  double excess = 0;  ///< sum of the loads above the goal
+  double excess = 0;  ///< sum of what devices have above the goal
   std::uint64_t key = 0;
   std::size_t slot = 0;
   std::int32_t expert = 0;       ///< its new expert
@@ -140,7 +140,7 @@ class Expansion {
     more_[row] += more / ground_.speed[d];
   }
 
-  /// Returns the change with the loads that Shift has collected.
+  /// Returns the change with the peak and excess of what Shift has collected.
   Change Evaluated(Change change) {
     change.excess = excess_;
     for (const std::uint32_t row : rows_) {
@@ -207,8 +207,8 @@ class Expansion {
   double excess_ = 0;
 };
 
-/// The best changes that lead to one number of moves: half of them by the peak, which the result is
-/// judged by, and half by the excess, because several moves together may lower the peak.
+/// The best changes that lead to one number of moves: half of them by the peak, and half by the
+/// excess, because several moves together may lower the peak.
 class Beam {
  public:
   void Add(const Change& change, std::size_t width) {

@@ -90,8 +90,7 @@ TEST(FewMovesTest, AreAsEvenAsTheBestOfAllPlacements) {
     std::vector<std::uint64_t> tokens;
     for (int e = 0; e < 6; ++e) tokens.push_back(1 + random.Below(1000));
     Layer layer(3, 3, tokens, {0, 1, 2, 3, 4, 5, 0, 2, 4});
-    const auto found =
-        FewMoves(layer.ground, layer.shares, layer.slots, layer.held, 4, 0, kSteps);
+    const auto found = FewMoves(layer.ground, layer.shares, layer.slots, layer.held, 4, 0, kSteps);
     for (std::uint64_t moves = 1; moves <= 4; ++moves) {
       double peak = layer.Peak(layer.slots);
       for (const Slots& slots : found) {
@@ -110,10 +109,9 @@ TEST(FewMovesTest, AreAsEvenAsTheBestOfAllPlacements) {
 
 TEST(FewMovesTest, SeveralMovesTogetherLowerThePeak) {
   // Three moves reach 1.025 times the mean, but the first of them alone makes it worse.
-  Layer layer(
-      4, 6,
-      {139, 498, 1441, 178, 4411, 555, 1864, 7, 4267, 85, 35, 376, 234, 215, 290, 1146},
-      {14, 11, 13, 6, 0, 10, 12, 13, 0, 7, 9, 8, 0, 15, 1, 13, 2, 3, 2, 5, 12, 7, 4, 3});
+  Layer layer(4, 6,
+              {139, 498, 1441, 178, 4411, 555, 1864, 7, 4267, 85, 35, 376, 234, 215, 290, 1146},
+              {14, 11, 13, 6, 0, 10, 12, 13, 0, 7, 9, 8, 0, 15, 1, 13, 2, 3, 2, 5, 12, 7, 4, 3});
   const double mean = layer.shares.total() / 4;
   const auto found = FewMoves(layer.ground, layer.shares, layer.slots, layer.held, 8, mean, kSteps);
   const auto reached = [&](std::uint64_t moves) {

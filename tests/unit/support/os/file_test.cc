@@ -163,6 +163,27 @@ TEST_F(FileTest, EveryFailingCallBecomesAnErrorWithErrno) {
   EXPECT_EQ(file->ReadAt(0, out).error().code, Errc::kNotFound);
 }
 
+TEST_F(FileTest, SpaceIsReservedOnlyWhereTheFileSystemCan) {
+  constexpr std::uint64_t kBytes = std::uint64_t{1} << 20;
+  const auto file = File::Create(At("a"));
+  ASSERT_TRUE(file);
+  EXPECT_TRUE(file->Reserve(10));
+  EXPECT_EQ(file->Stat()->bytes, 0U) << "small files are written soon after";
+  {
+    const ScopedFault fault(Rule("allocate:1+:einval"));
+    EXPECT_TRUE(file->Reserve(kBytes));
+    EXPECT_EQ(file->Stat()->bytes, 0U);
+  }
+  const ScopedFault fault(Rule("allocate:1+:enospc"));
+  const Status full = file->Reserve(kBytes);
+  if (fault.fired()) {  // not in memory, where it would only take time
+    ASSERT_FALSE(full);
+    EXPECT_EQ(full.error().sys, ENOSPC);
+  } else {
+    EXPECT_TRUE(full);
+  }
+}
+
 TEST_F(FileTest, WhatCannotBeLookedAtIsNotOpened) {
   Put("a", "data");
   const auto file = File::OpenRead(At("a"));
