@@ -400,7 +400,7 @@ Result<ConvertReport> PackCompressed(comm::Comm& comm, const Input& input,
   SW_TRY(comm.Agree(journal->Close()));
   SW_TRY_ASSIGN(const std::vector<comm::Bytes> parts, comm.Gather(std::as_bytes(std::span(mine))));
   std::uint64_t bytes = pack.catalogue.size();
-  SW_TRY(comm.OnRoot([&]() -> Status {
+  Status committed = comm.OnRoot([&]() -> Status {
     std::vector<exec::ManifestFile> files(pack.target.files.size());
     for (const comm::Bytes& part : parts) {
       for (std::size_t i = 0; i + sizeof(Line) <= part.size(); i += sizeof(Line)) {
@@ -420,10 +420,15 @@ Result<ConvertReport> PackCompressed(comm::Comm& comm, const Input& input,
       SW_TRY_ASSIGN(const std::string manifest, exec::MakeManifest(pack.manifest_head, files));
       return folder.ReplaceFile(exec::kManifestName, manifest);
     };
-    Status committed = stage->Commit(steps);
+    Status end = stage->Commit(steps);
     stage->Print(sink);
-    return committed;
-  }));
+    return end;
+  });
+  if (!committed) {
+    const bool failed_sync = committed.error().code == Errc::kIo;
+    if (stage && !stage->committed()) (void)stage->Abandon(!failed_sync);
+    return tl::unexpected<Error>(std::move(committed).error());
+  }
   report.run.bytes_read = pack.bytes.bytes_read();
   report.run.bytes_written = bytes;
   report.run.files_written = pack.target.files.size() + 1;

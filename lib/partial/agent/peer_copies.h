@@ -27,7 +27,7 @@ namespace shardwright::partial {
 /// Interval at which a thread of the agent looks for work, and for the end of the agent.
 inline constexpr std::chrono::milliseconds kAgentTick(50);
 
-/// Delay before a failed persist, copy or replay is tried again.
+/// Delay of the next attempt after a failed persist, copy or replay.
 inline constexpr std::chrono::milliseconds kAgentRetry(1000);
 
 /// Sends the newest snapshot of an agent to each of its peers. Each peer has its own thread.

@@ -55,21 +55,21 @@ bool HasModule(const MemoryCheckpoint& copy, std::uint32_t module) {
   return true;
 }
 
-/// What a copy requests of its sender: a line per blob or module.
+/// A request to the sender of a copy: a line per blob or module.
 class RequestText {
  public:
   void Add(const BlobRef& ref) {
     Need(ref);
     text_ += exec::Hex(ref.digest) + "\n";
   }
-  /// Requests the gradients of a module, whose replay needs the memory of its blobs.
+  /// Requests the gradients of a module. Their replay needs the memory of its blobs.
   void AddGradients(const Manifest& manifest, std::uint32_t module) {
     for (const auto& held : manifest.modules[module]) {
       if (held) Need(held->blob);
     }
     text_ += StrCat("gradients ", module, "\n");
   }
-  /// \error kLimit  the pool lacks the memory for what is requested
+  /// \error kLimit  the pool lacks memory for the requested bytes
   Status Send(os::Connection& connection, const MemoryPool& pool, const std::string& what) const {
     SW_TRY(pool.CheckRoom(bytes_, what));
     return SendText(connection, text_);

@@ -12,7 +12,7 @@
 namespace shardwright::placement::internal {
 namespace {
 
-/// Slots of a layer and what a change needs to know of them.
+/// Slots of a layer.
 struct State {
   std::vector<std::int32_t> slots;
   std::uint64_t key = 0;  ///< equal for the same experts on the same devices
@@ -21,7 +21,7 @@ struct State {
 /// A change of a state: one expert in place of another, or a swap.
 struct Change {
   double peak = 0;
-  double excess = 0;  ///< sum of what devices have above the goal
+  double excess = 0;  ///< tokens of all devices above the goal
   std::uint64_t key = 0;
   std::size_t slot = 0;
   std::int32_t expert = 0;       ///< its new expert
@@ -140,7 +140,7 @@ class Expansion {
     more_[row] += more / ground_.speed[d];
   }
 
-  /// Returns the change with the peak and excess of what Shift has collected.
+  /// Returns the change with its peak and excess, from the tokens that Shift has collected.
   Change Evaluated(Change change) {
     change.excess = excess_;
     for (const std::uint32_t row : rows_) {

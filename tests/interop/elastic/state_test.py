@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """The state of a trainer as an elastic run keeps it, in one process: buffers of experts, buffers that modules replace,
-optimizers with attributes of their own, and models and optimizers that are refused.
+optimizers with attributes of their own, and errors for other models and optimizers.
 
     state_test.py PACKAGE
 """
@@ -40,7 +40,7 @@ class Model(nn.Module):
 
 
 class Counting(torch.optim.AdamW):
-    """An optimizer with an attribute that its steps need, and whose steps are counted."""
+    """An optimizer with an attribute that its steps need, and a counter of steps."""
 
     def __init__(self, params):
         super().__init__(params, lr=0.1)

@@ -15,7 +15,7 @@
 namespace shardwright::convert {
 namespace {
 
-/// Requests a stop when it has been asked so often.
+/// Requests a stop after so many polls.
 class StopAfter final : public NullSink {
  public:
   explicit StopAfter(int looks) : looks_(looks) {}
@@ -110,7 +110,7 @@ TEST_F(Catalogues, KeepOnlyPackFilesThatWereSynced) {
     }
     return "";
   };
-  for (const char* const spec : {"sync:5:eio", "sync:6:eio", "write:12:enospc"}) {
+  for (const char* const spec : {"sync:3:eio", "sync:6:eio", "write:6:enospc"}) {
     const os::ScopedFault fault(*os::ParseFault(spec));
     const Status failed = Extract("out", Pack::kZstd);
     ASSERT_FALSE(failed) << spec;

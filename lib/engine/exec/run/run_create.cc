@@ -212,8 +212,8 @@ Status Runner::CreateFile(const os::Directory& folder, std::uint32_t index) {
   const std::uint64_t bytes = plan_.target().files[index].bytes;
   const bool shared = IsShared(index);
   if (created_ || shared) {
-    // An interrupted write may have left another size. NFS clients fill what is behind the end of
-    // the file that they know with zeros, so ranks on other nodes need the full size.
+    // An interrupted write may have left another size. NFS clients write zeros behind the end of
+    // the file that they know, so ranks on other nodes need the full size.
     SW_TRY(out.Allocate(bytes));
   } else if (!IsWhole(index)) {
     SW_TRY(out.Reserve(bytes));  // units and the frame fill the file, so writes set its size

@@ -67,7 +67,7 @@ class DeepSpeedTrainer:
             self.optimizer = None
         self.client_state: dict[str, object] = {}
         self.not_set: list[str] = []
-        self._created: list[torch.Tensor] = []  # parameters whose states this load has created
+        self._created: list[torch.Tensor] = []  # parameters with states of this load
         self._refuse()
         self.names = {id(param): self._name(plain_name(name)) for name, param in self.model.named_parameters()}
         # The optimizer that makes the steps. DeepSpeed's optimizer may wrap it.

@@ -177,7 +177,7 @@ class Trained:
                 module, last = _module(model, name)
                 module.register_buffer(last, value)
         groups = [{**group, "params": [one for one in group["params"] if id(one) in chosen]} for group in self.optimizer.param_groups]
-        # Shares `state` and what the optimizer's class has added. Its hooks and a scheduler's counter are for real steps.
+        # Shares `state` and the attributes of the optimizer's class. Its hooks and a scheduler's counter are for real steps.
         optimizer = object.__new__(type(self.optimizer))
         optimizer.__dict__ = {
             **{name: value for name, value in vars(self.optimizer).items() if name != "step"},

@@ -33,7 +33,7 @@ def materialise(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
         for group in optimizer.param_groups:
             rate = group["lr"]
             group["lr"] = torch.zeros_like(rate) if isinstance(rate, torch.Tensor) else 0.0
-            if "weight_decay" in group:  # which would be in the momenta
+            if "weight_decay" in group:  # a decay would be in the momenta
                 group["weight_decay"] = 0.0
         with torch.no_grad():
             optimizer.step()

@@ -33,7 +33,7 @@ class TorchTrainer:
         self.names = {id(param): plain_name(name) for name, param in model.named_parameters()}
         self.client_state: dict[str, object] = {}
         self.not_set: list[str] = []
-        self._created: list[torch.Tensor] = []  # parameters whose states this load has created
+        self._created: list[torch.Tensor] = []  # parameters with states of this load
 
     def shards(self) -> list[Shard]:
         """Returns this rank's shards of weights, buffers and optimizer states. Creates missing optimizer states."""
