@@ -228,14 +228,6 @@ Status Stage::Recover() {
     }
     const std::string path = parent_.PathOf(old.name);
     SW_TRY_ASSIGN(const bool present, parent_.Exists(name_));
-    const std::string stage = name_ + std::string(kPartial) + old.id;
-    SW_TRY_ASSIGN(const bool staged, parent_.Exists(stage));
-    if (present && staged) {
-      return Fail(Errc::kBusy, output_,
-                  ": another program has made it since a stopped run moved the ", "old output to ",
-                  path, "; that run had written ", parent_.PathOf(stage),
-                  ": move both away, or remove them");
-    }
     if (present) {
       if (!RemoveOrWarn(old.name)) continue;
       notes_.push_back("removed " + path + ", an output that a stopped run had replaced");
