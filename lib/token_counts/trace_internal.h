@@ -59,6 +59,14 @@ std::string CellName(std::uint64_t layer, std::uint64_t expert);
 /// Adds a list of lists of counts as rows of consecutive layers, starting at 0.
 Status AddMatrix(const Json& matrix, const std::string& where, RecordBuilder* record);
 
+/// Appends the records of a JSON object in any format of docs/formats/loads.md.
+/// \error kBadInput  names `where`; kLimit
+Status AddObject(const Json& object, const std::string& where, TokenTrace* trace);
+
+/// Returns whether a text consists of one JSON object per line.
+/// \pre the text has its complete first line
+bool IsLog(std::string_view text);
+
 /// Appends a record for each line. Handles restarts and a truncated last line like ReadLoads.
 /// \param begin  byte offset of the text in its file, for messages; nullopt if the text
 ///        is the whole file, and messages use line numbers
