@@ -48,7 +48,9 @@ int DepthOf(const Json& list) {
 }
 
 /// Adds records, layers or one layer, depending on the nesting of the lists.
-Status AddLists(const Json& lists, const std::string& where, bool skip_idle, TokenTrace* trace) {
+/// \param first  iteration of the first record
+Status AddLists(const Json& lists, std::uint64_t first, const std::string& where, bool skip_idle,
+                TokenTrace* trace) {
   const int depth = DepthOf(lists);
   if (depth < 1 || depth > 3) {
     return Fail(Errc::kBadInput, where, ": lists of layers of counts expected, found ",
@@ -57,14 +59,13 @@ Status AddLists(const Json& lists, const std::string& where, bool skip_idle, Tok
   if (depth < 3) {
     RecordBuilder record(where);
     SW_TRY(AddMatrix(depth == 2 ? lists : Json::array({lists}), where, &record));
-    return Append(trace, 0, record, where);
+    return Append(trace, first, record, where);
   }
-  std::uint64_t step = 0;
-  for (const Json& matrix : lists) {
-    const std::string place = where + ": record " + std::to_string(step);
+  for (std::size_t i = 0; i < lists.size(); ++i) {
+    const std::string place = where + ": record " + std::to_string(i);
     RecordBuilder record(place);
-    SW_TRY(AddMatrix(matrix, place, &record));
-    SW_TRY(Append(trace, step++, record, place));
+    SW_TRY(AddMatrix(lists[i], place, &record));
+    SW_TRY(Append(trace, first + i, record, place));
     const auto& tokens = trace->records.back().tokens;
     const bool idle = std::all_of(tokens.begin(), tokens.end(), [](auto t) { return t == 0; });
     if (skip_idle && idle) trace->records.pop_back();
@@ -108,6 +109,20 @@ Status AddPhysical(const Json& load, const Json& map, const std::string& where,
   return {};
 }
 
+/// Returns the iteration of an object's first record: its `iteration` or `step`. Otherwise
+/// it is the object's position, or for steps of SGLang's recorder the number after the last step.
+Result<std::uint64_t> FirstIteration(const Json& object, const TokenTrace& trace,
+                                     const std::string& where) {
+  for (const char* key : {"iteration", "step"}) {
+    const Json* given = json::Find(object, key);
+    if (given == nullptr) continue;
+    return json::WholeOf(*given, 0, limits::kMoeTokens, where + ": " + key);
+  }
+  if (trace.records.empty()) return std::uint64_t{0};
+  if (trace.format == "sglang") return trace.records.back().iteration + 1;
+  return trace.first_sums - 1 + trace.records.size();
+}
+
 Status AddVllm(const Json& object, const std::string& where, TokenTrace* trace) {
   trace->format = "vllm";
   trace->serving = true;
@@ -119,17 +134,15 @@ Status AddVllm(const Json& object, const std::string& where, TokenTrace* trace) 
     return Fail(Errc::kBadInput, where, ": record_type ", type.dump(),
                 ": eplb_load_stats with expert_load and p2l_map expected");
   }
-  std::uint64_t step = trace->records.size();
-  if (const Json* given = json::Find(object, "step")) {
-    SW_TRY_ASSIGN(step, json::WholeOf(*given, 0, limits::kMoeTokens, where + ": step"));
-  }
+  SW_TRY_ASSIGN(const std::uint64_t step, FirstIteration(object, *trace, where));
   RecordBuilder record(where);
   SW_TRY(AddPhysical(*load, *map, where, &record));
   return Append(trace, step, record, where);
 }
 
 /// Adds the token counts for which one of our plans was made.
-Status AddPlanLoads(const Json& layers, const std::string& where, TokenTrace* trace) {
+Status AddPlanLoads(const Json& layers, std::uint64_t iteration, const std::string& where,
+                    TokenTrace* trace) {
   RecordBuilder record(where);
   for (const Json& layer : layers) {
     const Json* number = json::Find(layer, "layer");
@@ -145,44 +158,37 @@ Status AddPlanLoads(const Json& layers, const std::string& where, TokenTrace* tr
     SW_TRY_ASSIGN(auto counts, CountsOf(*loads, id, where));
     SW_TRY(record.Add(id, std::move(counts)));
   }
-  return Append(trace, 0, record, where);
+  return Append(trace, iteration, record, where);
 }
 
 }  // namespace
 
 Status AddObject(const Json& object, const std::string& where, TokenTrace* trace) {
   if (object.contains("record_type")) return AddVllm(object, where, trace);
-  if (const Json* tokens = json::Find(object, "tokens")) {
-    if (trace->format == "vllm") {
-      return Fail(Errc::kBadInput, where, ": a vLLM record with a record_type expected");
-    }
-    std::uint64_t iteration = trace->records.size();
-    if (const Json* given = json::Find(object, "iteration")) {
-      SW_TRY_ASSIGN(iteration, json::WholeOf(*given, 0, limits::kMoeTokens, where + ": iteration"));
-    }
-    RecordBuilder record(where);
-    SW_TRY(AddMatrix(*tokens, where + ": tokens", &record));
-    return Append(trace, iteration, record, where);
+  if (trace->format == "vllm") {
+    return Fail(Errc::kBadInput, where, ": a vLLM record with a record_type expected");
   }
+  SW_TRY_ASSIGN(const std::uint64_t iteration, FirstIteration(object, *trace, where));
   if (const Json* counts = json::Find(object, "logical_count")) {
     trace->format = "sglang";
     trace->serving = true;
-    return AddLists(*counts, where + ": logical_count", true, trace);
+    return AddLists(*counts, iteration, where + ": logical_count", true, trace);
   }
-  for (const char* key : {"loads", "expert_load", "expert_load_view", "tokens_per_expert",
+  for (const char* key : {"tokens", "loads", "expert_load", "expert_load_view", "tokens_per_expert",
                           "token_counts", "expert_counts"}) {
     const Json* loads = json::Find(object, key);
     if (loads == nullptr) continue;
     const std::string place = where + ": " + key;
     const Json* map = json::Find(object, "physical_to_logical_map");
     if (map == nullptr) map = json::Find(object, "p2l_map");
-    if (map == nullptr) return AddLists(*loads, place, false, trace);
+    if (map == nullptr) return AddLists(*loads, iteration, place, false, trace);
     RecordBuilder record(place);
     SW_TRY(AddPhysical(*loads, *map, place, &record));
-    return Append(trace, trace->records.size(), record, place);
+    return Append(trace, iteration, record, place);
   }
   const Json* layers = json::Find(object, "layers");
-  if (layers != nullptr && layers->is_array()) return AddPlanLoads(*layers, where, trace);
+  if (layers != nullptr && layers->is_array())
+    return AddPlanLoads(*layers, iteration, where, trace);
   if (object.contains("physical_to_logical_map")) {
     return Fail(Errc::kBadInput, where,
                 ": a placement (physical_to_logical_map) without token counts: pass it to --old");
@@ -226,7 +232,7 @@ Result<TokenTrace> ParseUnevenLoads(std::string_view text, const std::string& wh
         "[record][layer][expert]");
   }
   if (json.is_array()) {
-    SW_TRY(AddLists(json, where, false, &trace));
+    SW_TRY(AddLists(json, 0, where, false, &trace));
   } else {
     SW_TRY(AddObject(json, where, &trace));
   }

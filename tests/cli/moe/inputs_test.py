@@ -209,7 +209,7 @@ class BadInput(Case):
                 (4, "no token counts: expected one of tokens", '{"token":[[1]]}'), (4, 'key "tokens" appears twice',
                                                                      '{"tokens":[[1]],"tokens":[[2]]}'),
                 (4, "bad:2: line 1, column", '{"iteration":3,"tokens":[[1]]}\n{"iteration":4,"tok\n{"iteration":5,"tokens":[[1]]}'),
-                (4, "bad:2: 2 layers of 2 experts, the first record has 1",
+                (4, "bad:2: tokens: 2 layers of 2 experts, the first record has 1",
                  '{"tokens":[[1,2]]}\n{"tokens":[[1,2],[3,4]]}'),
                 (4, 'layer 1 expert 1: "x" is not a count', "1,2\n3,x\n"),
                 (4, "layer 0 expert 0: not a number", "layer,expert,tokens\n0,0,nan\n"),

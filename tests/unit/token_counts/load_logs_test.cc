@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tests of logs of token counts: restarted runs, incomplete lines, and keys of other programs.
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <utility>
+
+#include "token_counts/trace.h"
+#include "unit/token_counts/traces.h"
+
+namespace shardwright::token_counts {
+namespace {
+
+std::string Line(std::uint64_t iteration, std::uint64_t tokens) {
+  return "{\"iteration\":" + std::to_string(iteration) + ",\"tokens\":[[" + std::to_string(tokens) +
+         "]]}\n";
+}
+
+TEST(IoLoadsTest, ALogThatRepeatsIterationsCountsTheLaterLines) {
+  std::string text;
+  for (std::uint64_t i = 1; i <= 7; ++i) text += Line(i, i);
+  const std::string first_run = text;
+  for (std::uint64_t i = 6; i <= 9; ++i) text += Line(i, 100 + i);
+  const TokenTrace trace = Parsed(text);
+  EXPECT_EQ(
+      CountsIn(trace),
+      (Pairs{{1, 1}, {2, 2}, {3, 3}, {4, 4}, {5, 5}, {6, 106}, {7, 107}, {8, 108}, {9, 109}}));
+  EXPECT_FALSE(trace.torn);
+  ASSERT_EQ(trace.warnings.size(), 1U);
+  EXPECT_EQ(trace.warnings[0],
+            "x:8: iteration 6 occurs again, as after a restart of training: earlier lines of "
+            "iterations from 6 on are ignored");
+  // Iterations after the restart point are discarded, also where the training has not come so
+  // far again.
+  const TokenTrace behind = Parsed(first_run + Line(4, 104) + Line(5, 105));
+  EXPECT_EQ(CountsIn(behind), (Pairs{{1, 1}, {2, 2}, {3, 3}, {4, 104}, {5, 105}}));
+  // Restarts of restarts, and of the last iteration alone.
+  const TokenTrace thrice =
+      Parsed(first_run + Line(7, 107) + Line(8, 108) + Line(3, 203) + Line(4, 204) + Line(3, 303));
+  EXPECT_EQ(CountsIn(thrice), (Pairs{{1, 1}, {2, 2}, {3, 303}}));
+  EXPECT_EQ(thrice.warnings.size(), 3U);
+  // Lines in another order repeat nothing.
+  const TokenTrace unordered = Parsed(Line(5, 5) + Line(6, 6) + Line(1, 1) + Line(2, 2));
+  EXPECT_EQ(CountsIn(unordered), (Pairs{{1, 1}, {2, 2}, {5, 5}, {6, 6}}));
+  EXPECT_TRUE(unordered.warnings.empty());
+}
+
+TEST(IoLoadsTest, RestartsInALogOfVllm) {
+  const auto line = [](int step, int tokens) {
+    return "{\"record_type\":\"eplb_load_stats\",\"step\":" + std::to_string(step) +
+           ",\"expert_load\":[[" + std::to_string(tokens) + ",0]],\"p2l_map\":[[0,1]]}\n";
+  };
+  const TokenTrace trace = Parsed(line(10, 1) + line(20, 2) + line(20, 3) + line(30, 4));
+  // A server that starts again counts from the beginning: its steps follow those before.
+  EXPECT_EQ(CountsIn(trace), (Pairs{{10, 1}, {20, 2}, {21, 3}, {31, 4}}));
+  ASSERT_EQ(trace.warnings.size(), 1U);
+  EXPECT_NE(trace.warnings[0].find("x:3: step 20 after step 20"), std::string::npos);
+  const TokenTrace twice = Parsed(line(1, 1) + line(2, 2) + line(1, 3) + line(2, 4) + line(1, 5));
+  EXPECT_EQ(CountsIn(twice), (Pairs{{1, 1}, {2, 2}, {3, 3}, {4, 4}, {5, 5}}));
+}
+
+TEST(IoLoadsTest, ALogThatIsCutShortIsReadUpToThere) {
+  const std::string whole = Line(1, 1) + Line(2, 2) + Line(3, 3);
+  const std::size_t last = Line(1, 1).size() * 2;
+  for (std::size_t end = last; end < whole.size(); ++end) {
+    const TokenTrace trace = Parsed(whole.substr(0, end));
+    const bool torn = end > last && end < whole.size() - 1;  // the line break alone may be missing
+    EXPECT_EQ(trace.torn, torn) << end;
+    ASSERT_EQ(trace.warnings.size(), torn ? 1U : 0U) << end;
+    if (torn) {
+      EXPECT_EQ(trace.warnings[0], "x:3: the last line is truncated and is ignored");
+    }
+    EXPECT_EQ(trace.records.size(), end == whole.size() - 1 ? 3U : 2U) << end;
+  }
+}
+
+TEST(IoLoadsTest, RestartsAndATornLineInRowsOfCounts) {
+  std::string text = "iteration,rank,layer,expert,tokens\n";
+  const auto add = [&](int iteration, int tokens) {
+    for (const char* rank : {"0", "1"}) {
+      for (const char* expert : {"0", "1"}) {
+        text += std::to_string(iteration) + "," + rank + ",0," + expert + "," +
+                std::to_string(tokens) + "\n";
+      }
+    }
+  };
+  for (int i = 1; i <= 4; ++i) add(i, i);
+  const std::string first_run = text;
+  add(3, 30);
+  EXPECT_EQ(CountsIn(Parsed(text)), (Pairs{{1, 2}, {2, 4}, {3, 60}}));
+  ASSERT_EQ(Parsed(text).warnings.size(), 1U);
+  EXPECT_NE(Parsed(text).warnings[0].find("x:18: iteration 3 occurs again"), std::string::npos);
+  // An incomplete iteration does not count.
+  for (const char* torn : {"5", "5,0,0", "5,0,0,0,1\n5,0,0,1,1\n5,1,", "5,0,0,0,x"}) {
+    const TokenTrace trace = Parsed(first_run + torn);
+    EXPECT_EQ(CountsIn(trace), (Pairs{{1, 2}, {2, 4}, {3, 6}, {4, 8}})) << torn;
+    EXPECT_TRUE(trace.torn) << torn;
+    EXPECT_EQ(trace.warnings.size(), 1U) << torn;
+  }
+}
+
+TEST(IoLoadsTest, LinesWithTheKeysOfOthersAreRecords) {
+  for (const char* key : {"tokens", "loads", "expert_load", "expert_load_view", "tokens_per_expert",
+                          "token_counts", "expert_counts", "logical_count"}) {
+    const std::string counts = std::string("\"") + key + "\":[[";
+    for (const char* number : {"\"iteration\":", "\"step\":"}) {
+      std::string text;
+      for (const char* i : {"10", "20", "30", "40"}) {
+        text.append("{").append(number).append(i).append(",").append(counts).append(i).append(
+            "]]}\n");
+      }
+      const TokenTrace trace = Parsed(text);
+      EXPECT_EQ(CountsIn(trace), (Pairs{{10, 10}, {20, 20}, {30, 30}, {40, 40}})) << text;
+      EXPECT_TRUE(trace.warnings.empty()) << text;
+      EXPECT_EQ(CountsIn(Parsed(text.substr(0, text.find('\n')))), (Pairs{{10, 10}})) << text;
+    }
+    std::string lines;
+    for (const char* count : {"7", "8", "9"})
+      lines.append("{").append(counts).append(count).append("]]}\n");
+    EXPECT_EQ(CountsIn(Parsed(lines)), (Pairs{{0, 7}, {1, 8}, {2, 9}})) << lines;
+  }
+  // The steps of several lines of SGLang follow each other. A step without tokens was not recorded.
+  EXPECT_EQ(CountsIn(Parsed(
+                "{\"logical_count\":[[[1]],[[0]],[[3]]]}\n{\"logical_count\":[[[4]],[[5]]]}\n")),
+            (Pairs{{0, 1}, {2, 3}, {3, 4}, {4, 5}}));
+  // A plan has the iteration that it was made for.
+  EXPECT_EQ(CountsIn(Parsed("{\"iteration\":7,\n\"layers\":[{\"layer\":0,\"loads\":[5]}]}")),
+            (Pairs{{7, 5}}));
+}
+
+}  // namespace
+}  // namespace shardwright::token_counts
