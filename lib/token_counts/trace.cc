@@ -151,11 +151,32 @@ Status Finish(TokenTrace* trace, const std::string& where) {
   return {};
 }
 
-void WarnOfRestart(TokenTrace* trace, const std::string& place, std::uint64_t iteration) {
+void WarnOfRestart(TokenTrace* trace, const std::string& place, std::uint64_t iteration,
+                   std::string_view sign) {
   trace->warnings.push_back(
-      StrCat(place, ": iteration ", iteration,
-             " occurs again, as after a restart of training: earlier lines of iterations from ",
-             iteration, " on are ignored"));
+      StrCat(place, ": iteration ", iteration, " ", sign,
+             ", as after a restart of training: earlier lines of iterations from ", iteration,
+             " on are ignored"));
+}
+
+std::set<std::uint64_t> AbandonedIn(const std::vector<LogEntry>& order, TokenTrace* trace) {
+  std::set<std::uint64_t> abandoned;
+  const bool sorted = order.size() > 2 &&
+                      std::is_sorted(order.begin(), order.end(), [](const auto& a, const auto& b) {
+                        return a.iteration > b.iteration;
+                      });
+  if (sorted) return abandoned;
+  std::vector<std::uint64_t> kept;  // ascending
+  for (const LogEntry& entry : order) {
+    if (!kept.empty() && kept.back() > entry.iteration) {
+      WarnOfRestart(trace, entry.place, entry.iteration, StrCat("follows iteration ", kept.back()));
+    }
+    for (; !kept.empty() && kept.back() > entry.iteration; kept.pop_back()) {
+      abandoned.insert(kept.back());
+    }
+    kept.push_back(entry.iteration);
+  }
+  return abandoned;
 }
 
 void WarnOfTornLine(TokenTrace* trace, const std::string& place) {

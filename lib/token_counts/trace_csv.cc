@@ -232,6 +232,17 @@ class Rows {
     return Enter({{iteration, layer, expert}, rank}, tokens, place);
   }
 
+  /// Removes the iterations of abandoned runs. Tables that are sorted by layer first, so that
+  /// other iterations are between the rows of one, have none.
+  void DropAbandoned() {
+    if (!grouped_) return;
+    for (const std::uint64_t iteration : AbandonedIn(order_, trace_)) {
+      const auto end = Cell{iteration + 1, 0, 0};
+      counts_.erase(counts_.lower_bound({iteration, 0, 0}), counts_.lower_bound(end));
+      seen_.erase(seen_.lower_bound({{iteration, 0, 0}, 0}), seen_.lower_bound({end, 0}));
+    }
+  }
+
   /// Removes the iteration of the last row, if it has fewer rows than the first iteration.
   void DropIncomplete() {
     if (seen_.empty()) return;
@@ -256,10 +267,14 @@ class Rows {
         return Fail(Errc::kBadInput, place, ": ", CellName(layer, expert), " occurs twice");
       }
       DropFrom(iteration);
-      WarnOfRestart(trace_, place, iteration);
+      WarnOfRestart(trace_, place, iteration, "occurs again");
     }
     seen_.insert(row);
-    first_.try_emplace(iteration, row);
+    if (first_.try_emplace(iteration, row).second) {
+      order_.push_back({iteration, place});
+    } else if (iteration != newest_) {
+      grouped_ = false;
+    }
     newest_ = iteration;
     std::uint64_t& sum = counts_[row.first];
     SW_TRY_ASSIGN(sum, CheckedAdd(sum, tokens));
@@ -271,6 +286,7 @@ class Rows {
     counts_.erase(counts_.lower_bound({iteration, 0, 0}), counts_.end());
     seen_.erase(seen_.lower_bound({{iteration, 0, 0}, 0}), seen_.end());
     first_.erase(first_.lower_bound(iteration), first_.end());
+    std::erase_if(order_, [&](const LogEntry& one) { return one.iteration >= iteration; });
   }
 
   const Columns& columns_;
@@ -278,6 +294,8 @@ class Rows {
   std::map<Cell, std::uint64_t> counts_;
   std::set<Row> seen_;
   std::map<std::uint64_t, Row> first_;  // by iteration
+  std::vector<LogEntry> order_;         // of the iterations in first_
+  bool grouped_ = true;                 // the rows of each iteration follow each other
   std::uint64_t newest_ = 0;            // iteration of the last row
 };
 
@@ -297,6 +315,7 @@ Result<TokenTrace> ParseLong(Lines lines, const Columns& columns, const std::str
     }
     SW_TRY(added);
   }
+  rows.DropAbandoned();
   SW_TRY(AddCells(rows.counts(), columns.sparse, where, &trace));
   SW_TRY(Finish(&trace, where));
   return trace;

@@ -3,6 +3,7 @@
 
 #include <map>
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -48,10 +49,25 @@ Status Append(TokenTrace* trace, std::uint64_t iteration, const RecordBuilder& r
 /// \error kBadInput  no records, a repeated iteration, or counts that overflow
 Status Finish(TokenTrace* trace, const std::string& where);
 
-/// Warns that a log repeats an iteration. \param place  place of the first such line
-void WarnOfRestart(TokenTrace* trace, const std::string& place, std::uint64_t iteration);
+/// Warns of a restart of training in a log.
+/// \param place  place of the first line of the new run
+/// \param sign  what shows the restart: "occurs again"
+void WarnOfRestart(TokenTrace* trace, const std::string& place, std::uint64_t iteration,
+                   std::string_view sign);
 /// Warns that the last line is truncated, and sets `torn`. \param place  place of the line
 void WarnOfTornLine(TokenTrace* trace, const std::string& place);
+
+/// An iteration of a log, and the place of its first line for messages.
+struct LogEntry {
+  std::uint64_t iteration = 0;
+  std::string place;
+};
+
+/// Finds restarts of training that repeat no iteration: an iteration that follows a larger one.
+/// Warns of each, and returns the larger iterations, which the abandoned runs logged. Returns
+/// none for at least three iterations in descending order, because such a log is sorted.
+/// \param order  different iterations in the order of the log
+std::set<std::uint64_t> AbandonedIn(const std::vector<LogEntry>& order, TokenTrace* trace);
 
 /// Returns the name of a count for messages: "layer 3 expert 5".
 std::string CellName(std::uint64_t layer, std::uint64_t expert);

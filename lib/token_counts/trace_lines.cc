@@ -14,9 +14,10 @@
 namespace shardwright::token_counts {
 namespace {
 
-/// Handles logs of restarted runs. If a training log repeats an iteration, training has resumed
-/// there: drops the earlier records from that iteration on. If a serving engine restarts, it
-/// counts its steps from the beginning: renumbers them to follow the earlier ones.
+/// Handles logs of restarted runs. If a training log repeats an iteration or returns to a smaller
+/// one, training has resumed there: drops the earlier records from that iteration on. If a serving
+/// engine restarts, it counts its steps from the beginning: renumbers them to follow the earlier
+/// ones.
 class Restarts {
  public:
   /// Checks the newest record of the trace. \param place place of its line
@@ -24,17 +25,27 @@ class Restarts {
     std::vector<TokenTrace::Record>& records = trace->records;
     if (trace->serving) return Renumber(place, trace);
     const std::uint64_t iteration = records.back().iteration;
-    if (seen_.insert(iteration).second) return;
-    TokenTrace::Record newest = std::move(records.back());
-    records.pop_back();
-    std::erase_if(records, [&](const TokenTrace::Record& one) {
-      if (one.iteration < iteration) return false;
-      seen_.erase(one.iteration);
-      return true;
-    });
-    seen_.insert(iteration);
-    records.push_back(std::move(newest));
-    WarnOfRestart(trace, place, iteration);
+    if (!seen_.insert(iteration).second) {
+      TokenTrace::Record newest = std::move(records.back());
+      records.pop_back();
+      std::erase_if(records, [&](const auto& one) { return one.iteration >= iteration; });
+      records.push_back(std::move(newest));
+      std::erase_if(order_, [&](const LogEntry& one) {
+        if (one.iteration < iteration) return false;
+        seen_.erase(one.iteration);
+        return true;
+      });
+      seen_.insert(iteration);
+      WarnOfRestart(trace, place, iteration, "occurs again");
+    }
+    order_.push_back({iteration, place});
+  }
+
+  /// Drops the records of abandoned runs, after the last line.
+  void Finish(TokenTrace* trace) const {
+    const std::set<std::uint64_t> abandoned = AbandonedIn(order_, trace);
+    std::erase_if(trace->records,
+                  [&](const auto& one) { return abandoned.contains(one.iteration); });
   }
 
  private:
@@ -54,8 +65,9 @@ class Restarts {
   }
 
   std::unordered_set<std::uint64_t> seen_;
-  std::uint64_t offset_ = 0;  // added to a server's steps
-  std::uint64_t newest_ = 0;  // server's own number of its last step
+  std::vector<LogEntry> order_;  // of the records that are not abandoned
+  std::uint64_t offset_ = 0;     // added to a server's steps
+  std::uint64_t newest_ = 0;     // server's own number of its last step
 };
 
 /// Returns whether a line starts an object without ending it, as a killed writer leaves it.
@@ -101,8 +113,9 @@ class LogLines {
       const bool last = ends && line.size() == text.size();  // has no line break
       text.remove_prefix(std::min(text.size(), line.size() + 1));
       SW_TRY(AddLine(line, last));
-      if (trace_->torn) return {};
+      if (trace_->torn) break;
     }
+    if (ends) restarts_.Finish(trace_);
     return {};
   }
 

@@ -40,10 +40,65 @@ TEST(IoLoadsTest, ALogThatRepeatsIterationsCountsTheLaterLines) {
       Parsed(first_run + Line(7, 107) + Line(8, 108) + Line(3, 203) + Line(4, 204) + Line(3, 303));
   EXPECT_EQ(CountsIn(thrice), (Pairs{{1, 1}, {2, 2}, {3, 303}}));
   EXPECT_EQ(thrice.warnings.size(), 3U);
-  // Lines in another order repeat nothing.
-  const TokenTrace unordered = Parsed(Line(5, 5) + Line(6, 6) + Line(1, 1) + Line(2, 2));
-  EXPECT_EQ(CountsIn(unordered), (Pairs{{1, 1}, {2, 2}, {5, 5}, {6, 6}}));
-  EXPECT_TRUE(unordered.warnings.empty());
+}
+
+TEST(IoLoadsTest, AnIterationAfterALargerOneIsARestart) {
+  const TokenTrace trace = Parsed(Line(10, 1) + Line(20, 2) + Line(30, 99) + Line(25, 3));
+  EXPECT_EQ(CountsIn(trace), (Pairs{{10, 1}, {20, 2}, {25, 3}}));
+  ASSERT_EQ(trace.warnings.size(), 1U);
+  EXPECT_EQ(trace.warnings[0],
+            "x:4: iteration 25 follows iteration 30, as after a restart of training: earlier lines "
+            "of iterations from 25 on are ignored");
+  const TokenTrace twice = Parsed(Line(10, 1) + Line(20, 2) + Line(30, 3) + Line(5, 4) +
+                                  Line(15, 5) + Line(25, 6) + Line(7, 7) + Line(17, 8));
+  EXPECT_EQ(CountsIn(twice), (Pairs{{5, 4}, {7, 7}, {17, 8}}));
+  EXPECT_EQ(twice.warnings.size(), 2U);
+  // The new run comes to an iteration of the abandoned one.
+  const TokenTrace again =
+      Parsed(Line(10, 1) + Line(20, 2) + Line(30, 3) + Line(40, 4) + Line(25, 5) + Line(30, 6));
+  EXPECT_EQ(CountsIn(again), (Pairs{{10, 1}, {20, 2}, {25, 5}, {30, 6}}));
+  const TokenTrace short_log = Parsed(Line(30, 3) + Line(20, 2));
+  EXPECT_EQ(CountsIn(short_log), (Pairs{{20, 2}}));
+  EXPECT_EQ(short_log.warnings.size(), 1U);
+  // A log in descending order is sorted.
+  const TokenTrace sorted = Parsed(Line(30, 3) + Line(20, 2) + Line(10, 1));
+  EXPECT_EQ(CountsIn(sorted), (Pairs{{10, 1}, {20, 2}, {30, 3}}));
+  EXPECT_TRUE(sorted.warnings.empty());
+}
+
+/// Rows of one layer with one expert, with an iteration and its count.
+std::string RowsOf(const Pairs& counts) {
+  std::string text = "iteration,layer,expert,tokens\n";
+  for (const auto& [iteration, tokens] : counts) {
+    text += std::to_string(iteration) + ",0,0," + std::to_string(tokens) + "\n";
+  }
+  return text;
+}
+
+TEST(IoLoadsTest, RowsOfAnIterationAfterALargerOneAreARestart) {
+  const TokenTrace trace = Parsed(RowsOf({{10, 1}, {20, 2}, {30, 99}, {25, 3}, {26, 4}}));
+  EXPECT_EQ(CountsIn(trace), (Pairs{{10, 1}, {20, 2}, {25, 3}, {26, 4}}));
+  ASSERT_EQ(trace.warnings.size(), 1U);
+  EXPECT_NE(trace.warnings[0].find("x:5: iteration 25 follows iteration 30"), std::string::npos);
+  EXPECT_EQ(CountsIn(Parsed(RowsOf({{10, 1}, {20, 2}, {30, 3}, {40, 4}, {25, 5}, {30, 6}}))),
+            (Pairs{{10, 1}, {20, 2}, {25, 5}, {30, 6}}));
+  EXPECT_EQ(CountsIn(Parsed(RowsOf({{30, 3}, {20, 2}, {10, 1}}))),
+            (Pairs{{10, 1}, {20, 2}, {30, 3}}));
+  // A table that is sorted by layer or expert has no restarts.
+  for (const Pairs& iterations : {Pairs{{1, 1}, {2, 2}, {3, 3}}, Pairs{{3, 3}, {2, 2}, {1, 1}},
+                                  Pairs{{2, 2}, {1, 1}}, Pairs{{2, 2}, {3, 3}, {1, 1}}}) {
+    for (const char* heading : {"layer,expert", "expert,layer"}) {
+      std::string text = std::string(heading) + ",iteration,tokens\n";
+      for (const char* row : {"0,0,", "0,1,", "1,0,", "1,1,"}) {
+        for (const auto& [iteration, tokens] : iterations) {
+          text += row + std::to_string(iteration) + "," + std::to_string(tokens) + "\n";
+        }
+      }
+      const TokenTrace table = Parsed(text);
+      EXPECT_EQ(table.records.size(), iterations.size()) << text;
+      EXPECT_TRUE(table.warnings.empty()) << text;
+    }
+  }
 }
 
 TEST(IoLoadsTest, RestartsInALogOfVllm) {
