@@ -253,6 +253,7 @@ std::string UnevenNote(const TokenTrace& trace, const std::string& where) {
 
 Result<TokenTrace> ParseLoads(std::string_view text, const std::string& where) {
   SW_TRY_ASSIGN(TokenTrace trace, ParseUnevenLoads(text, where));
+  trace.path = where;
   SW_TRY(CheckEven(trace, where));
   return trace;
 }
@@ -260,6 +261,7 @@ Result<TokenTrace> ParseLoads(std::string_view text, const std::string& where) {
 Result<TokenTrace> ReadUnevenLoads(const std::string& path) {
   SW_TRY_ASSIGN(const bool folder, os::IsDir(path));
   SW_TRY_ASSIGN(TokenTrace trace, folder ? ReadFolder(path) : ReadFile(path));
+  trace.path = path;
   if (!trace.layer_experts.empty()) trace.notes.push_back(UnevenNote(trace, path));
   return trace;
 }
@@ -274,6 +276,7 @@ Result<TokenTrace> ReadLoads(const std::string& path, std::uint64_t after) {
     SW_TRY_ASSIGN(trace, ReadUnevenLoads(path));
   }
   SW_TRY(CheckEven(*trace, path));
+  trace->path = path;
   trace->after = after;
   const auto needed = std::find_if(trace->records.begin(), trace->records.end(),
                                    [&](const auto& record) { return record.iteration > after; });

@@ -27,6 +27,7 @@ struct TokenTrace {
   };
   std::string format;  ///< "jsonl", "json", "csv", "npy", "pt", "sglang", "vllm", "tensorrt-llm",
                        ///< "checkpoint"
+  std::string path;    ///< file, folder or name of the text, for messages
   std::uint32_t experts = 0;                 ///< the largest number in a layer
   std::vector<std::uint32_t> layer_id;       ///< by layer: its number in the model
   std::vector<std::uint32_t> layer_experts;  ///< by layer; empty: all have `experts`

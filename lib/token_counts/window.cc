@@ -85,6 +85,33 @@ Result<std::pair<std::size_t, std::size_t>> RangeOf(const TokenTrace& trace,
   return std::pair(end - static_cast<std::size_t>(records), end);
 }
 
+/// Adds the name of the recording to an error.
+tl::unexpected<Error> In(const TokenTrace& trace, const Error& error) {
+  if (trace.path.empty()) return tl::unexpected<Error>(error);
+  return Within(trace.path, error);
+}
+
+/// Names the first layer in which two recordings differ.
+/// \pre they differ in a layer, or one of them has more layers
+std::string FirstDifference(const TokenTrace& first, const TokenTrace& other) {
+  const auto only = [](std::uint32_t layer, const TokenTrace& trace) {
+    return StrCat("layer ", layer, " is only in ", trace.path);
+  };
+  for (std::size_t row = 0;; ++row) {
+    const bool in_first = row < first.layer_id.size();
+    const bool in_other = row < other.layer_id.size();
+    if (!in_other || (in_first && first.layer_id[row] < other.layer_id[row])) {
+      return only(first.layer_id[row], first);
+    }
+    if (!in_first || other.layer_id[row] < first.layer_id[row]) {
+      return only(other.layer_id[row], other);
+    }
+    if (first.ExpertsOf(row) == other.ExpertsOf(row)) continue;
+    return StrCat("layer ", first.layer_id[row], " has ", first.ExpertsOf(row), " experts in ",
+                  first.path, " and ", other.ExpertsOf(row), " in ", other.path);
+  }
+}
+
 /// Checks that recordings have the same shape and can be added.
 Status CheckShape(const TokenTrace& first, const TokenTrace& other) {
   if (other.experts == first.experts && other.layer_id == first.layer_id &&
@@ -92,10 +119,11 @@ Status CheckShape(const TokenTrace& first, const TokenTrace& other) {
     return {};
   }
   const auto shape = [](const TokenTrace& trace) {
-    return std::to_string(trace.layer_id.size()) + " layers of " + std::to_string(trace.experts) +
-           " experts, the first layer is " + std::to_string(trace.layer_id.front());
+    return StrCat(trace.path, " has ", Plural(trace.layer_id.size(), "layer"), " of ",
+                  trace.experts, " experts");
   };
-  return Fail(Errc::kBadInput, "the recordings differ: ", shape(first), "; ", shape(other));
+  return Fail(Errc::kBadInput, "the recordings differ: ", shape(first), ", ", shape(other), ": ",
+              FirstDifference(first, other));
 }
 
 /// Sum of one window, as real numbers, and as whole numbers while it consists of them.
@@ -189,9 +217,12 @@ using Weighted = std::pair<const TokenTrace*, double>;
 Result<TokenCounts> PickFrom(std::span<const Weighted> recordings, const LoadWindow& window) {
   const TokenTrace& main = *recordings.front().first;
   for (const Weighted& other : recordings) SW_TRY(CheckShape(main, *other.first));
-  SW_TRY_ASSIGN(const auto rows, LayersIn(main, window.layers));
+  const auto rows_of_main = LayersIn(main, window.layers);
+  if (!rows_of_main) return In(main, rows_of_main.error());
+  const std::vector<std::size_t>& rows = *rows_of_main;
   std::vector<std::uint64_t> windows = window.windows;
-  if (windows.empty()) windows.push_back(main.serving ? kAllRecords : 1);
+  const bool by_form = windows.empty();
+  if (by_form) windows.push_back(1);
   TokenCounts loads;
   SetExperts(main, rows, &loads);
   const std::uint32_t experts = loads.experts;
@@ -202,15 +233,17 @@ Result<TokenCounts> PickFrom(std::span<const Weighted> recordings, const LoadWin
     Sum& sum = sums.emplace_back(rows.size() * experts);
     std::uint64_t added = 0;
     for (const auto& [trace, weight] : recordings) {
-      SW_TRY_ASSIGN(const auto range, RangeOf(*trace, window, records));
-      for (std::size_t r = range.first; r < range.second; ++r) {
-        const auto age = static_cast<double>(range.second - 1 - r);
+      const auto range = RangeOf(*trace, window, by_form && trace->serving ? kAllRecords : records);
+      if (!range) return In(*trace, range.error());
+      const auto [begin, end] = *range;
+      for (std::size_t r = begin; r < end; ++r) {
+        const auto age = static_cast<double>(end - 1 - r);
         const double faded = window.half_life > 0 ? std::exp2(-age / window.half_life) : 1;
         sum.Add(*trace, r, rows, experts, weight * faded);
       }
-      added += range.second - range.first;
-      if (range.first == 0) added += trace->first_sums - 1;
-      if (trace == &main) loads.iteration = main.records[range.second - 1].iteration;
+      added += end - begin;
+      if (begin == 0) added += trace->first_sums - 1;
+      if (trace == &main) loads.iteration = main.records[end - 1].iteration;
     }
     loads.records = std::max(loads.records, added);
   }
@@ -253,6 +286,12 @@ Result<std::size_t> RecordAt(const TokenTrace& trace, std::uint64_t iteration) {
   const auto after =
       std::upper_bound(trace.records.begin(), trace.records.end(), iteration,
                        [](std::uint64_t i, const auto& record) { return i < record.iteration; });
+  if (after == trace.records.begin() && trace.first_sums > 1) {
+    return Fail(Errc::kLimit, "iteration ", iteration, ": the oldest ", trace.first_sums,
+                " records, up to iteration ", trace.records.front().iteration,
+                ", were added up while reading, since the recording has more than ",
+                limits::kMoeCounts, " counts");
+  }
   if (after == trace.records.begin()) {
     return Fail(Errc::kUsage, "iteration ", iteration, ": the token counts start at iteration ",
                 trace.records.front().iteration);

@@ -20,7 +20,8 @@ inline constexpr std::uint64_t kAllRecords = 0;
 struct LoadWindow {
   std::optional<std::uint64_t> at;  ///< last iteration that counts; absent: the last one
   /// Window sizes: numbers of records up to `at`, or kAllRecords. A plan for several windows is
-  /// rated by the worst one. Empty: all records of a serving engine, otherwise the newest record.
+  /// rated by the worst one. Empty: for each recording all records if a serving engine or an array
+  /// has them, otherwise the newest record.
   std::vector<std::uint64_t> windows;
   double half_life = 0;  ///< age in records at which a weight is halved; 0: equal weights
   std::vector<std::uint32_t> layers;  ///< numbers in the model; empty: all
@@ -36,7 +37,8 @@ struct Recording {
 /// \pre at least one recording; weights are positive
 /// \error kUsage  an iteration before the first record, a layer that the recording lacks,
 ///        or a window with more records than there are up to `at`; kBadInput  recordings
-///        with different layers or experts
+///        with different layers or experts; kLimit  records that were added up while reading.
+///        Each names the recording.
 /// Pure.
 Result<TokenCounts> Pick(std::span<const Recording> recordings, const LoadWindow& window);
 Result<TokenCounts> Pick(const TokenTrace& trace, const LoadWindow& window);
@@ -45,7 +47,8 @@ Result<TokenCounts> Pick(const TokenTrace& trace, const LoadWindow& window);
 /// Local.
 std::vector<std::uint64_t> RemoveIdle(TokenTrace* trace);
 
-/// Returns the index of the last record at or before an iteration. \error kUsage if there is none
+/// Returns the index of the last record at or before an iteration.
+/// \error kUsage if there is none; kLimit if it was added up with others while reading
 Result<std::size_t> RecordAt(const TokenTrace& trace, std::uint64_t iteration);
 
 /// Parses "0-11,14" to ascending numbers. \error kUsage not such a list, or a descending range

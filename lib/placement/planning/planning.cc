@@ -56,6 +56,18 @@ using internal::CheckRates;
 using internal::InArena;
 using internal::ReadTrace;
 
+/// Notes the default window of joined recordings, if it is not that of the first recording.
+void NoteDefaultWindows(const std::vector<token_counts::Recording>& recordings, Sink& sink) {
+  for (const token_counts::Recording& joined : recordings) {
+    if (joined.trace.serving == recordings.front().trace.serving) continue;
+    sink.Note(StrCat(joined.trace.path, ": ",
+                     joined.trace.serving ? "the whole recording is" : "the newest iteration is",
+                     " added, as is the default for this format; --window chooses a part of all "
+                     "recordings"),
+              0);
+  }
+}
+
 /// Reads the recordings of a request, and picks the token counts for planning and those for
 /// measuring balance.
 Status ReadRecordings(const PlanRequest& request, bool counts, PlanInput* input, Sink& sink) {
@@ -67,9 +79,8 @@ Status ReadRecordings(const PlanRequest& request, bool counts, PlanInput* input,
                   ReadTrace(joined.path, counts, &input->idle_records, sink));
     input->recordings.push_back({std::move(other), joined.weight});
   }
-  auto picked = token_counts::Pick(input->recordings, request.window);
-  if (!picked) return Within(request.loads, picked.error());
-  input->loads = *std::move(picked);
+  SW_TRY_ASSIGN(input->loads, token_counts::Pick(input->recordings, request.window));
+  if (counts && request.window.windows.empty()) NoteDefaultWindows(input->recordings, sink);
   const std::vector<std::uint64_t> empty = input->EmptyLayers();
   if (counts && !empty.empty()) {
     sink.Note(StrCat("layers without tokens: ", token_counts::Ranges(empty),

@@ -8,7 +8,7 @@ Usage: windows_test.py BIN MPIRUN
 import json
 import random
 
-from command import CLUSTER, EXPERTS, LAYERS, Case, jsonl, main, trace
+from command import CLUSTER, EXPERTS, LAYERS, Case, jsonl, main, npy, trace
 
 SLOTS = 4  # of each of the cluster's eight GPUs
 
@@ -103,6 +103,17 @@ class Windows(Case):
                       "format", self.run_in("vllm.jsonl", *CLUSTER).stdout)
         self.assertNotIn("the whole recording", self.run_in("vllm.jsonl", *CLUSTER, "--window", "1").stdout)
         self.assertIn("iteration 5900\n", self.run_in("steps.jsonl", *CLUSTER).stdout)
+
+    def test_a_joined_recording_has_its_own_default(self):
+        (self.work / "steps.npy").write_bytes(npy(self.steps[:3]))
+        done = self.run_in("steps.jsonl", *CLUSTER, "--join", "steps.npy", "-o", "p.json")
+        self.assertIn("steps.npy: the whole recording is added, as is the default for this format", done.stderr)
+        self.assertEqual([layer["loads"] for layer in self.read("p.json")["layers"]],
+                         added([self.steps[-1], *self.steps[:3]], [1] * 4))
+        done = self.run_in("steps.npy", *CLUSTER, "--join", "steps.jsonl", "-o", "p.json", "--force")
+        self.assertIn("steps.jsonl: the newest iteration is added, as is the default for this format", done.stderr)
+        self.refused(2, "steps.npy: window of 4 iterations, but there are 3", "steps.jsonl", *CLUSTER, "--join", "steps.npy",
+                     "--window", "4", "-o", "p")
 
     def test_wrong_windows(self):
         for part, words in (("such as 10 or 1,100,all", ["--window", "0"]), ("such as 10 or 1,100,all", ["--window", "1,x"]),

@@ -18,8 +18,8 @@ namespace {
 
 using Counts = std::vector<std::uint64_t>;
 
-TokenTrace Read(const std::string& text) {
-  auto trace = ParseLoads(text, "x");
+TokenTrace Read(const std::string& text, const std::string& name = "x") {
+  auto trace = ParseLoads(text, name);
   EXPECT_TRUE(trace) << trace.error().message;
   return trace ? *trace : TokenTrace();
 }
@@ -100,6 +100,56 @@ TEST(LoadWindowTest, RecordingsAreJoinedByTheirWeights) {
   EXPECT_NE(refused.error().message.find("2 layers of 3 experts"), std::string::npos);
 }
 
+TEST(LoadWindowTest, EachRecordingHasItsOwnDefaultWindow) {
+  std::vector<Recording> recordings(2);
+  recordings[0].trace = ThreeRecords();
+  recordings[1].trace = ThreeRecords();
+  recordings[1].trace.serving = true;
+  const auto log_first = Pick(recordings, LoadWindow{});
+  ASSERT_TRUE(log_first);
+  EXPECT_EQ(log_first->tokens, (Counts{11, 110, 200, 0}));
+  EXPECT_EQ(log_first->records, 4U);
+  std::swap(recordings[0], recordings[1]);
+  EXPECT_EQ(Pick(recordings, LoadWindow{})->tokens, (Counts{11, 110, 200, 0}));
+  LoadWindow newest;
+  newest.windows = {1};
+  EXPECT_EQ(Pick(recordings, newest)->tokens, (Counts{8, 80, 100, 0}));
+}
+
+TEST(LoadWindowTest, ErrorsNameTheRecording) {
+  std::vector<Recording> recordings(2);
+  recordings[0].trace = ThreeRecords();
+  const auto message = [&](const std::string& other, const LoadWindow& window) {
+    recordings[1].trace = Read(other, "other");
+    const auto refused = Pick(recordings, window);
+    EXPECT_FALSE(refused);
+    return refused ? std::string() : refused.error().message;
+  };
+  const std::string one = "{\"iteration\":3,\"tokens\":[[1,2],[3,4]]}\n";
+  LoadWindow window;
+  window.windows = {3};
+  EXPECT_EQ(message(one, window),
+            "other: window of 3 iterations, but there are 1 up to iteration 3");
+  window.windows = {1};
+  window.at = 2;
+  EXPECT_EQ(message(one, window), "other: iteration 2: the token counts start at iteration 3");
+  const std::string layers =
+      "{\"layers\":[{\"layer\":0,\"loads\":[1,2]},{\"layer\":2,\"loads\":[3,4]}]}";
+  EXPECT_EQ(message(layers, {}),
+            "the recordings differ: x has 2 layers of 2 experts, other has 2 layers of 2 experts: "
+            "layer 1 is only in x");
+  EXPECT_EQ(message("[[1,2]]", {}),
+            "the recordings differ: x has 2 layers of 2 experts, other has 1 layer of 2 experts: "
+            "layer 1 is only in x");
+  EXPECT_EQ(message("[[1,2,3],[4,5,6]]", {}),
+            "the recordings differ: x has 2 layers of 2 experts, other has 2 layers of 3 experts: "
+            "layer 0 has 2 experts in x and 3 in other");
+  LoadWindow absent;
+  absent.layers = {5};
+  EXPECT_EQ(Pick(recordings[0].trace, absent).error().message,
+            "x: layer 5: the token counts have 2 layers, 0 to 1");
+}
+
 TEST(LoadWindowTest, SeveralWindowsAreKeptApart) {
   LoadWindow window;
   window.windows = {1, kAllRecords};
@@ -170,6 +220,14 @@ TEST_F(LongLoads, AreSummedWhileTheyAreRead) {
   EXPECT_EQ(refused.error().code, Errc::kLimit);
   EXPECT_NE(refused.error().message.find("use --window all without --half-life"),
             std::string::npos);
+  // The sum contains iteration 0, so it is not missing.
+  LoadWindow early;
+  early.at = 0;
+  const auto summed = Pick(*trace, early);
+  ASSERT_FALSE(summed);
+  EXPECT_EQ(summed.error().code, Errc::kLimit);
+  EXPECT_NE(summed.error().message.find("were added up while reading"), std::string::npos)
+      << summed.error().message;
 }
 
 TEST(LoadWindowTest, WindowsThatDoNotFitAreRefused) {
