@@ -141,14 +141,14 @@ using Cell = std::tuple<std::uint64_t, std::uint64_t, std::uint64_t>;  // iterat
 
 /// Returns the layers with expert numbers in the lower half only. They may have fewer experts than
 /// the others. Returns an empty text if there are none.
-/// \param experts_of  by layer: the highest expert number plus 1
+/// \param experts_of  by layer: the highest expert number plus 1; 0: no rows
 /// \param most  the largest of these
 std::string SmallLayers(const std::map<std::uint64_t, std::uint64_t>& experts_of,
                         std::uint64_t most) {
   std::vector<std::uint64_t> layers;
   std::uint64_t highest = 0;
   for (const auto& [layer, experts] : experts_of) {
-    if (experts > most / 2) continue;
+    if (experts == 0 || experts > most / 2) continue;
     layers.push_back(layer);
     highest = std::max(highest, experts - 1);
   }
@@ -159,16 +159,25 @@ std::string SmallLayers(const std::map<std::uint64_t, std::uint64_t>& experts_of
                 "for every count");
 }
 
-/// Converts counts by cell to records. A missing cell is an error. In a sparse table it is 0, and
-/// all layers have the same number of experts.
+/// Converts counts by cell to records. A missing cell is an error. In a sparse table it is 0, all
+/// layers have the same number of experts, and a layer without rows between others is one
+/// without tokens.
 Status AddCells(const std::map<Cell, std::uint64_t>& counts, bool sparse, const std::string& where,
                 TokenTrace* trace) {
   std::uint64_t most = 0;
-  std::map<std::uint64_t, std::uint64_t> experts_of;  // by layer
+  std::map<std::uint64_t, std::uint64_t> experts_of;  // by layer; 0: no rows
   for (const auto& [cell, tokens] : counts) {
     std::uint64_t& experts = experts_of[std::get<1>(cell)];
     experts = std::max(experts, std::get<2>(cell) + 1);
     most = std::max(most, experts);
+  }
+  if (sparse && !experts_of.empty()) {
+    const std::uint64_t last = experts_of.rbegin()->first;
+    for (std::uint64_t l = experts_of.begin()->first; l < last; ++l) experts_of.try_emplace(l, 0);
+    if (experts_of.size() * most > limits::kMoeCounts) {
+      return Fail(Errc::kLimit, where, ": ", experts_of.size(), " layers of ", most,
+                  " experts: more than ", limits::kMoeCounts, " counts");
+    }
   }
   std::uint64_t missing = 0;
   auto at = counts.begin();
@@ -176,22 +185,24 @@ Status AddCells(const std::map<Cell, std::uint64_t>& counts, bool sparse, const 
     const std::uint64_t iteration = std::get<0>(at->first);
     const std::string place = where + ": iteration " + std::to_string(iteration);
     RecordBuilder record(place);
-    while (at != counts.end() && std::get<0>(at->first) == iteration) {
-      const std::uint64_t layer = std::get<1>(at->first);
-      const std::uint64_t experts = sparse ? most : experts_of[layer];
+    const auto add = [&](std::uint64_t layer, std::uint64_t experts) -> Status {
       std::vector<std::uint64_t> row;
       for (std::uint64_t e = 0; e < experts; ++e) {
-        if (at != counts.end() && at->first == Cell{iteration, layer, e}) {
-          row.push_back((at++)->second);
-          continue;
-        }
-        if (!sparse) {
+        const bool given = at != counts.end() && at->first == Cell{iteration, layer, e};
+        if (!given && !sparse) {
           return Fail(Errc::kBadInput, place, ": no count for ", CellName(layer, e));
         }
-        ++missing;
-        row.push_back(0);
+        missing += given ? 0 : 1;
+        row.push_back(given ? (at++)->second : 0);
       }
-      SW_TRY(record.Add(layer, std::move(row)));
+      return record.Add(layer, std::move(row));
+    };
+    if (sparse) {
+      for (const auto& layer : experts_of) SW_TRY(add(layer.first, most));
+    }
+    while (at != counts.end() && std::get<0>(at->first) == iteration) {
+      const std::uint64_t layer = std::get<1>(at->first);
+      SW_TRY(add(layer, experts_of[layer]));
     }
     SW_TRY(Append(trace, iteration, record, place));
   }

@@ -183,6 +183,19 @@ TEST(IoLoadsTest, ASparseTableNamesLayersThatMayHaveFewerExperts) {
   EXPECT_TRUE(close.notes[0].ends_with("implies 8 experts")) << close.notes[0];
 }
 
+TEST(IoLoadsTest, LayersWithoutRowsInASparseTableAreWithoutTokens) {
+  const TokenTrace steps =
+      Parsed("step,layer_id,expert_id,count\n1,0,0,5\n1,0,3,4\n1,1,1,2\n2,0,2,5\n");
+  ASSERT_EQ(steps.records.size(), 2U);
+  EXPECT_EQ(steps.records[0].tokens, (Tokens{5, 0, 0, 4, 0, 2, 0, 0}));
+  EXPECT_EQ(steps.records[1].tokens, (Tokens{0, 0, 5, 0, 0, 0, 0, 0}));
+  const TokenTrace dense = Parsed("layer_id,expert_id,count\n3,0,5\n3,3,4\n5,1,2\n");
+  EXPECT_EQ(dense.layer_id, (std::vector<std::uint32_t>{3, 4, 5}));
+  EXPECT_EQ(dense.records[0].tokens, (Tokens{5, 0, 0, 4, 0, 0, 0, 0, 0, 2, 0, 0}));
+  ExpectRefused("layer_id,expert_id,count\n0,65535,1\n4095,0,1\n", Errc::kLimit,
+                "4096 layers of 65536 experts: more than");
+}
+
 TEST(IoLoadsTest, AbsurdSizesAreRefusedBeforeTheyAreMade) {
   ExpectRefused(std::string(100, '['), Errc::kLimit, "levels");
   std::string many = "[[";
