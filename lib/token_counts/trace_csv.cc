@@ -14,6 +14,7 @@
 
 #include "support/base/checked.h"
 #include "support/base/limits.h"
+#include "support/base/text.h"
 #include "token_counts/trace_internal.h"
 #include "token_counts/window.h"
 
@@ -40,6 +41,13 @@ class Lines {
       if (!line_.empty() && line_.front() != '#') return true;
     }
     return false;
+  }
+  /// Removes zero bytes at the end, as a power loss leaves them. Returns whether there are any.
+  bool RemoveZeros() {
+    const std::size_t bytes = rest_.find_last_not_of('\0') + 1;
+    const bool any = bytes < rest_.size();
+    rest_ = rest_.substr(0, bytes);
+    return any;
   }
   std::string_view line() const { return line_; }
   std::uint64_t number() const { return number_; }
@@ -137,7 +145,8 @@ Result<Columns> ReadHeading(const std::vector<std::string_view>& cells, const st
   return columns;
 }
 
-using Cell = std::tuple<std::uint64_t, std::uint64_t, std::uint64_t>;  // iteration, layer, expert
+/// Usually iteration, layer and expert.
+using Cell = std::tuple<std::uint64_t, std::uint64_t, std::uint64_t>;
 
 /// Returns the layers with expert numbers in the lower half only. They may have fewer experts than
 /// the others. Returns an empty text if there are none.
@@ -247,21 +256,26 @@ class Rows {
   /// other iterations are between the rows of one, have none.
   void DropAbandoned() {
     if (!grouped_) return;
-    for (const std::uint64_t iteration : AbandonedIn(order_, trace_)) {
-      const auto end = Cell{iteration + 1, 0, 0};
-      counts_.erase(counts_.lower_bound({iteration, 0, 0}), counts_.lower_bound(end));
-      seen_.erase(seen_.lower_bound({{iteration, 0, 0}, 0}), seen_.lower_bound({end, 0}));
-    }
+    for (const std::uint64_t iteration : AbandonedIn(order_, trace_)) Drop(iteration);
   }
 
-  /// Removes the iteration of the last row, if it has fewer rows than the first iteration.
-  void DropIncomplete() {
-    if (seen_.empty()) return;
-    const auto rows_of = [&](std::uint64_t iteration) {
-      return std::distance(seen_.lower_bound({{iteration, 0, 0}, 0}),
-                           seen_.lower_bound({{iteration + 1, 0, 0}, 0}));
-    };
-    if (rows_of(newest_) < rows_of(std::get<0>(seen_.begin()->first))) DropFrom(newest_);
+  /// Removes the last iteration, if its rows are only the first rows of the iteration before. In
+  /// a sparse table it may lack any rows, so that only a warning is possible.
+  /// \param torn  the last line is truncated, and a warning states this: removes the iteration
+  ///        also if its rows are only fewer
+  void DropIncomplete(bool torn, const std::string& where) {
+    if (columns_.sparse && !grouped_) return;
+    const std::size_t rows = current_.size();
+    const bool fewer = rows > 0 && rows < previous_.size();
+    const std::string last = StrCat(where, ": iteration ", newest_, ", the last one, has ",
+                                    Plural(rows, "row"), " of ", previous_.size(), ": ");
+    if (torn ? fewer : !columns_.sparse && IsCut()) {
+      Drop(newest_);
+      trace_->torn = true;
+      if (!torn) trace_->warnings.push_back(last + "it is truncated and is ignored");
+    } else if (columns_.sparse && fewer && rows * 2 <= previous_.size()) {
+      trace_->warnings.push_back(last + "it may be truncated");
+    }
   }
 
   const std::map<Cell, std::uint64_t>& counts() const { return counts_; }
@@ -271,15 +285,18 @@ class Rows {
 
   Status Enter(const Row& row, std::uint64_t tokens, const std::string& place) {
     const auto& [iteration, layer, expert] = row.first;
+    if (iteration != newest_) EndIteration(iteration < newest_);
     if (seen_.contains(row)) {
       // The first row of an iteration appears again, so the whole iteration is repeated.
       const bool restart = columns_.iteration && first_.at(iteration) == row;
       if (!restart) {
         return Fail(Errc::kBadInput, place, ": ", CellName(layer, expert), " occurs twice");
       }
+      if (iteration == newest_) EndIteration(true);
       DropFrom(iteration);
       WarnOfRestart(trace_, place, iteration, "occurs again");
     }
+    current_.emplace_back(layer, expert, row.second);
     seen_.insert(row);
     if (first_.try_emplace(iteration, row).second) {
       order_.push_back({iteration, place});
@@ -291,6 +308,24 @@ class Rows {
     SW_TRY_ASSIGN(sum, CheckedAdd(sum, tokens));
     if (seen_.size() <= limits::kMoeCounts) return {};
     return Fail(Errc::kLimit, place, ": more than ", limits::kMoeCounts, " counts");
+  }
+
+  /// Returns whether the rows of the current iteration are only the first rows of the one before.
+  bool IsCut() const {
+    return !current_.empty() && current_.size() < previous_.size() &&
+           std::equal(current_.begin(), current_.end(), previous_.begin());
+  }
+
+  /// \param restart  the next row is of a new run, so that the iteration may be incomplete
+  void EndIteration(bool restart) {
+    if (!restart || !IsCut()) previous_ = std::move(current_);
+    current_.clear();
+  }
+
+  void Drop(std::uint64_t iteration) {
+    const Cell end{iteration + 1, 0, 0};
+    counts_.erase(counts_.lower_bound({iteration, 0, 0}), counts_.lower_bound(end));
+    seen_.erase(seen_.lower_bound({{iteration, 0, 0}, 0}), seen_.lower_bound({end, 0}));
   }
 
   void DropFrom(std::uint64_t iteration) {
@@ -308,25 +343,40 @@ class Rows {
   std::vector<LogEntry> order_;         // of the iterations in first_
   bool grouped_ = true;                 // the rows of each iteration follow each other
   std::uint64_t newest_ = 0;            // iteration of the last row
+  // Layer, expert and rank of the last rows in succession that have one iteration, and of those
+  // of the iteration before them.
+  std::vector<Cell> current_;
+  std::vector<Cell> previous_;
 };
 
 Result<TokenTrace> ParseLong(Lines lines, const Columns& columns, const std::string& where) {
   TokenTrace trace;
   trace.format = "csv";
   Rows rows(columns, &trace);
+  // Only logs, which have iterations, have truncated lines. Other files may lack a line break.
+  const bool log = columns.iteration.has_value();
+  const bool zeros = log && lines.RemoveZeros();
+  std::string open;  // place of a last line without a line break
   while (lines.Next()) {
     const std::string place = where + ":" + std::to_string(lines.number());
-    const Status added = rows.Add(Cells(lines.line()), place);
-    // Only logs, which have iterations, have truncated lines. Other files may lack a line break.
-    if (!added && lines.unterminated() && columns.iteration &&
-        added.error().code == Errc::kBadInput) {
-      rows.DropIncomplete();
+    if (lines.unterminated()) open = place;
+    const bool torn = zeros && lines.unterminated();
+    const Status added = torn ? Status() : rows.Add(Cells(lines.line()), place);
+    const bool bad = !added && added.error().code == Errc::kBadInput;
+    if (torn || (bad && log && lines.unterminated())) {
       WarnOfTornLine(&trace, place);
       break;
     }
     SW_TRY(added);
   }
+  if (zeros && !trace.torn) {
+    WarnOfTornLine(&trace, where + ":" + std::to_string(lines.number() + 1));
+  }
   rows.DropAbandoned();
+  if (log) rows.DropIncomplete(trace.torn, where);
+  if (log && !open.empty() && !trace.torn) {
+    trace.warnings.push_back(open + ": the last line has no line break and may be truncated");
+  }
   SW_TRY(AddCells(rows.counts(), columns.sparse, where, &trace));
   SW_TRY(Finish(&trace, where));
   return trace;

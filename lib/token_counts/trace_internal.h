@@ -79,6 +79,12 @@ Status AddMatrix(const Json& matrix, const std::string& where, RecordBuilder* re
 /// \error kBadInput  names `where`; kLimit
 Status AddObject(const Json& object, const std::string& where, TokenTrace* trace);
 
+/// Returns the iteration of an object's first record: its `iteration` or `step`. Otherwise it is
+/// the object's position, or for steps of SGLang's recorder the number after the last step.
+/// \error kBadInput  names `where`
+Result<std::uint64_t> FirstIteration(const Json& object, const TokenTrace& trace,
+                                     const std::string& where);
+
 /// Returns whether a text consists of one JSON object per line.
 /// \pre the text has its complete first line
 bool IsLog(std::string_view text);

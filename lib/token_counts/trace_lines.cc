@@ -2,6 +2,7 @@
 // Reads logs of token counts with one JSON object per line, as programs append them.
 
 #include <algorithm>
+#include <optional>
 #include <string>
 #include <unordered_set>
 #include <utility>
@@ -25,6 +26,7 @@ class Restarts {
     std::vector<TokenTrace::Record>& records = trace->records;
     if (trace->serving) return Renumber(place, trace);
     const std::uint64_t iteration = records.back().iteration;
+    newest_ = iteration;
     if (!seen_.insert(iteration).second) {
       TokenTrace::Record newest = std::move(records.back());
       records.pop_back();
@@ -48,16 +50,19 @@ class Restarts {
                   [&](const auto& one) { return abandoned.contains(one.iteration); });
   }
 
+  /// Returns the iteration of the last line, for servers their own number; nullopt at first.
+  std::optional<std::uint64_t> newest() const { return newest_; }
+
  private:
   void Renumber(const std::string& place, TokenTrace* trace) {
     std::uint64_t& iteration = trace->records.back().iteration;
     const std::uint64_t step = iteration;
     iteration += offset_;
-    if (trace->records.size() > 1 && step <= newest_) {
+    if (trace->records.size() > 1 && newest_ && step <= *newest_) {
       const std::uint64_t next = trace->records[trace->records.size() - 2].iteration + 1;
       offset_ += next - std::min(next, iteration);
       iteration = std::max(next, iteration);
-      trace->warnings.push_back(StrCat(place, ": step ", step, " after step ", newest_,
+      trace->warnings.push_back(StrCat(place, ": step ", step, " after step ", *newest_,
                                        ", as after a restart of the server: it counts as step ",
                                        iteration));
     }
@@ -65,9 +70,9 @@ class Restarts {
   }
 
   std::unordered_set<std::uint64_t> seen_;
-  std::vector<LogEntry> order_;  // of the records that are not abandoned
-  std::uint64_t offset_ = 0;     // added to a server's steps
-  std::uint64_t newest_ = 0;     // server's own number of its last step
+  std::vector<LogEntry> order_;          // of the records that are not abandoned
+  std::uint64_t offset_ = 0;             // added to a server's steps
+  std::optional<std::uint64_t> newest_;  // of a server: its own number
 };
 
 /// Returns whether a line starts an object without ending it, as a killed writer leaves it.
@@ -95,6 +100,17 @@ bool SaysIteration(const Json& object) {
   return object.contains("iteration") || object.contains("step");
 }
 
+/// Finds the object that a new run has appended to a truncated line.
+std::optional<Json> AppendedObject(std::string_view line) {
+  constexpr int kTries = 16;
+  std::size_t at = line.find('{', 1);
+  for (int i = 0; i < kTries && at != std::string_view::npos; ++i, at = line.find('{', at + 1)) {
+    Result<Json> object = json::Parse(line.substr(at), "line");
+    if (object && object->is_object() && SaysIteration(*object)) return *std::move(object);
+  }
+  return std::nullopt;
+}
+
 /// Reads the lines of a log in parts.
 class LogLines {
  public:
@@ -115,31 +131,66 @@ class LogLines {
       SW_TRY(AddLine(line, last));
       if (trace_->torn) break;
     }
-    if (ends) restarts_.Finish(trace_);
+    if (!ends) return {};
+    if (torn_) return tl::unexpected<Error>(torn_->error);
+    restarts_.Finish(trace_);
     return {};
   }
 
  private:
+  /// A truncated line that is not the last one.
+  struct TornLine {
+    std::string place;
+    Error error;
+  };
+
   Status AddLine(std::string_view line, bool last) {
     const std::uint64_t at = next_;
     next_ += line.size() + 1;
     ++number_;
-    if (Trimmed(line).empty()) return {};
     const std::string place = where_ + (by_byte_ ? ": line at byte " + std::to_string(at)
                                                  : ":" + std::to_string(number_));
-    const Result<Json> object = json::Parse(line, place);
-    if (!object && last && IsCutShort(line)) {
-      WarnOfTornLine(trace_, place);
+    // A power loss may leave zero bytes.
+    const bool zeros = line.find('\0') != std::string_view::npos;
+    if (last) line = line.substr(0, line.find_last_not_of('\0') + 1);
+    if (Trimmed(line).empty()) {
+      if (zeros) WarnOfTornLine(trace_, place);
       return {};
     }
-    if (!object) return tl::unexpected<Error>(object.error());
+    Result<Json> object = json::Parse(line, place);
+    if (!object && (zeros || IsCutShort(line)) && !torn_) {
+      if (last) {
+        WarnOfTornLine(trace_, place);
+        return {};
+      }
+      torn_ = TornLine{place, object.error()};
+      std::optional<Json> appended = AppendedObject(line);
+      if (!appended) return {};
+      object = *std::move(appended);
+    }
+    if (!object) return tl::unexpected<Error>(torn_ ? torn_->error : object.error());
     if (!object->is_object()) {
       return Fail(Errc::kBadInput, place, ": an object expected, found ", json::KindOf(*object));
     }
+    if (torn_) SW_TRY(SkipTornLine(*object));
     const std::uint64_t records = trace_->first_sums + trace_->records.size();
     SW_TRY(AddObject(*object, place, trace_));
     const bool added = trace_->first_sums + trace_->records.size() == records + 1;
     if (added && SaysIteration(*object)) restarts_.Added(place, trace_);
+    return {};
+  }
+
+  /// Ignores a truncated line, if a new run follows it. Anywhere else it is damage.
+  /// \param next  the object after it
+  Status SkipTornLine(const Json& next) {
+    const std::optional<std::uint64_t> before = restarts_.newest();
+    const auto iteration = FirstIteration(next, *trace_, torn_->place);
+    if (!before || !SaysIteration(next) || !iteration || *iteration > *before) {
+      return tl::unexpected<Error>(torn_->error);
+    }
+    trace_->warnings.push_back(torn_->place +
+                               ": the line is truncated, as before a restart, and is ignored");
+    torn_.reset();
     return {};
   }
 
@@ -148,6 +199,7 @@ class LogLines {
   std::uint64_t next_;  // offset in bytes
   TokenTrace* trace_;
   std::uint64_t number_ = 0;
+  std::optional<TornLine> torn_;  // the next object shows whether it may be ignored
   Restarts restarts_;
 };
 

@@ -109,20 +109,6 @@ Status AddPhysical(const Json& load, const Json& map, const std::string& where,
   return {};
 }
 
-/// Returns the iteration of an object's first record: its `iteration` or `step`. Otherwise
-/// it is the object's position, or for steps of SGLang's recorder the number after the last step.
-Result<std::uint64_t> FirstIteration(const Json& object, const TokenTrace& trace,
-                                     const std::string& where) {
-  for (const char* key : {"iteration", "step"}) {
-    const Json* given = json::Find(object, key);
-    if (given == nullptr) continue;
-    return json::WholeOf(*given, 0, limits::kMoeTokens, where + ": " + key);
-  }
-  if (trace.records.empty()) return std::uint64_t{0};
-  if (trace.format == "sglang") return trace.records.back().iteration + 1;
-  return trace.first_sums - 1 + trace.records.size();
-}
-
 Status AddVllm(const Json& object, const std::string& where, TokenTrace* trace) {
   trace->format = "vllm";
   trace->serving = true;
@@ -162,6 +148,18 @@ Status AddPlanLoads(const Json& layers, std::uint64_t iteration, const std::stri
 }
 
 }  // namespace
+
+Result<std::uint64_t> FirstIteration(const Json& object, const TokenTrace& trace,
+                                     const std::string& where) {
+  for (const char* key : {"iteration", "step"}) {
+    const Json* given = json::Find(object, key);
+    if (given == nullptr) continue;
+    return json::WholeOf(*given, 0, limits::kMoeTokens, where + ": " + key);
+  }
+  if (trace.records.empty()) return std::uint64_t{0};
+  if (trace.format == "sglang") return trace.records.back().iteration + 1;
+  return trace.first_sums - 1 + trace.records.size();
+}
 
 Status AddObject(const Json& object, const std::string& where, TokenTrace* trace) {
   if (object.contains("record_type")) return AddVllm(object, where, trace);

@@ -155,6 +155,78 @@ TEST(IoLoadsTest, RestartsAndATornLineInRowsOfCounts) {
   }
 }
 
+TEST(IoLoadsTest, ATruncatedLineBeforeARestartIsIgnored) {
+  const std::string run = Line(1, 1) + Line(2, 2);
+  const std::string torn = "{\"iteration\":3,\"tok";
+  const std::string zeros(9, '\0');
+  // The new run may begin on the same line, or repeat it.
+  for (const std::string& end : {torn, torn + "\n", torn + zeros, zeros, zeros + "\n"}) {
+    const TokenTrace trace = Parsed(run + end + Line(2, 20) + Line(3, 30));
+    EXPECT_EQ(CountsIn(trace), (Pairs{{1, 1}, {2, 20}, {3, 30}})) << end;
+    EXPECT_FALSE(trace.torn);
+    ASSERT_EQ(trace.warnings.size(), 2U) << end;
+    EXPECT_EQ(trace.warnings[0], "x:3: the line is truncated, as before a restart, and is ignored");
+    EXPECT_NE(trace.warnings[1].find("iteration 2 occurs again"), std::string::npos);
+    ExpectRefused(run + end + Line(3, 30) + Line(4, 40), Errc::kBadInput, "x:3: line 1, column");
+  }
+  ExpectRefused(run + torn + "\n" + torn + "\n" + Line(2, 20), Errc::kBadInput, "x:3: line 1");
+  ExpectRefused(run + torn + "\n", Errc::kBadInput, "x:3: line 1, column");
+  const auto step = [](int number) {
+    return "{\"record_type\":\"eplb_load_stats\",\"step\":" + std::to_string(number) +
+           ",\"expert_load\":[[1]],\"p2l_map\":[[0]]}\n";
+  };
+  EXPECT_EQ(Parsed(step(0) + step(1) + step(2).substr(0, 30) + step(0) + step(1)).records.size(),
+            4U);
+}
+
+TEST(IoLoadsTest, ZeroBytesAtTheEndAreATruncatedLine) {
+  const std::string zeros(50, '\0');
+  for (const std::string& text : {Line(1, 1) + zeros, Line(1, 1) + "{\"iteration\":2" + zeros,
+                                  RowsOf({{1, 1}}) + zeros, RowsOf({{1, 1}}) + "2,0,0,1" + zeros}) {
+    const TokenTrace trace = Parsed(text);
+    EXPECT_EQ(CountsIn(trace), (Pairs{{1, 1}})) << text;
+    EXPECT_TRUE(trace.torn) << text;
+    EXPECT_EQ(trace.warnings.size(), 1U) << text;
+  }
+  EXPECT_EQ(CountsIn(Parsed(Line(1, 1) + "{\"iteration\":2,\"tokens\":[[2]]}" + zeros)),
+            (Pairs{{1, 1}, {2, 2}}));
+}
+
+TEST(IoLoadsTest, AnIncompleteLastIterationOfATableIsIgnored) {
+  const std::string first =
+      "iteration,layer,expert,tokens\n1,0,0,1000\n1,0,1,1000\n1,1,0,5\n1,1,1,6\n";
+  for (const char* rows : {"2,0,0,1000\n", "2,0,0,1000\n2,0,1,7\n", "2,0,0,1000\n2,0,1,7"}) {
+    const TokenTrace trace = Parsed(first + rows);
+    ASSERT_EQ(trace.records.size(), 1U) << rows;
+    EXPECT_TRUE(trace.torn);
+    ASSERT_EQ(trace.warnings.size(), 1U) << rows;
+    EXPECT_NE(trace.warnings[0].find("of 4: it is truncated and is ignored"), std::string::npos)
+        << trace.warnings[0];
+  }
+  // Rows that are missing elsewhere are errors.
+  ExpectRefused(first + "2,0,1,7\n", Errc::kBadInput, "no count for layer 0 expert 0");
+  // A new run of the incomplete iteration has all its rows.
+  const TokenTrace again = Parsed(first + "2,0,0,1\n2,0,0,2\n2,0,1,2\n2,1,0,2\n2,1,1,2\n");
+  ASSERT_EQ(again.records.size(), 2U);
+  EXPECT_EQ(again.records[1].tokens, std::vector<std::uint64_t>(4, 2));
+  EXPECT_EQ(again.warnings.size(), 1U);
+}
+
+TEST(IoLoadsTest, TheLastNumberOfATableMayBeTruncated) {
+  const TokenTrace trace = Parsed("iteration,layer,expert,tokens\n1,0,0,9\n2,0,0,3");
+  EXPECT_EQ(CountsIn(trace), (Pairs{{1, 9}, {2, 3}}));
+  ASSERT_EQ(trace.warnings.size(), 1U);
+  EXPECT_EQ(trace.warnings[0], "x:3: the last line has no line break and may be truncated");
+  EXPECT_TRUE(Parsed("layer,expert,tokens\n0,0,9\n0,1,3").warnings.empty());
+  EXPECT_TRUE(Parsed("1,2\n3,4").warnings.empty());
+  const TokenTrace sparse = Parsed(
+      "step,layer_id,expert_id,count\n1,0,0,9\n1,0,1,9\n1,1,0,5\n1,1,1,6\n2,0,0,9\n2,1,0,7\n");
+  EXPECT_EQ(sparse.records.size(), 2U);
+  ASSERT_EQ(sparse.warnings.size(), 1U);
+  EXPECT_EQ(sparse.warnings[0],
+            "x: iteration 2, the last one, has 2 rows of 4: it may be truncated");
+}
+
 TEST(IoLoadsTest, LinesWithTheKeysOfOthersAreRecords) {
   for (const char* key : {"tokens", "loads", "expert_load", "expert_load_view", "tokens_per_expert",
                           "token_counts", "expert_counts", "logical_count"}) {

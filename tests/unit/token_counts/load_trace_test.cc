@@ -124,9 +124,9 @@ INSTANTIATE_TEST_SUITE_P(
                    "iteration 1 occurs twice"),  // the second is iteration 1 by its place alone
         std::tuple("{\"iteration\":3,\"tokens\":[[1]]}\n{\"iteration\":4,\"tok\n", Errc::kBadInput,
                    "x:2: line 1, column"),
-        std::tuple("{\"iteration\":3,\"tokens\":[[1]]}\n{\"iteration\":4,\"tok{\"iteration\":3,"
-                   "\"tokens\":[[1]]}\n{\"iteration\":4,\"tokens\":[[1]]}\n",
-                   Errc::kBadInput, "x:2: line 1, column"),
+        std::tuple("{\"iteration\":3,\"tokens\":[[1]]}\n{\"iteration\":4,\"tok{\"iteration\":4,"
+                   "\"tokens\":[[1]]}\n{\"iteration\":5,\"tokens\":[[1]]}\n",
+                   Errc::kBadInput, "x:2: line 1, column"),  // no restart follows
         std::tuple("{\"iteration\":3,\"tokens\":[[1]]}\n{\"iteration\":4,\"tokens\":[[1x]]}",
                    Errc::kBadInput, "x:2: line 1, column"),  // whole, and wrong
         std::tuple("iteration,layer,expert,tokens\n1,0,0,1\n1,0,1,1\n1,0,1,1\n", Errc::kBadInput,
