@@ -26,24 +26,39 @@ std::string ElementName(const Shape& shape, std::uint64_t element) {
 
 template <class T>
 Status TakeIntegers(std::span<const std::byte> bytes, const Shape& shape, const std::string& where,
-                    std::vector<std::uint64_t>* counts) {
+                    bool map, std::vector<std::uint64_t>* counts) {
   for (std::size_t at = 0; at < bytes.size(); at += sizeof(T)) {
     T value{};
     std::memcpy(&value, bytes.data() + at, sizeof(T));
-    if (value < 0 || static_cast<std::uint64_t>(value) > limits::kMoeTokens) {
-      return Fail(Errc::kBadInput, where, ElementName(shape, counts->size()),
-                  ": not a count: ", value);
+    if (value < 0) {
+      if (!map || static_cast<std::int64_t>(value) != -1) {
+        return Fail(Errc::kBadInput, where, ElementName(shape, counts->size()),
+                    ": not a count: ", static_cast<std::int64_t>(value));
+      }
+      counts->push_back(kNoExpert);
+      continue;
     }
-    counts->push_back(static_cast<std::uint64_t>(value));
+    const auto whole = static_cast<std::uint64_t>(value);
+    if (whole <= limits::kMoeTokens) {  // without building the place for messages
+      counts->push_back(whole);
+      continue;
+    }
+    SW_TRY_ASSIGN(const std::uint64_t count,
+                  WholeCountOf(whole, where + ElementName(shape, counts->size())));
+    counts->push_back(count);
   }
   return {};
 }
 
 Status TakeReals(DType dtype, std::span<const std::byte> bytes, const Shape& shape,
-                 const std::string& where, std::vector<std::uint64_t>* counts) {
+                 const std::string& where, bool map, std::vector<std::uint64_t>* counts) {
   std::vector<double> values(bytes.size() / ItemSize(dtype));
   Convert(dtype, bytes, DType::kF64, std::as_writable_bytes(std::span(values)));
   for (const double value : values) {
+    if (map && value == -1) {
+      counts->push_back(kNoExpert);
+      continue;
+    }
     SW_TRY_ASSIGN(const std::uint64_t count,
                   CountOf(value, where + ElementName(shape, counts->size())));
     counts->push_back(count);
@@ -54,35 +69,41 @@ Status TakeReals(DType dtype, std::span<const std::byte> bytes, const Shape& sha
 }  // namespace
 
 Result<std::vector<std::uint64_t>> Counts(DType dtype, std::span<const std::byte> bytes,
-                                          const Shape& shape, const std::string& where) {
+                                          const Shape& shape, const std::string& where, bool map) {
   std::vector<std::uint64_t> counts;
   counts.reserve(bytes.size() / ItemSize(dtype));
   Status status;
   switch (dtype) {
     case DType::kI64:
-      status = TakeIntegers<std::int64_t>(bytes, shape, where, &counts);
+      status = TakeIntegers<std::int64_t>(bytes, shape, where, map, &counts);
       break;
     case DType::kI32:
-      status = TakeIntegers<std::int32_t>(bytes, shape, where, &counts);
+      status = TakeIntegers<std::int32_t>(bytes, shape, where, map, &counts);
       break;
     case DType::kI16:
-      status = TakeIntegers<std::int16_t>(bytes, shape, where, &counts);
+      status = TakeIntegers<std::int16_t>(bytes, shape, where, map, &counts);
+      break;
+    case DType::kI8:
+      status = TakeIntegers<std::int8_t>(bytes, shape, where, map, &counts);
       break;
     case DType::kU64:
-      status = TakeIntegers<std::uint64_t>(bytes, shape, where, &counts);
+      status = TakeIntegers<std::uint64_t>(bytes, shape, where, map, &counts);
       break;
     case DType::kU32:
-      status = TakeIntegers<std::uint32_t>(bytes, shape, where, &counts);
+      status = TakeIntegers<std::uint32_t>(bytes, shape, where, map, &counts);
+      break;
+    case DType::kU16:
+      status = TakeIntegers<std::uint16_t>(bytes, shape, where, map, &counts);
       break;
     case DType::kU8:
-      status = TakeIntegers<std::uint8_t>(bytes, shape, where, &counts);
+      status = TakeIntegers<std::uint8_t>(bytes, shape, where, map, &counts);
       break;
     default:
       if (!CanConvert(dtype, DType::kF64)) {
         return Fail(Errc::kUnsupported, where, ": counts of type ", Name(dtype),
                     " are not supported");
       }
-      status = TakeReals(dtype, bytes, shape, where, &counts);
+      status = TakeReals(dtype, bytes, shape, where, map, &counts);
   }
   if (!status) return tl::unexpected<Error>(std::move(status).error());
   return counts;
@@ -106,7 +127,7 @@ Result<PtFile> OpenPt(const std::string& path) {
 }
 
 Result<std::vector<std::uint64_t>> ReadCounts(const PtFile& pt, const pickle::Tensor& tensor,
-                                              const std::string& where) {
+                                              const std::string& where, bool map) {
   SW_TRY_ASSIGN(const std::uint64_t elems, CountElems(tensor.shape));
   SW_TRY(CheckElems(elems, where));
   const torch_pt::Document::StorageRef& storage = pt.document.storages[tensor.storage];
@@ -128,7 +149,7 @@ Result<std::vector<std::uint64_t>> ReadCounts(const PtFile& pt, const pickle::Te
       index[d] = 0;
     }
   }
-  return Counts(tensor.dtype, packed, tensor.shape, where);
+  return Counts(tensor.dtype, packed, tensor.shape, where, map);
 }
 
 }  // namespace shardwright::token_counts

@@ -286,6 +286,11 @@ Result<TokenTrace> ReadLoads(const std::string& path, std::uint64_t after) {
   return *std::move(trace);
 }
 
+Result<std::uint64_t> WholeCountOf(std::uint64_t value, const std::string& where) {
+  if (value <= limits::kMoeTokens) return value;
+  return Fail(Errc::kBadInput, where, ": more than ", limits::kMoeTokens, " tokens");
+}
+
 Result<std::uint64_t> CountOf(double value, const std::string& where) {
   if (std::isnan(value)) return Fail(Errc::kBadInput, where, ": not a number");
   if (value < 0) {
@@ -306,11 +311,7 @@ Result<std::uint64_t> CountOf(double value, const std::string& where) {
 }
 
 Result<std::uint64_t> CountOf(const Json& value, const std::string& where) {
-  if (value.is_number_unsigned()) {
-    const auto count = value.get<std::uint64_t>();
-    if (count <= limits::kMoeTokens) return count;
-    return CountOf(static_cast<double>(count), where);
-  }
+  if (value.is_number_unsigned()) return WholeCountOf(value.get<std::uint64_t>(), where);
   if (value.is_number_integer()) {
     return Fail(Errc::kBadInput, where, ": negative: ", value.get<std::int64_t>());
   }

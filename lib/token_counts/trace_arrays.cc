@@ -82,8 +82,8 @@ std::optional<DType> NumpyType(std::string_view name) {
   if (name.size() < 3 || name.front() != '\'' || name.back() != '\'') return std::nullopt;
   name = name.substr(1, name.size() - 2);
   constexpr std::pair<std::string_view, DType> kTypes[] = {
-      {"<i8", DType::kI64}, {"<i4", DType::kI32}, {"<i2", DType::kI16},
-      {"<u8", DType::kU64}, {"<u4", DType::kU32}, {"|u1", DType::kU8},
+      {"<i8", DType::kI64}, {"<i4", DType::kI32}, {"<i2", DType::kI16}, {"|i1", DType::kI8},
+      {"<u8", DType::kU64}, {"<u4", DType::kU32}, {"<u2", DType::kU16}, {"|u1", DType::kU8},
       {"<f8", DType::kF64}, {"<f4", DType::kF32}, {"<f2", DType::kF16}};
   for (const auto& [known, type] : kTypes) {
     if (name == known) return type;
@@ -147,12 +147,12 @@ std::vector<std::uint64_t> RowMajor(const std::vector<std::uint64_t>& counts, co
 
 // Files of torch.save.
 
-/// Reads the map from physical to logical experts, by layer.
+/// Reads the map from physical to logical experts, by layer; kNoExpert for slots without one.
 Result<Array> ReadMap(const PtFile& pt, const pickle::Tensor& map, const std::string& where) {
   if (map.shape.size() != 2) {
     return Fail(Errc::kBadInput, where, ": [layers, slots] expected, found ", ToString(map.shape));
   }
-  SW_TRY_ASSIGN(auto ids, ReadCounts(pt, map, where));
+  SW_TRY_ASSIGN(auto ids, ReadCounts(pt, map, where, true));
   return Array{map.shape, std::move(ids)};
 }
 
@@ -164,7 +164,10 @@ Result<Array> ToLogical(const Array& physical, const Array& map, const std::stri
     return Fail(Errc::kBadInput, where, ": counts ", ToString(physical.shape),
                 ", but the physical_to_logical_map is ", ToString(map.shape));
   }
-  const std::uint64_t experts = 1 + *std::max_element(map.counts.begin(), map.counts.end());
+  std::uint64_t experts = 0;
+  for (const std::uint64_t id : map.counts) {
+    if (id != kNoExpert) experts = std::max(experts, id + 1);
+  }
   if (experts > limits::kMoeExperts) {
     return Fail(Errc::kBadInput, where, ": physical_to_logical_map: expert ", experts - 1,
                 " does not exist, at most ", limits::kMoeExperts, " experts are supported");
@@ -175,8 +178,10 @@ Result<Array> ToLogical(const Array& physical, const Array& map, const std::stri
   SW_TRY(CheckElems(cells, where));
   logical.counts.assign(cells, 0);
   for (std::size_t i = 0; i < steps.counts.size(); ++i) {
-    const std::size_t row = i / map.shape[1];
-    logical.counts[row * experts + map.counts[i % map.counts.size()]] += steps.counts[i];
+    const std::uint64_t id = map.counts[i % map.counts.size()];
+    if (id == kNoExpert) continue;
+    std::uint64_t& sum = logical.counts[i / map.shape[1] * experts + id];
+    SW_TRY_ASSIGN(sum, CheckedAdd(sum, steps.counts[i]));
   }
   return logical;
 }
@@ -222,7 +227,7 @@ Status AddPasses(const PtFile& pt, const pickle::Node& records, const pickle::No
 const pickle::Node* FindCounts(const pickle::Node& root, std::string_view* key) {
   for (const std::string_view name :
        {"logical_count", "expert_load_view", "expert_load_window", "expert_load_pass",
-        "expert_load", "tokens_per_expert", "tokens", "loads"}) {
+        "expert_load", "tokens_per_expert", "token_counts", "expert_counts", "tokens", "loads"}) {
     const pickle::Node* const found = root.Find(name);
     if (found == nullptr || !found->is_tensor()) continue;
     *key = name;

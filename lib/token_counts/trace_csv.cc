@@ -78,10 +78,7 @@ Result<std::uint64_t> Number(std::string_view cell, const std::string& where) {
   std::uint64_t whole = 0;
   const char* const end = cell.data() + cell.size();
   const auto [at, error] = std::from_chars(cell.data(), end, whole);
-  if (!cell.empty() && error == std::errc() && at == end) {
-    if (whole <= limits::kMoeTokens) return whole;
-    return CountOf(static_cast<double>(whole), where);
-  }
+  if (!cell.empty() && error == std::errc() && at == end) return WholeCountOf(whole, where);
   double real = 0;
   const auto [stop, wrong] = std::from_chars(cell.data(), end, real);
   if (cell.empty() || wrong != std::errc() || stop != end) {

@@ -22,6 +22,7 @@ using json::Json;
 /// \error kBadInput  negative, fractional, not a number, or above limits::kMoeTokens
 Result<std::uint64_t> CountOf(const Json& value, const std::string& where);
 Result<std::uint64_t> CountOf(double value, const std::string& where);
+Result<std::uint64_t> WholeCountOf(std::uint64_t value, const std::string& where);
 
 /// Collects the counts of one record by layer number, and adds rows of several ranks.
 class RecordBuilder {
@@ -84,6 +85,9 @@ Status AddObject(const Json& object, const std::string& where, TokenTrace* trace
 /// \error kBadInput  names `where`
 Result<std::uint64_t> FirstIteration(const Json& object, const TokenTrace& trace,
                                      const std::string& where);
+
+/// Byte order mark that some programs write before UTF-8 text. Readers skip it.
+inline constexpr std::string_view kByteOrderMark = "\xEF\xBB\xBF";
 
 /// Returns whether a text consists of one JSON object per line.
 /// \pre the text has its complete first line

@@ -221,6 +221,7 @@ Result<TokenTrace> ReadLongLog(const os::File& file, std::uint64_t bytes) {
   TokenTrace trace;
   LogLines lines(where, std::nullopt, &trace);
   std::string text;  // not added yet
+  bool first = true;
   for (std::uint64_t at = 0; at < bytes;) {
     const std::size_t kept = text.size();
     const std::uint64_t block = std::min(kBlock, bytes - at);
@@ -231,7 +232,7 @@ Result<TokenTrace> ReadLongLog(const os::File& file, std::uint64_t bytes) {
     }
     text.resize(kept + block);
     SW_TRY(file.ReadAt(at, std::as_writable_bytes(std::span(text).subspan(kept))));
-    const bool first = at == kept;
+    if (at == 0 && text.starts_with(kByteOrderMark)) text.erase(0, kByteOrderMark.size());
     at += block;
     const bool ends = at == bytes;
     const std::size_t whole = ends ? text.size() : text.rfind('\n') + 1;
@@ -241,6 +242,7 @@ Result<TokenTrace> ReadLongLog(const os::File& file, std::uint64_t bytes) {
                   FormatBytes(limits::kJsonBytes),
                   ": longer files must have one JSON object per line");
     }
+    first = false;
     SW_TRY(lines.Add(std::string_view(text).substr(0, whole), ends));
     text.erase(0, whole);
   }

@@ -10,6 +10,7 @@
 #include <string>
 #include <utility>
 
+#include "support/base/checked.h"
 #include "support/base/limits.h"
 #include "support/base/text.h"
 #include "token_counts/trace_internal.h"
@@ -47,33 +48,7 @@ int DepthOf(const Json& list) {
   return depth;
 }
 
-/// Adds records, layers or one layer, depending on the nesting of the lists.
-/// \param first  iteration of the first record
-Status AddLists(const Json& lists, std::uint64_t first, const std::string& where, bool skip_idle,
-                TokenTrace* trace) {
-  const int depth = DepthOf(lists);
-  if (depth < 1 || depth > 3) {
-    return Fail(Errc::kBadInput, where, ": lists of layers of counts expected, found ",
-                (depth == 0 ? json::KindOf(lists) : std::to_string(depth) + " levels of lists"));
-  }
-  if (depth < 3) {
-    RecordBuilder record(where);
-    SW_TRY(AddMatrix(depth == 2 ? lists : Json::array({lists}), where, &record));
-    return Append(trace, first, record, where);
-  }
-  for (std::size_t i = 0; i < lists.size(); ++i) {
-    const std::string place = where + ": record " + std::to_string(i);
-    RecordBuilder record(place);
-    SW_TRY(AddMatrix(lists[i], place, &record));
-    SW_TRY(Append(trace, first + i, record, place));
-    const auto& tokens = trace->records.back().tokens;
-    const bool idle = std::all_of(tokens.begin(), tokens.end(), [](auto t) { return t == 0; });
-    if (skip_idle && idle) trace->records.pop_back();
-  }
-  return {};
-}
-
-/// Adds vLLM's counts of physical experts. `map` has the logical expert of each.
+/// Adds counts of physical experts. `map` has the logical expert of each; -1: none.
 Status AddPhysical(const Json& load, const Json& map, const std::string& where,
                    RecordBuilder* record) {
   if (!load.is_array() || !map.is_array() || load.size() != map.size()) {
@@ -92,7 +67,7 @@ Status AddPhysical(const Json& load, const Json& map, const std::string& where,
       std::uint64_t expert = 0;
       if (!unused) {
         SW_TRY_ASSIGN(expert, json::WholeOf(id, 0, limits::kMoeExperts - 1,
-                                            where + ": p2l_map of layer " + std::to_string(l)));
+                                            where + ": map of layer " + std::to_string(l)));
         experts = std::max(experts, expert + 1);
       }
       ids[l].push_back(unused ? -1 : static_cast<std::int64_t>(expert));
@@ -102,9 +77,37 @@ Status AddPhysical(const Json& load, const Json& map, const std::string& where,
     SW_TRY_ASSIGN(const auto physical, CountsOf(load[l], l, where));
     std::vector<std::uint64_t> counts(experts, 0);
     for (std::size_t p = 0; p < physical.size(); ++p) {
-      if (ids[l][p] >= 0) counts[static_cast<std::size_t>(ids[l][p])] += physical[p];
+      if (ids[l][p] < 0) continue;
+      std::uint64_t& sum = counts[static_cast<std::size_t>(ids[l][p])];
+      SW_TRY_ASSIGN(sum, CheckedAdd(sum, physical[p]));
     }
     SW_TRY(record->Add(l, std::move(counts)));
+  }
+  return {};
+}
+
+/// Adds records, layers or one layer, depending on the nesting of the lists.
+/// \param map  logical experts of the physical ones, by layer; null for counts of logical experts
+/// \param first  iteration of the first record
+Status AddLists(const Json& lists, const Json* map, std::uint64_t first, const std::string& where,
+                TokenTrace* trace) {
+  const int depth = DepthOf(lists);
+  if (depth < 1 || depth > 3) {
+    return Fail(Errc::kBadInput, where, ": lists of layers of counts expected, found ",
+                (depth == 0 ? json::KindOf(lists) : std::to_string(depth) + " levels of lists"));
+  }
+  const auto add = [&](const Json& matrix, std::uint64_t iteration, const std::string& place) {
+    RecordBuilder record(place);
+    const Status added = map != nullptr ? AddPhysical(matrix, *map, place, &record)
+                                        : AddMatrix(matrix, place, &record);
+    return added ? Append(trace, iteration, record, place) : added;
+  };
+  if (depth < 3) return add(depth == 2 ? lists : Json::array({lists}), first, where);
+  for (std::size_t i = 0; i < lists.size(); ++i) {
+    SW_TRY(add(lists[i], first + i, where + ": record " + std::to_string(i)));
+    const auto& tokens = trace->records.back().tokens;
+    const bool idle = std::all_of(tokens.begin(), tokens.end(), [](auto t) { return t == 0; });
+    if (idle && trace->format == "sglang") trace->records.pop_back();
   }
   return {};
 }
@@ -170,23 +173,20 @@ Status AddObject(const Json& object, const std::string& where, TokenTrace* trace
   if (const Json* counts = json::Find(object, "logical_count")) {
     trace->format = "sglang";
     trace->serving = true;
-    return AddLists(*counts, iteration, where + ": logical_count", true, trace);
+    return AddLists(*counts, nullptr, iteration, where + ": logical_count", trace);
   }
   for (const char* key : {"tokens", "loads", "expert_load", "expert_load_view", "tokens_per_expert",
                           "token_counts", "expert_counts"}) {
     const Json* loads = json::Find(object, key);
     if (loads == nullptr) continue;
-    const std::string place = where + ": " + key;
     const Json* map = json::Find(object, "physical_to_logical_map");
     if (map == nullptr) map = json::Find(object, "p2l_map");
-    if (map == nullptr) return AddLists(*loads, iteration, place, false, trace);
-    RecordBuilder record(place);
-    SW_TRY(AddPhysical(*loads, *map, place, &record));
-    return Append(trace, iteration, record, place);
+    return AddLists(*loads, map, iteration, where + ": " + key, trace);
   }
   const Json* layers = json::Find(object, "layers");
-  if (layers != nullptr && layers->is_array())
+  if (layers != nullptr && layers->is_array()) {
     return AddPlanLoads(*layers, iteration, where, trace);
+  }
   if (object.contains("physical_to_logical_map")) {
     return Fail(Errc::kBadInput, where,
                 ": a placement (physical_to_logical_map) without token counts: pass it to --old");
@@ -210,6 +210,7 @@ Status AddMatrix(const Json& matrix, const std::string& where, RecordBuilder* re
 }
 
 Result<TokenTrace> ParseUnevenLoads(std::string_view text, const std::string& where) {
+  if (text.starts_with(kByteOrderMark)) text.remove_prefix(kByteOrderMark.size());
   const std::string_view body = Trimmed(text);
   if (body.empty()) return Fail(Errc::kBadInput, where, ": is empty");
   if (body.front() != '{' && body.front() != '[') return ParseCsvLoads(text, where);
@@ -230,7 +231,7 @@ Result<TokenTrace> ParseUnevenLoads(std::string_view text, const std::string& wh
         "[record][layer][expert]");
   }
   if (json.is_array()) {
-    SW_TRY(AddLists(json, 0, where, false, &trace));
+    SW_TRY(AddLists(json, nullptr, 0, where, &trace));
   } else {
     SW_TRY(AddObject(json, where, &trace));
   }

@@ -53,13 +53,19 @@ class Forms(Case):
         self.assertEqual(self.loads_of(self.binary("a.npy", npy(COUNTS[-1], "<f4", "f"))), self.one)
         self.assertEqual(self.loads_of(self.binary("a.npy", npy(COUNTS, "<i4", "i"))), self.all)
         self.assertEqual(self.loads_of("a.npy", "--window", "1"), self.one)
+        few = [[count % 100 for count in counts] for counts in COUNTS[-1]]
+        self.write("few.json", few)
+        wanted = self.loads_of("few.json")
+        for kind, code in (("|i1", "b"), ("|u1", "B"), ("<i2", "h"), ("<u2", "H"), ("<u4", "I"), ("<u8", "Q")):
+            self.assertEqual(self.loads_of(self.binary("a.npy", npy(few, kind, code))), wanted, kind)
         turned = [[COUNTS[-1][layer][e] for layer in range(LAYERS)] for e in range(EXPERTS)]
         self.assertEqual(self.loads_of(self.binary("f.npy", npy(turned, fortran=True, shape=(LAYERS, EXPERTS)))), self.one)
 
     def test_tensors(self):
         self.assertEqual(self.loads_of(self.pt("t.pt", tensor(COUNTS[-1])), form="pt"), self.one)
         self.assertEqual(self.loads_of(self.pt("t.pth", tensor(COUNTS))), self.all)
-        self.assertEqual(self.loads_of(self.pt("d.pt", {"tokens_per_expert": tensor(COUNTS[-1])})), self.one)
+        for key in ("tokens_per_expert", "token_counts", "expert_counts", "tokens", "loads"):
+            self.assertEqual(self.loads_of(self.pt("d.pt", {key: tensor(COUNTS[-1])})), self.one, key)
 
     def test_physical_experts(self):
         # Expert 0 has a second replica, which got a part of its tokens.
@@ -75,6 +81,13 @@ class Forms(Case):
                    "global_physical_count": tensor([[*counts, 0] for counts in step])} for i, step in enumerate(COUNTS)]
         dump = {"records": passes, "last_physical_to_logical_map": tensor(maps)}
         self.assertEqual(self.loads_of(self.pt("passes.pt", dump), form="sglang", said="has the passes of one SGLang rank"), self.all)
+
+        # A slot without an expert.
+        spare = [[*counts, 7] for counts in physical]
+        none = [[*range(EXPERTS), 0, -1]] * LAYERS
+        self.assertEqual(self.loads_of(self.pt("u.pt", {"tokens": tensor(spare), "physical_to_logical_map": tensor(none)})), self.one)
+        self.write("u.json", {"tokens": [spare], "physical_to_logical_map": none})
+        self.assertEqual(self.loads_of("u.json"), self.one)
 
     def test_sparse_rows_of_sglang(self):
         rows = [f"{layer},{e},{count}" for layer, counts in enumerate(COUNTS[-1]) for e, count in enumerate(counts)
@@ -126,6 +139,9 @@ class Forms(Case):
         for code, part, name in (
                 (4, "layer 0 expert 15: not a count: -5", self.binary("n.npy", npy(bad))),
                 (4, "layer 0 expert 15: not a count: -5", self.pt("n.pt", tensor(bad))),
+                (4, "layer 0 expert 1: more than 9007199254740992 tokens", self.binary("most.npy", npy([[1, 2**53 + 1]]))),
+                (4, "layer 0 expert 0: more than 9007199254740992 tokens", self.pt("most.pt", tensor([[2**62, 1]]))),
+                (4, "layer 0 expert 0: not a count: -5", self.binary("i1.npy", npy([[-5]], "|i1", "b"))),
                 (4, "layer 1 expert 0: not a number", self.binary("nan.npy", npy([[1.0, 2.0], [float("nan"), 3.0]], "<f8", "d"))),
                 (4, "layer 1 expert 1: more than", self.binary("huge.npy", npy([[1.0, 2.0], [0.0, 1e300]], "<f8", "d"))),
                 (9, "a .npy file of type '>i8'", self.binary("big.npy", npy(COUNTS[-1], ">i8"))),

@@ -42,6 +42,14 @@ TEST(IoLoadsTest, ListsAreLayersOrRecords) {
   EXPECT_EQ(Parsed("{\n \"loads\": [[7, 8]]\n}").records[0].tokens, (Tokens{7, 8}));
 }
 
+TEST(IoLoadsTest, AByteOrderMarkIsSkipped) {
+  for (const char* text : {"{\"iteration\":7,\"tokens\":[[1,2]]}\n", "[[1,2]]", "1,2\n",
+                           "layer,expert,tokens\n0,0,1\n0,1,2\n"}) {
+    EXPECT_EQ(Parsed(std::string("\xEF\xBB\xBF") + text).records[0].tokens, (Tokens{1, 2})) << text;
+  }
+  ExpectRefused("\xEF\xBB\xBF", Errc::kBadInput, "x: is empty");
+}
+
 TEST(IoLoadsTest, WholeRealsAreCounts) {
   EXPECT_EQ(Parsed("[[1.5e1, 2.0, 0.0]]").records[0].tokens, (Tokens{15, 2, 0}));
 }
@@ -67,6 +75,21 @@ TEST(IoLoadsTest, PhysicalExpertsOfVllmAddUp) {
   ASSERT_EQ(trace.records.size(), 1U);
   EXPECT_EQ(trace.records[0].iteration, 7U);
   EXPECT_EQ(trace.records[0].tokens, (Tokens{12, 1, 5, 1, 5, 8}));
+}
+
+TEST(IoLoadsTest, AMapOfPhysicalExpertsIsUsedWithEveryKey) {
+  for (const char* key : {"tokens", "loads", "expert_load", "expert_load_view", "tokens_per_expert",
+                          "token_counts", "expert_counts"}) {
+    for (const char* map : {"physical_to_logical_map", "p2l_map"}) {
+      const auto text = [&](const std::string& counts) {
+        return std::string("{\"") + key + "\":" + counts + ",\"" + map + "\":[[0,1,-1,0]]}";
+      };
+      EXPECT_EQ(Parsed(text("[[1,2,3,4]]")).records[0].tokens, (Tokens{5, 2})) << key;
+      const TokenTrace steps = Parsed(text("[[[1,2,3,4]],[[5,6,7,8]]]"));
+      ASSERT_EQ(steps.records.size(), 2U) << key;
+      EXPECT_EQ(steps.records[1].tokens, (Tokens{13, 6})) << key;
+    }
+  }
 }
 
 TEST(IoLoadsTest, LoadsOfAPlanKeepTheirLayers) {
@@ -108,6 +131,8 @@ INSTANTIATE_TEST_SUITE_P(
         std::tuple("{\"tokens\":[[1,NaN]]}", Errc::kBadInput, "column 15: cannot read \"NaN\""),
         std::tuple("[[1,\n 2,x]]", Errc::kBadInput, "line 2, column 4"),
         std::tuple("[[1e300]]", Errc::kBadInput, "layer 0 expert 0: more than"),
+        std::tuple("[[1,9007199254740993]]", Errc::kBadInput, "layer 0 expert 1: more than"),
+        std::tuple("1,9007199254740993\n", Errc::kBadInput, "layer 0 expert 1: more than"),
         std::tuple("[[18446744073709551616]]", Errc::kBadInput, "more than"),
         std::tuple("[[9007199254740992,1]]", Errc::kBadInput, "the layer has more than"),
         std::tuple("[{\"iteration\":1,\"tokens\":[[1,2]]}]", Errc::kBadInput,
@@ -147,7 +172,7 @@ INSTANTIATE_TEST_SUITE_P(
             "{\"record_type\":\"eplb_load_stats\",\"expert_load\":[[1]],\"p2l_map\":[[0,1]]}",
             Errc::kBadInput, "layer 0: counts and map of physical experts differ"),
         std::tuple("{\"record_type\":\"eplb_load_stats\",\"expert_load\":[[1]],\"p2l_map\":[[-2]]}",
-                   Errc::kBadInput, "p2l_map of layer 0"),
+                   Errc::kBadInput, "map of layer 0"),
         std::tuple("1,2\n3,x\n", Errc::kBadInput, "x:2: layer 1 expert 1: \"x\" is not a count"),
         std::tuple("1,2\n3\n", Errc::kBadInput, "layer 1 has 1 experts"),
         std::tuple("layer,expert\n0,0\n", Errc::kBadInput, "lacks a column: layer"),
@@ -316,6 +341,7 @@ TEST_F(LoadLog, ALongLogIsReadInParts) {
     const std::string blank = std::string((1 << 20) - 1, ' ') + "\n";
     for (std::uint64_t i = 0; i < limits::kJsonBytes >> 20; ++i) log << blank;
   };
+  std::ofstream(path_) << "\xEF\xBB\xBF";
   Write({{1, 3}});
   pad();
   Write({{2, 5}}, 256, R"({"iteration": 6, "tok)");
