@@ -138,7 +138,8 @@ Result<PlanInput> ReadLocal(const PlanRequest& request, bool counts, Sink& sink)
   if (request.old_plan.empty()) return input;
   SW_TRY_ASSIGN(input.moves_max, MovesMax(request.max_moves, input.loads, input.cluster));
   SW_TRY_ASSIGN(PlanFile old, ReadPlan(request.old_plan));
-  auto current = PlacedOn(StateOf(std::move(old)), input.loads, input.cluster);
+  auto current =
+      PlacedOn(StateOf(std::move(old)), input.loads, input.cluster, input.RecordedLayers());
   if (!current) return Within(request.old_plan, current.error());
   const Status fits = Validate(*current, input.loads, input.cluster, Rules{false, false, 0, false});
   if (!fits) return Within(request.old_plan, fits.error());
@@ -159,12 +160,13 @@ Status Measured(const PlanRequest& request, const PlanFile& plan, const std::str
                 EvaluatedPlan* answer, Sink& sink) {
   const PlanInput& input = answer->input;
   PlannedRow& row = answer->row;
-  auto placed = PlacedOn(plan, input.loads, input.cluster);
+  auto placed = PlacedOn(plan, input.loads, input.cluster, input.RecordedLayers());
   if (!placed) return Within(file, placed.error());
   StrategyResult result;
   result.placement = *std::move(placed);
   if (!plan.owner_slots.empty()) {
-    SW_TRY_ASSIGN(result.owners, PlacedOn(StateOf(plan), input.loads, input.cluster));
+    SW_TRY_ASSIGN(result.owners,
+                  PlacedOn(StateOf(plan), input.loads, input.cluster, input.RecordedLayers()));
   }
   // Copies for one iteration may exceed the slots for state.
   Rules rules;

@@ -141,6 +141,19 @@ class Plans(Case):
             moves = self.result("loads.jsonl", *CLUSTER, "--strategy", "eplb+", "--old", form)["plan"]["migration"]
             self.assertEqual(moves["transfers"], 0, form)
 
+    def test_layers_of_a_plan_are_those_of_the_recording(self):
+        rows = [f"{layer},{e},{count}\n" for layer, counts in enumerate(trace()[-1], 3) for e, count in enumerate(counts)]
+        self.write("c.csv", "layer,expert,tokens\n" + "".join(rows))
+        part = ["--layers", "4,6", "--strategy", "eplb+"]
+        for form in FORMATS:
+            self.run_in("c.csv", *CLUSTER, "--strategy", "eplb+", "--format", form, "-o", form)
+            moves = self.result("c.csv", *CLUSTER, *part, "--old", form)["plan"]["migration"]
+            self.assertEqual(moves["transfers"], 0, form)
+            found = self.result("evaluate", form, "c.csv", *CLUSTER, "--layers", "4,6")["plan"]["metrics"]
+            self.assertEqual(found, self.result("c.csv", *CLUSTER, *part)["plan"]["metrics"], form)
+        self.write("more", [list(range(EXPERTS)) * 2] * (LAYERS + 1))
+        self.refused(4, "more: plan: 7 layers without layer numbers, the token counts have 6", "c.csv", *CLUSTER, "--old", "more")
+
     def test_a_plan_tells_its_own_cluster(self):
         for form in ("plan", "eplb"):
             self.plan("--strategy", "eplb", "--format", form, "-o", form)
@@ -281,7 +294,7 @@ class BadInput(Case):
         self.refused(10, "multiple", "loads.jsonl", *CLUSTER, "--strategy", "eplb", "--groups", "3", "-o", "p")
 
     def test_old_plans(self):
-        for part, text in (("old: plan: layer", "[[0,1,2]]"), ("old: is empty", ""), ("layer 0 slot 1: a whole number", "[[0,-7]]"),
+        for part, text in (("old: plan: 1 layer without layer numbers, the token counts have 6", "[[0,1,2]]"), ("old: is empty", ""), ("layer 0 slot 1: a whole number", "[[0,-7]]"),
                            ("slots", json.dumps([[0] * 5] * LAYERS)), ("not a plan: expected one of layers", "{}"),
                            ("a plan without layers", '{"layers":[]}'),
                            ("16", '{"layers":[{"layer":0,"placement":[[0,1]]}]}'),

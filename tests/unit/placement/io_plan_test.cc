@@ -9,27 +9,10 @@
 #include "placement/io/plan_file.h"
 #include "placement/io/plan_text.h"
 #include "placement/io/report_page.h"
+#include "support.h"
 
 namespace shardwright::placement {
 namespace {
-
-TokenCounts TwoLayers() {
-  TokenCounts loads;
-  loads.layers = 2;
-  loads.experts = 3;
-  loads.tokens = {10, 20, 30, 5, 5, 50};
-  loads.layer_id = {3, 5};
-  loads.iteration = 7;
-  return loads;
-}
-
-/// Two nodes of one GPU with two slots.
-Placement Placed(const TokenCounts& loads, const Cluster& cluster,
-                 std::vector<std::int32_t> slots) {
-  Placement placement = EmptyPlacement(loads, cluster);
-  placement.slot_expert = std::move(slots);
-  return placement;
-}
 
 /// A verified plan without any of the algorithms, as the writers need it.
 VerifiedPlan Verified(const TokenCounts& loads, const Cluster& cluster,
@@ -283,7 +266,8 @@ TEST(IoPlanTest, PlansOfAnotherShapeAreRefused) {
   EXPECT_NE(message("[[0,1,2,3],[0,1,2,3]]").find("4 experts, the token counts have 3"),
             std::string::npos);
   EXPECT_NE(message("[[0,1,2],[0,1,2]]").find("3 slots do not divide among 2"), std::string::npos);
-  EXPECT_NE(message("[[0,1,2,0]]").find("layer 3 is missing"), std::string::npos);
+  EXPECT_NE(message("[[0,1,2,0]]").find("1 layer without layer numbers, the token counts have 2"),
+            std::string::npos);
   EXPECT_NE(message("{\"gpus\":4,\"nodes\":1,\"physical_to_logical\":[[0,1,2,0],[0,1,2,0]]}")
                 .find("gpus"),
             std::string::npos);
