@@ -272,6 +272,17 @@ std::optional<PlannedTransitions> Arrange(const PlanRequest& request, const Plan
   return transitions;
 }
 
+/// Extends an infeasible result: its numbers of experts and slots are those of the rest.
+template <class Planned>
+Planned WithRest(const PlanRequest& request, Planned planned) {
+  if (planned || planned.error().code != Errc::kInfeasible) return planned;
+  Error error = std::move(planned).error();
+  if (error.message.find("--everywhere") != std::string::npos) return tl::unexpected(error);
+  error.message += StrCat(" (not counting the ", Plural(request.everywhere.size(), "expert"),
+                          " of --everywhere, which take as many slots of every gpu)");
+  return tl::unexpected<Error>(std::move(error));
+}
+
 /// Plans the experts that are not on every GPU.
 /// \param current  placement of all experts
 Result<StrategyResult> PlanRestOnRanks(comm::Comm& comm, const PlanRequest& request,
@@ -280,9 +291,11 @@ Result<StrategyResult> PlanRestOnRanks(comm::Comm& comm, const PlanRequest& requ
                                        Options options) {
   SW_TRY_ASSIGN(const PlanRest rest,
                 WithoutEverywhere(loads, cluster, current, request.everywhere));
-  SW_TRY(Validate(rest.loads, rest.cluster));
+  SW_TRY(WithRest(request, Validate(rest.loads, rest.cluster)));
   SW_TRY_ASSIGN(options.pins, PinsOfRest(options.pins, request.everywhere));
   options.expert_names = rest.names;
+  if (options.eplb_policy == EplbPolicy::kGlobal) options.eplb_groups = 1;
+  options.expert_group = GroupsOfRest(loads.experts, options.eplb_groups, rest.names);
   if (options.moves_max) {
     if (rest.moves > *options.moves_max) {
       return Fail(Errc::kInfeasible, "at most ", *options.moves_max,
@@ -292,8 +305,8 @@ Result<StrategyResult> PlanRestOnRanks(comm::Comm& comm, const PlanRequest& requ
     *options.moves_max -= rest.moves;
   }
   SW_TRY_ASSIGN(StrategyResult result,
-                PlanOnRanks(comm, strategy, rest.loads, rest.cluster,
-                            rest.current ? &*rest.current : nullptr, options));
+                WithRest(request, PlanOnRanks(comm, strategy, rest.loads, rest.cluster,
+                                              rest.current ? &*rest.current : nullptr, options)));
   SW_TRY(AddEverywhere(rest, loads, cluster, current, request.everywhere, &result));
   return result;
 }
