@@ -3,10 +3,12 @@
 
 #include <algorithm>
 #include <set>
+#include <span>
 #include <string>
 #include <utility>
 
 #include "placement/io/plan_text.h"
+#include "support/base/text.h"
 #include "support/json/json.h"
 
 namespace shardwright::placement {
@@ -133,9 +135,11 @@ std::string EplbText(const Flat& flat, const Placement& placement, const TokenCo
   return out + "]}\n";
 }
 
-/// Numbers all layers of the model for SGLang. Layers without experts get the default order.
-std::string SglangText(const Flat& flat, const TokenCounts& loads, PlanNotes* notes) {
-  std::vector<std::vector<std::int32_t>> rows(loads.layer_id.back() + 1);
+/// Numbers all layers of the model for SGLang, up to the last one of the recording. Layers without
+/// a plan get the default order.
+std::string SglangText(const Flat& flat, const TokenCounts& loads,
+                       std::span<const std::uint32_t> recorded, PlanNotes* notes) {
+  std::vector<std::vector<std::int32_t>> rows(std::max(recorded.back(), loads.layer_id.back()) + 1);
   std::vector<std::int32_t> plain(flat.slot_count());
   for (std::size_t s = 0; s < plain.size(); ++s) {
     plain[s] = static_cast<std::int32_t>(s % loads.experts);
@@ -148,9 +152,8 @@ std::string SglangText(const Flat& flat, const TokenCounts& loads, PlanNotes* no
     ++filled;
   }
   if (filled > 0) {
-    notes->push_back(StrCat(filled,
-                            " layers below the last one have no plan: their experts are in "
-                            "default order"));
+    notes->push_back(
+        StrCat(Plural(filled, "layer"), " without a plan: their experts are in default order"));
   }
   std::string out = "{\"physical_to_logical_map\":";
   AppendRows(&out, rows);
@@ -207,7 +210,7 @@ std::string AscendText(const Flat& flat) {
 
 Result<std::string> ForeignPlanText(PlanFormat format, const Placement& placement,
                                     const TokenCounts& loads, const Cluster& cluster,
-                                    std::uint32_t groups, std::size_t trace_layers,
+                                    std::uint32_t groups, std::span<const std::uint32_t> recorded,
                                     PlanNotes* notes) {
   if (format == PlanFormat::kEplb || format == PlanFormat::kVllm) {
     // Their files state one number of experts, or of redundant slots, for all layers.
@@ -239,18 +242,18 @@ Result<std::string> ForeignPlanText(PlanFormat format, const Placement& placemen
     notes->push_back(StrCat("ranks 0 to ", flat.ranks - 1, " are the live gpus, ",
                             cluster.device_count() - flat.ranks, " dead ones are left out"));
   }
-  const bool part = trace_layers != loads.layers;
-  const bool by_position = format == PlanFormat::kVllm || format == PlanFormat::kAscend;
-  if (part && by_position) {
-    notes->push_back(
-        StrCat("layers are numbered from 0: the reader needs all MoE layers, these are ",
-               loads.layers, " of ", trace_layers));
+  // SGLang's file has rows for all layers, and its own note.
+  if (recorded.size() != loads.layers && format != PlanFormat::kSglang) {
+    const bool numbered = format == PlanFormat::kTensorrt;
+    notes->push_back(StrCat(numbered ? "" : "layers are numbered from 0: ",
+                            "the reader needs all MoE layers, these are ", loads.layers, " of ",
+                            recorded.size()));
   }
   switch (format) {
     case PlanFormat::kEplb:
       return EplbText(flat, placement, loads, cluster, groups);
     case PlanFormat::kSglang:
-      return SglangText(flat, loads, notes);
+      return SglangText(flat, loads, recorded, notes);
     case PlanFormat::kVllm:
       return VllmText(flat, loads);
     case PlanFormat::kTensorrt:

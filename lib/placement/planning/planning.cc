@@ -426,8 +426,7 @@ Result<std::string> PlanBytes(PlanFormat format, const PlanRequest& request, con
   PlanNotes notes;
   SW_TRY_ASSIGN(std::string text,
                 ForeignPlanText(format, plan.result.placement, input.loads, input.cluster,
-                                request.options.eplb_groups,
-                                input.recordings.front().trace.layer_id.size(), &notes));
+                                request.options.eplb_groups, input.RecordedLayers(), &notes));
   for (std::string& note : notes) sink.Warn(std::move(note));
   return text;
 }

@@ -184,10 +184,12 @@ class Plans(Case):
         self.assertIn("the second copy wastes memory", done.stderr)
 
     def test_a_part_of_the_model_is_told(self):
-        done = self.plan("--strategy", "eplb", "--layers", "2-3", "--format", "vllm", "-o", "v")
-        self.assertIn("these are 2 of 6", done.stderr)
+        for form in ("eplb", "vllm", "tensorrt-llm"):
+            done = self.plan("--strategy", "eplb", "--layers", "2-3", "--format", form, "-o", form)
+            self.assertIn("the reader needs all MoE layers, these are 2 of 6", done.stderr)
         done = self.plan("--strategy", "eplb", "--layers", "2-3", "--format", "sglang", "-o", "s")
-        self.assertIn("2 layers below the last one have no plan", done.stderr)
+        self.assertIn("4 layers without a plan", done.stderr)
+        self.assertEqual(len(self.read("s")["physical_to_logical_map"]), LAYERS)
 
 
 class Logs(Case):

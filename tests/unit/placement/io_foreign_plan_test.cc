@@ -49,5 +49,36 @@ TEST(IoForeignPlanTest, RowsWithoutLayerNumbersAreThoseOfTheRecording) {
   EXPECT_EQ(cut.error().message, "plan: 3 layers without layer numbers, the token counts have 1");
 }
 
+TEST(IoForeignPlanTest, PartsOfARecordingAreReported) {
+  const TokenCounts picked = TwoLayers();
+  const std::vector<std::uint32_t> recorded{3, 4, 5, 7};
+  const Cluster cluster = UniformCluster(2, 1, 2);
+  const Placement placement = Placed(picked, cluster, {0, 2, 1, 2, 0, 1, 2, 1});
+  const auto note = [&](PlanFormat format, std::string* text) {
+    PlanNotes notes;
+    auto found = ForeignPlanText(format, placement, picked, cluster, 1, recorded, &notes);
+    EXPECT_TRUE(found) << found.error().message;
+    if (found) *text = *found;
+    EXPECT_EQ(notes.size(), 1U);
+    return notes.empty() ? std::string() : notes.front();
+  };
+  std::string text;
+  for (const PlanFormat format : {PlanFormat::kEplb, PlanFormat::kVllm, PlanFormat::kAscend}) {
+    EXPECT_EQ(note(format, &text),
+              "layers are numbered from 0: the reader needs all MoE layers, these are 2 of 4");
+  }
+  EXPECT_EQ(note(PlanFormat::kTensorrt, &text),
+            "the reader needs all MoE layers, these are 2 of 4");
+  // SGLang needs a row for each layer of the model, up to the last one of the recording.
+  EXPECT_EQ(note(PlanFormat::kSglang, &text),
+            "6 layers without a plan: their experts are in default order");
+  const auto plan = ParsePlan(text, "p");
+  ASSERT_TRUE(plan) << plan.error().message;
+  EXPECT_EQ(plan->layer_id.size(), 8U);
+  EXPECT_EQ(plan->slots[3], (Slots{0, 2, 1, 2}));
+  EXPECT_EQ(plan->slots[5], (Slots{0, 1, 2, 1}));
+  for (const std::size_t l : {0U, 4U, 7U}) EXPECT_EQ(plan->slots[l], (Slots{0, 1, 2, 0}));
+}
+
 }  // namespace
 }  // namespace shardwright::placement
