@@ -183,6 +183,21 @@ class Plans(Case):
         done = self.run_in("hot.json", *short, "--format", "vllm", "-o", "v")
         self.assertIn("the second copy wastes memory", done.stderr)
 
+    def test_slots_without_another_expert_are_filled(self):
+        self.write("few.json", [[5, 3], [5, 3, 2, 1, 1, 1, 4, 4]])
+        self.write("pins.json", [[5, 3, 1, 1]])
+        for name, slots, words in (("few.json", 4, []), ("pins.json", 6, []), ("pins.json", 3, ["--pin", "0,1:0", "--pin", "2:1"])):
+            words = [name, "--nodes", "2", "--gpus", "1", "--slots", slots, *words]
+            for form in ("sglang", "tensorrt-llm"):
+                done = self.run_in(*words, "--format", form, "-o", "p", "--force")
+                self.assertRegex(done.stderr, f"warning: filled [0-9]+ slots? with an expert that the gpu already holds: the format "
+                                              f"requires {slots} experts on every gpu")
+                self.assertNotIn("wastes memory", done.stderr)
+                moves = self.result(*words, "--old", "p")["plan"]["migration"]
+                self.assertEqual((moves["transfers"], moves["lost"]), (0, []))
+        self.refused(9, "the format requires the same number on every gpu", "few.json", "--nodes", "2", "--gpus", "1", "--slots", "4",
+                     "--format", "vllm-ascend", "-o", "q")
+
     def test_a_part_of_the_model_is_told(self):
         for form in ("eplb", "vllm", "tensorrt-llm"):
             done = self.plan("--strategy", "eplb", "--layers", "2-3", "--format", form, "-o", form)

@@ -49,6 +49,59 @@ TEST(IoForeignPlanTest, RowsWithoutLayerNumbersAreThoseOfTheRecording) {
   EXPECT_EQ(cut.error().message, "plan: 3 layers without layer numbers, the token counts have 1");
 }
 
+TEST(IoForeignPlanTest, EmptySlotsRepeatExpertsOfTheirGpu) {
+  const TokenCounts loads = TwoLayers();
+  Cluster cluster = UniformCluster(2, 1, 4);
+  // Expert 2 of layer 3 is on both GPUs, so a third copy would attract its tokens.
+  const Placement placement =
+      Placed(loads, cluster, {0, 2, -1, -1, 1, 2, -1, -1, 0, 1, -1, -1, 2, -1, -1, -1});
+  PlanNotes notes;
+  for (const PlanFormat format :
+       {PlanFormat::kEplb, PlanFormat::kVllm, PlanFormat::kSglang, PlanFormat::kTensorrt}) {
+    notes.clear();
+    const auto text = ForeignPlanText(format, placement, loads, cluster, 1, loads.layer_id, &notes);
+    ASSERT_TRUE(text) << text.error().message;
+    ASSERT_FALSE(notes.empty());
+    EXPECT_EQ(notes[0],
+              "filled 9 slots with an expert that the gpu already holds: the format requires 4 "
+              "experts on every gpu");
+    const auto plan = ParsePlan(*text, "p");
+    ASSERT_TRUE(plan) << plan.error().message;
+    const auto again = PlacedOn(*plan, loads, cluster);
+    ASSERT_TRUE(again) << again.error().message;
+    EXPECT_EQ(again->slot_expert, (Slots{0, 2, 0, 2, 1, 2, 1, 2, 0, 1, 0, 1, 2, 2, 2, 2}));
+  }
+  EXPECT_FALSE(
+      ForeignPlanText(PlanFormat::kAscend, placement, loads, cluster, 1, loads.layer_id, &notes));
+  // The same number of experts on every GPU, but fewer than slots.
+  const Placement even =
+      Placed(loads, cluster, {0, 2, -1, -1, 1, 2, -1, -1, 0, 1, -1, -1, 2, 0, -1, -1});
+  notes.clear();
+  EXPECT_TRUE(
+      ForeignPlanText(PlanFormat::kAscend, even, loads, cluster, 1, loads.layer_id, &notes));
+  ASSERT_EQ(notes.size(), 1U);
+  EXPECT_EQ(notes[0],
+            "the plan has 2 slots on every gpu, not 4: vllm-ascend requires different experts on "
+            "each device");
+  // GPUs with different slots: none gets more experts than it has slots.
+  cluster.devices[1].slots = 3;
+  notes.clear();
+  const Placement uneven = Placed(loads, cluster, {0, 2, -1, -1, 1, 2, 0, 0, 1, 2, -1, 2, 0, -1});
+  const auto three =
+      ForeignPlanText(PlanFormat::kTensorrt, uneven, loads, cluster, 1, loads.layer_id, &notes);
+  ASSERT_TRUE(three) << three.error().message;
+  EXPECT_NE(three->find("  3: [0, 2, 0, 1, 2, 0]\n  5: [0, 1, 2, 2, 0, 0]\n"), std::string::npos)
+      << *three;
+  const Placement full = Placed(loads, cluster, {0, 2, 1, 0, 1, 2, 0, 0, 1, 2, -1, 2, 0, 1});
+  const auto refused =
+      ForeignPlanText(PlanFormat::kTensorrt, full, loads, cluster, 1, loads.layer_id, &notes);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code, Errc::kUnsupported);
+  EXPECT_EQ(refused.error().message,
+            "layer 3: node \"node1\" gpu 0 holds 3 experts, others 4: the format requires the same "
+            "number on every gpu; use --format plan");
+}
+
 TEST(IoForeignPlanTest, PartsOfARecordingAreReported) {
   const TokenCounts picked = TwoLayers();
   const std::vector<std::uint32_t> recorded{3, 4, 5, 7};

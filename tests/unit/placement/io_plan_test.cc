@@ -194,10 +194,11 @@ TEST(IoPlanTest, WhatAFormatCannotSayIsRefused) {
   const Cluster cluster = UniformCluster(2, 1, 2);
   PlanNotes notes;
   const Placement uneven = Placed(loads, cluster, {0, 2, 1, 2, 0, 1, 2, kNoExpert});
-  auto text = ForeignPlanText(PlanFormat::kVllm, uneven, loads, cluster, 1, loads.layer_id, &notes);
+  auto text =
+      ForeignPlanText(PlanFormat::kAscend, uneven, loads, cluster, 1, loads.layer_id, &notes);
   ASSERT_FALSE(text);
   EXPECT_EQ(text.error().code, Errc::kUnsupported);
-  EXPECT_NE(text.error().message.find("layer 5: node \"node1\" gpu 0 holds 1 experts"),
+  EXPECT_NE(text.error().message.find("layer 5: node \"node1\" gpu 0 holds 1 experts, others 2"),
             std::string::npos)
       << text.error().message;
   const Placement twice = Placed(loads, cluster, {0, 1, 2, 2, 0, 1, 2, 1});
