@@ -186,17 +186,18 @@ class Plans(Case):
     def test_slots_without_another_expert_are_filled(self):
         self.write("few.json", [[5, 3], [5, 3, 2, 1, 1, 1, 4, 4]])
         self.write("pins.json", [[5, 3, 1, 1]])
-        for name, slots, words in (("few.json", 4, []), ("pins.json", 6, []), ("pins.json", 3, ["--pin", "0,1:0", "--pin", "2:1"])):
+        for name, slots, words in (("few.json", 4, []), ("pins.json", 6, []),
+                                   ("pins.json", 3, ["--pin", "0,1:0", "--pin", "2:1"])):
             words = [name, "--nodes", "2", "--gpus", "1", "--slots", slots, *words]
             for form in ("sglang", "tensorrt-llm"):
                 done = self.run_in(*words, "--format", form, "-o", "p", "--force")
-                self.assertRegex(done.stderr, f"warning: filled [0-9]+ slots? with an expert that the gpu already holds: the format "
-                                              f"requires {slots} experts on every gpu")
+                self.assertRegex(done.stderr, f"warning: filled [0-9]+ slots? with an expert that the gpu already holds: the "
+                                              f"format requires {slots} experts on every gpu")
                 self.assertNotIn("wastes memory", done.stderr)
                 moves = self.result(*words, "--old", "p")["plan"]["migration"]
                 self.assertEqual((moves["transfers"], moves["lost"]), (0, []))
-        self.refused(9, "the format requires the same number on every gpu", "few.json", "--nodes", "2", "--gpus", "1", "--slots", "4",
-                     "--format", "vllm-ascend", "-o", "q")
+        self.refused(9, "the format requires the same number on every gpu", "few.json", "--nodes", "2", "--gpus", "1",
+                     "--slots", "4", "--format", "vllm-ascend", "-o", "q")
 
     def test_a_part_of_the_model_is_told(self):
         for form in ("eplb", "vllm", "tensorrt-llm"):
@@ -311,7 +312,8 @@ class BadInput(Case):
         self.refused(10, "multiple", "loads.jsonl", *CLUSTER, "--strategy", "eplb", "--groups", "3", "-o", "p")
 
     def test_old_plans(self):
-        for part, text in (("old: plan: 1 layer without layer numbers, the token counts have 6", "[[0,1,2]]"), ("old: is empty", ""), ("layer 0 slot 1: a whole number", "[[0,-7]]"),
+        for part, text in (("old: plan: 1 layer without layer numbers, the token counts have 6", "[[0,1,2]]"),
+                           ("old: is empty", ""), ("layer 0 slot 1: a whole number", "[[0,-7]]"),
                            ("slots", json.dumps([[0] * 5] * LAYERS)), ("not a plan: expected one of layers", "{}"),
                            ("a plan without layers", '{"layers":[]}'),
                            ("16", '{"layers":[{"layer":0,"placement":[[0,1]]}]}'),
