@@ -416,6 +416,12 @@ Status Finish(PlanFile* plan, const std::string& where) {
 Result<PlanFile> ParsePlan(std::string_view text, const std::string& where) {
   const std::size_t first = text.find_first_not_of(" \t\r\n");
   if (first == std::string_view::npos) return Fail(Errc::kBadInput, where, ": is empty");
+  if (text.find('\0') != std::string_view::npos) {
+    return Fail(
+        Errc::kBadInput, where,
+        ": a binary file that is not a plan: plans are JSON, YAML, or tensors in .pt and .pth "
+        "files");
+  }
   if (text[first] != '{' && text[first] != '[') return ParseTensorrtPlan(text, where);
   SW_TRY_ASSIGN(const Json root, json::Parse(text, where));
   SW_TRY(exec::CheckTextSum(text, where));

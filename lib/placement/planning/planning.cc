@@ -278,8 +278,8 @@ Planned WithRest(const PlanRequest& request, Planned planned) {
   if (planned || planned.error().code != Errc::kInfeasible) return planned;
   Error error = std::move(planned).error();
   if (error.message.find("--everywhere") != std::string::npos) return tl::unexpected(error);
-  error.message += StrCat(" (not counting the ", Plural(request.everywhere.size(), "expert"),
-                          " of --everywhere, which take as many slots of every gpu)");
+  error.message += StrCat(" (not counting the experts of --everywhere, which take ",
+                          Plural(request.everywhere.size(), "slot"), " of every gpu)");
   return tl::unexpected<Error>(std::move(error));
 }
 
@@ -371,10 +371,25 @@ Result<std::vector<PlannedRow>> PlanWithAll(comm::Comm& comm, const PlanRequest&
 
 namespace {
 
+/// Returns true if a file is a plan with all experts in each layer. A matrix of token counts can be
+/// read as a plan too, but lacks experts.
+bool IsWholePlan(const std::string& path) {
+  const Result<PlanFile> plan = ReadPlan(path);
+  if (!plan) return false;
+  for (std::size_t l = 0; l < plan->slots.size(); ++l) {
+    std::vector<bool> found(plan->experts, false);
+    for (const std::int32_t expert : plan->slots[l]) {
+      if (expert != kNoExpert) found[static_cast<std::size_t>(expert)] = true;
+    }
+    if (std::ranges::count(found, true) < std::ptrdiff_t{plan->ExpertsOf(l)}) return false;
+  }
+  return true;
+}
+
 /// Extends the error about the files of an evaluation, if they seem to be swapped.
 tl::unexpected<Error> WithOrder(const PlanRequest& request, const std::string& plan_file,
                                 Error error) {
-  if (error.code == Errc::kBadInput && ReadPlan(request.loads) &&
+  if (error.code == Errc::kBadInput && IsWholePlan(request.loads) &&
       token_counts::ReadLoads(plan_file)) {
     error.message +=
         StrCat("; ", request.loads, " is a plan; the arguments may be swapped: pass PLAN first");

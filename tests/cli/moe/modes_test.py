@@ -260,7 +260,7 @@ class Asked(Case):
         for everywhere in ({0, 1, 5}, set(range(0, EXPERTS, 8)), set(range(0, EXPERTS, 2)[:3])):
             self.run_in(*words, ",".join(map(str, sorted(everywhere))), "-o", "p.json", "--force")
             for layer in self.read("p.json")["layers"]:
-                groups = [{e // 2 for e in node} for node in ([e for e in held if e not in everywhere] for held in layer["placement"])]
+                groups = [{e // 2 for e in held if e not in everywhere} for held in layer["placement"]]
                 found = sorted(group for node in groups for group in node)
                 self.assertEqual(found, sorted({e // 2 for e in range(EXPERTS) if e not in everywhere}))
         again = self.result(*words, "0,2,4", "--old", "p.json")["plan"]
@@ -282,7 +282,7 @@ class Asked(Case):
         self.refused(2, "expert 16 does not exist, the layers have 16 experts", *words, "16")
         self.refused(2, "there is nothing to plan", *words, "0-15")
         self.refused(10, 'node "node0" gpu 0 has 4 slots: the 4 experts of --everywhere and one more', *words, "0-3")
-        self.refused(10, "14 experts do not fit in 12 live slots (not counting the 2 experts of --everywhere, which take as many",
+        self.refused(10, "14 experts do not fit in 12 live slots (not counting the experts of --everywhere, which take 2 slots",
                      "loads.jsonl", "--nodes", "3", "--gpus", "2", "--slots", "4", "-o", "p", "--everywhere", "0,1")
         self.refused(2, 'expected numbers of experts such as 256 or 0-3,7', *words, "a")
         self.refused(2, "--everywhere cannot be combined", *words, "1", "--strategy", "lazarus")
