@@ -196,6 +196,8 @@ struct Options {
   std::uint32_t expert_parallel = 0;
   EplbPolicy eplb_policy = EplbPolicy::kAuto;  ///< best, eplb: if groups stay on a node
   std::uint32_t eplb_groups = 1;               ///< expert groups of the model's router
+  /// best, eplb: group of each expert, if groups have different sizes; empty: ranges of equal size.
+  std::vector<std::uint32_t> expert_group;
 
   /// best: search effort for each layer as a number of steps, so the same input gives the same
   /// plan.

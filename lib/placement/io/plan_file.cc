@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <map>
+#include <numeric>
 #include <span>
 #include <string>
 #include <utility>
@@ -12,6 +13,7 @@
 #include "placement/io/cluster_text.h"
 #include "placement/io/plan_file_internal.h"
 #include "support/base/limits.h"
+#include "support/base/text.h"
 #include "support/os/dir.h"
 
 namespace shardwright::placement {
@@ -302,16 +304,44 @@ Status CheckExperts(const PlanFile& plan, std::size_t row, const TokenCounts& lo
               loads.ExpertsOf(layer));
 }
 
+/// Returns the numbers that a plan without layer numbers gives to the layers of the token counts:
+/// their positions among all layers of the recording, or among the picked ones if the plan has
+/// only these.
+/// \error kBadInput  the plan has another number of layers
+Result<std::vector<std::uint32_t>> PositionsOf(const PlanFile& plan, const TokenCounts& loads,
+                                               std::span<const std::uint32_t> recorded) {
+  const std::size_t rows = plan.layer_id.size();
+  std::vector<std::uint32_t> positions(loads.layers);
+  std::iota(positions.begin(), positions.end(), 0U);
+  if (recorded.empty() || rows != recorded.size()) {
+    if (rows == loads.layers) return positions;
+    const std::string picked = recorded.size() > loads.layers
+                                   ? StrCat(" (of these, --layers picks ", loads.layers, ")")
+                                   : "";
+    return Fail(Errc::kBadInput, "plan: ", Plural(rows, "layer"),
+                " without layer numbers, the token counts have ",
+                std::max<std::size_t>(recorded.size(), loads.layers), picked);
+  }
+  for (std::uint32_t l = 0; l < loads.layers; ++l) {
+    const auto at = std::ranges::lower_bound(recorded, loads.layer_id[l]);
+    positions[l] = static_cast<std::uint32_t>(at - recorded.begin());
+  }
+  return positions;
+}
+
 /// Returns the row of the plan for every layer of the token counts.
 /// \error kBadInput  the plan lacks a layer, or has other experts in it
-Result<std::vector<std::size_t>> RowsOf(const PlanFile& plan, const TokenCounts& loads) {
+Result<std::vector<std::size_t>> RowsOf(const PlanFile& plan, const TokenCounts& loads,
+                                        std::span<const std::uint32_t> recorded) {
+  std::vector<std::uint32_t> numbers = loads.layer_id;
+  if (plan.positions) {
+    SW_TRY_ASSIGN(numbers, PositionsOf(plan, loads, recorded));
+  }
   std::vector<std::size_t> rows;
-  const bool by_position = plan.positions && plan.layer_id.size() == loads.layers;
   for (std::uint32_t l = 0; l < loads.layers; ++l) {
-    const std::uint32_t id = by_position ? l : loads.layer_id[l];
-    const auto at = std::lower_bound(plan.layer_id.begin(), plan.layer_id.end(), id);
-    if (at == plan.layer_id.end() || *at != id) {
-      return Fail(Errc::kBadInput, "plan: layer ", id, " is missing: the plan has ",
+    const auto at = std::lower_bound(plan.layer_id.begin(), plan.layer_id.end(), numbers[l]);
+    if (at == plan.layer_id.end() || *at != numbers[l]) {
+      return Fail(Errc::kBadInput, "plan: layer ", numbers[l], " is missing: the plan has ",
                   plan.layer_id.size(), " layers, ", plan.layer_id.front(), " to ",
                   plan.layer_id.back(), "; the token counts have ", loads.layers);
     }
@@ -386,6 +416,12 @@ Status Finish(PlanFile* plan, const std::string& where) {
 Result<PlanFile> ParsePlan(std::string_view text, const std::string& where) {
   const std::size_t first = text.find_first_not_of(" \t\r\n");
   if (first == std::string_view::npos) return Fail(Errc::kBadInput, where, ": is empty");
+  if (text.find('\0') != std::string_view::npos) {
+    return Fail(
+        Errc::kBadInput, where,
+        ": a binary file that is not a plan: plans are JSON, YAML, or tensors in .pt and .pth "
+        "files");
+  }
   if (text[first] != '{' && text[first] != '[') return ParseTensorrtPlan(text, where);
   SW_TRY_ASSIGN(const Json root, json::Parse(text, where));
   SW_TRY(exec::CheckTextSum(text, where));
@@ -398,8 +434,9 @@ Result<PlanFile> ReadPlan(const std::string& path) {
   return ParsePlan(text, path);
 }
 
-Result<Placement> PlacedOn(const PlanFile& plan, const TokenCounts& loads, const Cluster& cluster) {
-  SW_TRY_ASSIGN(const auto rows, RowsOf(plan, loads));
+Result<Placement> PlacedOn(const PlanFile& plan, const TokenCounts& loads, const Cluster& cluster,
+                           std::span<const std::uint32_t> recorded) {
+  SW_TRY_ASSIGN(const auto rows, RowsOf(plan, loads, recorded));
   SW_TRY_ASSIGN(const auto sources, SourcesOf(plan, cluster));
   Placement placement;
   placement.layers = loads.layers;

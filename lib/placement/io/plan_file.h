@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -60,9 +61,14 @@ Result<PlanFile> ParsePlan(std::string_view text, const std::string& where);
 
 /// Returns the plan on `cluster`, for the layers of `loads`. Matches nodes by name if both have
 /// names. Nodes that the plan lacks are empty, and replicas on other nodes are dropped.
-/// \error kBadInput  another shape: layers that the plan lacks, other experts, other GPUs
+/// \param recorded  numbers of all layers of the recording, ascending, of which `loads` may have a
+///        part. Rows of a plan with `positions` are these layers, or those of `loads` if there are
+///        as many. Empty: the layers of `loads`.
+/// \error kBadInput  another shape: layers that the plan lacks, other experts, other GPUs, or with
+///        `positions` another number of layers
 /// Pure.
-Result<Placement> PlacedOn(const PlanFile& plan, const TokenCounts& loads, const Cluster& cluster);
+Result<Placement> PlacedOn(const PlanFile& plan, const TokenCounts& loads, const Cluster& cluster,
+                           std::span<const std::uint32_t> recorded = {});
 
 /// Returns the part of a plan with state: its owners if it has them, otherwise all of it.
 /// Pure.

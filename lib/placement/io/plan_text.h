@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -29,14 +30,17 @@ enum class PlanFormat : std::uint8_t { kPlan, kEplb, kSglang, kVllm, kTensorrt, 
 using PlanNotes = std::vector<std::string>;
 
 /// Returns a placement in the format of another program. Its ranks are the live GPUs in order.
+/// Fills empty slots with experts that their GPU holds, except for kAscend.
 /// \param groups  expert groups of the model's router, for kEplb
-/// \param trace_layers  layers in the recording; fewer in `loads` mean a partial plan
-/// \error kUnsupported  GPUs with different numbers of experts, for kAscend an expert twice on
-///        one GPU, or for kEplb and kVllm layers with different numbers; kUsage  kPlan
+/// \param recorded  numbers of all layers of the recording, ascending, not empty; fewer in `loads`
+///        mean a partial plan
+/// \error kUnsupported  GPUs with different numbers of slots, for kAscend empty slots on some GPUs
+///        or an expert twice on one GPU, or for kEplb and kVllm layers with different numbers;
+///        kUsage  kPlan
 /// Pure.
 Result<std::string> ForeignPlanText(PlanFormat format, const Placement& placement,
                                     const TokenCounts& loads, const Cluster& cluster,
-                                    std::uint32_t groups, std::size_t trace_layers,
+                                    std::uint32_t groups, std::span<const std::uint32_t> recorded,
                                     PlanNotes* notes);
 
 /// Returns the JSON description of a cluster, on one line.

@@ -2,11 +2,15 @@
 // Writes plans for other programs (docs/formats/plan.md, "Other programs").
 
 #include <algorithm>
+#include <iterator>
 #include <set>
+#include <span>
 #include <string>
+#include <tuple>
 #include <utility>
 
 #include "placement/io/plan_text.h"
+#include "support/base/text.h"
 #include "support/json/json.h"
 
 namespace shardwright::placement {
@@ -17,6 +21,7 @@ namespace {
 struct Flat {
   std::uint32_t ranks = 0;
   std::uint32_t per_rank = 0;
+  std::uint64_t repeated = 0;  ///< slots filled with an expert that their rank holds already
   std::vector<std::vector<std::int32_t>> slots;  ///< by layer, rank after rank
   std::vector<std::uint32_t> idle;  ///< GPUs of live nodes that are dead or have no slots
 
@@ -26,13 +31,58 @@ struct Flat {
   }
 };
 
-Result<Flat> Flatten(const Placement& placement, const TokenCounts& loads, const Cluster& cluster) {
+/// Returns the experts of a GPU's slots, without empty slots.
+std::vector<std::int32_t> HeldBy(const Placement& placement, std::uint32_t layer,
+                                 std::uint32_t device) {
+  std::vector<std::int32_t> held;
+  std::ranges::copy_if(placement.slots(layer, device), std::back_inserter(held),
+                       [](std::int32_t expert) { return expert != kNoExpert; });
+  return held;
+}
+
+/// Returns the number of slots of all GPUs that can store experts, or 0 if it differs.
+std::uint32_t EqualSlots(const Cluster& cluster) {
+  std::uint32_t slots = 0;
+  for (std::uint32_t d = 0; d < cluster.device_count(); ++d) {
+    if (!cluster.holds(d)) continue;
+    if (slots != 0 && cluster.devices[d].slots != slots) return 0;
+    slots = cluster.devices[d].slots;
+  }
+  return slots;
+}
+
+/// Fills the rest of a GPU's slots with experts that it holds. First takes those with the fewest
+/// replicas on other GPUs, whose tokens stay where they are, and of these the ones with the fewest
+/// tokens.
+void Repeat(const Placement& placement, const TokenCounts& loads, std::uint32_t layer,
+            std::uint32_t per_rank, std::vector<std::int32_t>* held) {
+  const auto all = placement.layer(layer);
+  const auto tokens = loads.layer(layer);
+  std::vector<std::tuple<std::ptrdiff_t, std::uint64_t, std::int32_t>> order;
+  for (const std::int32_t expert : *held) {
+    order.emplace_back(std::ranges::count(all, expert) - std::ranges::count(*held, expert),
+                       tokens[static_cast<std::size_t>(expert)], expert);
+  }
+  std::sort(order.begin(), order.end());
+  for (std::size_t i = 0; held->size() < per_rank; ++i) {
+    held->push_back(std::get<2>(order[i % order.size()]));
+  }
+}
+
+/// Gives all ranks the same number of slots. If `repeats`, this is the number of slots of the
+/// cluster, and slots are filled with experts that their GPU holds; otherwise it is the number of
+/// experts of a GPU.
+/// \error kUnsupported  another number of experts on a GPU
+Result<Flat> Flatten(const Placement& placement, const TokenCounts& loads, const Cluster& cluster,
+                     bool repeats) {
   Flat flat;
   flat.slots.resize(placement.layers);
-  for (std::uint32_t d = 0; d < placement.device_count() && flat.per_rank == 0; ++d) {
-    if (!cluster.holds(d)) continue;
-    for (const std::int32_t expert : placement.slots(0, d)) {
-      flat.per_rank += expert == kNoExpert ? 0 : 1;
+  flat.per_rank = repeats ? EqualSlots(cluster) : 0;
+  for (std::uint32_t l = 0; l < placement.layers; ++l) {
+    for (std::uint32_t d = 0; d < placement.device_count(); ++d) {
+      if (!cluster.holds(d)) continue;
+      const auto held = static_cast<std::uint32_t>(HeldBy(placement, l, d).size());
+      flat.per_rank = std::max(flat.per_rank, held);
     }
   }
   for (std::uint32_t l = 0; l < placement.layers; ++l) {
@@ -44,34 +94,33 @@ Result<Flat> Flatten(const Placement& placement, const TokenCounts& loads, const
         flat.slots[l].insert(flat.slots[l].end(), flat.per_rank, 0);
         continue;
       }
-      std::uint32_t held = 0;
-      for (const std::int32_t expert : placement.slots(l, d)) {
-        if (expert == kNoExpert) continue;
-        flat.slots[l].push_back(expert);
-        ++held;
+      std::vector<std::int32_t> held = HeldBy(placement, l, d);
+      if (held.size() < flat.per_rank) {
+        if (!repeats || held.empty() || cluster.devices[d].slots < flat.per_rank) {
+          return Fail(Errc::kUnsupported, "layer ", loads.layer_id[l], ": ", GpuName(cluster, d),
+                      " holds ", held.size(), " experts, others ", flat.per_rank,
+                      ": the format requires the same number on every gpu; use --format plan");
+        }
+        flat.repeated += flat.per_rank - held.size();
+        Repeat(placement, loads, l, flat.per_rank, &held);
       }
-      if (held != flat.per_rank) {
-        return Fail(Errc::kUnsupported, "layer ", loads.layer_id[l], ": ", GpuName(cluster, d),
-                    " holds ", held, " experts, the first gpu ", flat.per_rank,
-                    ": the format requires the same number on every gpu; use --format plan");
-      }
+      flat.slots[l].insert(flat.slots[l].end(), held.begin(), held.end());
     }
   }
   return flat;
 }
 
 /// Returns a text about the first expert that a rank has twice; empty if there is none.
-std::string FirstDuplicate(const Flat& flat, const TokenCounts& loads, const Cluster& cluster) {
-  std::vector<bool> idle(flat.ranks, false);
-  std::uint32_t next = 0;
-  for (std::uint32_t d = 0; d < cluster.device_count(); ++d) {
-    if (cluster.nodes[cluster.devices[d].node].alive) idle[next++] = !cluster.holds(d);
-  }
-  for (std::size_t l = 0; l < flat.slots.size(); ++l) {
-    for (std::uint32_t rank = 0; rank < flat.ranks; ++rank) {
-      if (idle[rank]) continue;
+std::string FirstDuplicate(const Placement& placement, const TokenCounts& loads,
+                           const Cluster& cluster) {
+  for (std::uint32_t l = 0; l < placement.layers; ++l) {
+    std::uint32_t ranks = 0;
+    for (std::uint32_t d = 0; d < placement.device_count(); ++d) {
+      if (!cluster.nodes[cluster.devices[d].node].alive) continue;
+      const std::uint32_t rank = ranks++;
+      if (!cluster.holds(d)) continue;
       std::set<std::int32_t> seen;
-      for (const std::int32_t expert : flat.of_rank(l, rank)) {
+      for (const std::int32_t expert : HeldBy(placement, l, d)) {
         if (seen.insert(expert).second) continue;
         return StrCat("layer ", loads.layer_id[l], " expert ", expert, ": occurs twice on rank ",
                       rank);
@@ -133,9 +182,11 @@ std::string EplbText(const Flat& flat, const Placement& placement, const TokenCo
   return out + "]}\n";
 }
 
-/// Numbers all layers of the model for SGLang. Layers without experts get the default order.
-std::string SglangText(const Flat& flat, const TokenCounts& loads, PlanNotes* notes) {
-  std::vector<std::vector<std::int32_t>> rows(loads.layer_id.back() + 1);
+/// Numbers all layers of the model for SGLang, up to the last one of the recording. Layers without
+/// a plan get the default order.
+std::string SglangText(const Flat& flat, const TokenCounts& loads,
+                       std::span<const std::uint32_t> recorded, PlanNotes* notes) {
+  std::vector<std::vector<std::int32_t>> rows(std::max(recorded.back(), loads.layer_id.back()) + 1);
   std::vector<std::int32_t> plain(flat.slot_count());
   for (std::size_t s = 0; s < plain.size(); ++s) {
     plain[s] = static_cast<std::int32_t>(s % loads.experts);
@@ -148,9 +199,8 @@ std::string SglangText(const Flat& flat, const TokenCounts& loads, PlanNotes* no
     ++filled;
   }
   if (filled > 0) {
-    notes->push_back(StrCat(filled,
-                            " layers below the last one have no plan: their experts are in "
-                            "default order"));
+    notes->push_back(
+        StrCat(Plural(filled, "layer"), " without a plan: their experts are in default order"));
   }
   std::string out = "{\"physical_to_logical_map\":";
   AppendRows(&out, rows);
@@ -207,14 +257,16 @@ std::string AscendText(const Flat& flat) {
 
 Result<std::string> ForeignPlanText(PlanFormat format, const Placement& placement,
                                     const TokenCounts& loads, const Cluster& cluster,
-                                    std::uint32_t groups, std::size_t trace_layers,
+                                    std::uint32_t groups, std::span<const std::uint32_t> recorded,
                                     PlanNotes* notes) {
   if (format == PlanFormat::kEplb || format == PlanFormat::kVllm) {
     // Their files state one number of experts, or of redundant slots, for all layers.
     SW_TRY(token_counts::RequireEqualExperts(
         loads, format == PlanFormat::kEplb ? "--format eplb" : "--format vllm"));
   }
-  SW_TRY_ASSIGN(const Flat flat, Flatten(placement, loads, cluster));
+  // An expert map of vllm-ascend has one slot for each expert of a device.
+  const bool repeats = format != PlanFormat::kAscend;
+  SW_TRY_ASSIGN(const Flat flat, Flatten(placement, loads, cluster, repeats));
   if (flat.slot_count() < loads.experts) {
     return Fail(Errc::kUnsupported, loads.experts, " experts do not fit in ", flat.slot_count(),
                 " slots");
@@ -227,7 +279,7 @@ Result<std::string> ForeignPlanText(PlanFormat format, const Placement& placemen
   for (const std::uint32_t gpu : flat.idle) {
     notes->push_back(StrCat(GpuName(cluster, gpu), " holds no experts: its slots name expert 0"));
   }
-  const std::string duplicate = FirstDuplicate(flat, loads, cluster);
+  const std::string duplicate = FirstDuplicate(placement, loads, cluster);
   if (!duplicate.empty() && format == PlanFormat::kAscend) {
     return Fail(Errc::kUnsupported, duplicate,
                 ": vllm-ascend requires different experts on each device");
@@ -235,22 +287,31 @@ Result<std::string> ForeignPlanText(PlanFormat format, const Placement& placemen
   if (!duplicate.empty() && format != PlanFormat::kEplb) {
     notes->push_back(StrCat(duplicate, ": the second copy wastes memory"));
   }
+  if (flat.repeated > 0) {
+    notes->push_back(StrCat("filled ", Plural(flat.repeated, "slot"),
+                            " with an expert that the gpu already holds: the format requires ",
+                            flat.per_rank, " experts on every gpu"));
+  }
+  if (const std::uint32_t slots = EqualSlots(cluster); flat.per_rank < slots) {
+    notes->push_back(StrCat("the plan has ", flat.per_rank, " slots on every gpu, not ", slots,
+                            ": vllm-ascend requires different experts on each device"));
+  }
   if (flat.ranks != cluster.device_count()) {
     notes->push_back(StrCat("ranks 0 to ", flat.ranks - 1, " are the live gpus, ",
                             cluster.device_count() - flat.ranks, " dead ones are left out"));
   }
-  const bool part = trace_layers != loads.layers;
-  const bool by_position = format == PlanFormat::kVllm || format == PlanFormat::kAscend;
-  if (part && by_position) {
-    notes->push_back(
-        StrCat("layers are numbered from 0: the reader needs all MoE layers, these are ",
-               loads.layers, " of ", trace_layers));
+  // SGLang's file has rows for all layers, and its own note.
+  if (recorded.size() != loads.layers && format != PlanFormat::kSglang) {
+    const bool numbered = format == PlanFormat::kTensorrt;
+    notes->push_back(StrCat(numbered ? "" : "layers are numbered from 0: ",
+                            "the reader needs all MoE layers, these are ", loads.layers, " of ",
+                            recorded.size()));
   }
   switch (format) {
     case PlanFormat::kEplb:
       return EplbText(flat, placement, loads, cluster, groups);
     case PlanFormat::kSglang:
-      return SglangText(flat, loads, notes);
+      return SglangText(flat, loads, recorded, notes);
     case PlanFormat::kVllm:
       return VllmText(flat, loads);
     case PlanFormat::kTensorrt:

@@ -130,6 +130,19 @@ Result<std::vector<Pin>> PinsOfRest(std::vector<Pin> pins, std::span<const std::
   return pins;
 }
 
+std::vector<std::uint32_t> GroupsOfRest(std::uint32_t experts, std::uint32_t groups,
+                                        std::span<const std::uint32_t> rest) {
+  if (groups < 2 || experts % groups != 0) return {};
+  std::vector<std::uint32_t> group;
+  std::vector<std::size_t> sizes(groups, 0);
+  for (const std::uint32_t e : rest) {
+    group.push_back(e / (experts / groups));
+    ++sizes[group.back()];
+  }
+  const bool equal = std::ranges::all_of(sizes, [&](auto size) { return size == sizes[0]; });
+  return equal ? std::vector<std::uint32_t>() : group;
+}
+
 Status AddEverywhere(const PlanRest& rest, const TokenCounts& loads, const Cluster& cluster,
                      const Placement* current, std::span<const std::uint32_t> experts,
                      StrategyResult* result) {

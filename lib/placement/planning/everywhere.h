@@ -39,6 +39,14 @@ Result<PlanRest> WithoutEverywhere(const TokenCounts& loads, const Cluster& clus
 /// Pure.
 Result<std::vector<Pin>> PinsOfRest(std::vector<Pin> pins, std::span<const std::uint32_t> experts);
 
+/// Returns the router's group of each remaining expert, for Options::expert_group. Experts on every
+/// GPU belong to no group, and the others keep the group that they have among all experts. Empty
+/// if the groups keep equal sizes, or if `groups` divides only the number of remaining experts.
+/// \param experts  number of all experts
+/// Pure.
+std::vector<std::uint32_t> GroupsOfRest(std::uint32_t experts, std::uint32_t groups,
+                                        std::span<const std::uint32_t> rest);
+
 /// Adds the experts that are on every GPU to a plan of the rest. Bounds are converted to those
 /// of all experts, and the curve of moves is dropped.
 /// \error kInfeasible  the strategy copies experts for an iteration

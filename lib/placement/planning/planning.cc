@@ -149,7 +149,8 @@ Result<PlanInput> ReadLocal(const PlanRequest& request, bool counts, Sink& sink)
   if (request.old_plan.empty()) return input;
   SW_TRY_ASSIGN(input.moves_max, MovesMax(request.max_moves, input.loads, input.cluster));
   SW_TRY_ASSIGN(PlanFile old, ReadPlan(request.old_plan));
-  auto current = PlacedOn(StateOf(std::move(old)), input.loads, input.cluster);
+  auto current =
+      PlacedOn(StateOf(std::move(old)), input.loads, input.cluster, input.RecordedLayers());
   if (!current) return Within(request.old_plan, current.error());
   const Status fits = Validate(*current, input.loads, input.cluster, Rules{false, false, 0, false});
   if (!fits) return Within(request.old_plan, fits.error());
@@ -170,12 +171,13 @@ Status Measured(const PlanRequest& request, const PlanFile& plan, const std::str
                 EvaluatedPlan* answer, Sink& sink) {
   const PlanInput& input = answer->input;
   PlannedRow& row = answer->row;
-  auto placed = PlacedOn(plan, input.loads, input.cluster);
+  auto placed = PlacedOn(plan, input.loads, input.cluster, input.RecordedLayers());
   if (!placed) return Within(file, placed.error());
   StrategyResult result;
   result.placement = *std::move(placed);
   if (!plan.owner_slots.empty()) {
-    SW_TRY_ASSIGN(result.owners, PlacedOn(StateOf(plan), input.loads, input.cluster));
+    SW_TRY_ASSIGN(result.owners,
+                  PlacedOn(StateOf(plan), input.loads, input.cluster, input.RecordedLayers()));
   }
   // Copies for one iteration may exceed the slots for state.
   Rules rules;
@@ -281,6 +283,17 @@ std::optional<PlannedTransitions> Arrange(const PlanRequest& request, const Plan
   return transitions;
 }
 
+/// Extends an infeasible result: its numbers of experts and slots are those of the rest.
+template <class Planned>
+Planned WithRest(const PlanRequest& request, Planned planned) {
+  if (planned || planned.error().code != Errc::kInfeasible) return planned;
+  Error error = std::move(planned).error();
+  if (error.message.find("--everywhere") != std::string::npos) return tl::unexpected(error);
+  error.message += StrCat(" (not counting the experts of --everywhere, which take ",
+                          Plural(request.everywhere.size(), "slot"), " of every gpu)");
+  return tl::unexpected<Error>(std::move(error));
+}
+
 /// Plans the experts that are not on every GPU.
 /// \param current  placement of all experts
 Result<StrategyResult> PlanRestOnRanks(comm::Comm& comm, const PlanRequest& request,
@@ -289,9 +302,11 @@ Result<StrategyResult> PlanRestOnRanks(comm::Comm& comm, const PlanRequest& requ
                                        Options options) {
   SW_TRY_ASSIGN(const PlanRest rest,
                 WithoutEverywhere(loads, cluster, current, request.everywhere));
-  SW_TRY(Validate(rest.loads, rest.cluster));
+  SW_TRY(WithRest(request, Validate(rest.loads, rest.cluster)));
   SW_TRY_ASSIGN(options.pins, PinsOfRest(options.pins, request.everywhere));
   options.expert_names = rest.names;
+  if (options.eplb_policy == EplbPolicy::kGlobal) options.eplb_groups = 1;
+  options.expert_group = GroupsOfRest(loads.experts, options.eplb_groups, rest.names);
   if (options.moves_max) {
     if (rest.moves > *options.moves_max) {
       return Fail(Errc::kInfeasible, "at most ", *options.moves_max,
@@ -301,8 +316,8 @@ Result<StrategyResult> PlanRestOnRanks(comm::Comm& comm, const PlanRequest& requ
     *options.moves_max -= rest.moves;
   }
   SW_TRY_ASSIGN(StrategyResult result,
-                PlanOnRanks(comm, strategy, rest.loads, rest.cluster,
-                            rest.current ? &*rest.current : nullptr, options));
+                WithRest(request, PlanOnRanks(comm, strategy, rest.loads, rest.cluster,
+                                              rest.current ? &*rest.current : nullptr, options)));
   SW_TRY(AddEverywhere(rest, loads, cluster, current, request.everywhere, &result));
   return result;
 }
@@ -367,10 +382,25 @@ Result<std::vector<PlannedRow>> PlanWithAll(comm::Comm& comm, const PlanRequest&
 
 namespace {
 
+/// Returns true if a file is a plan with all experts in each layer. A matrix of token counts can be
+/// read as a plan too, but lacks experts.
+bool IsWholePlan(const std::string& path) {
+  const Result<PlanFile> plan = ReadPlan(path);
+  if (!plan) return false;
+  for (std::size_t l = 0; l < plan->slots.size(); ++l) {
+    std::vector<bool> found(plan->experts, false);
+    for (const std::int32_t expert : plan->slots[l]) {
+      if (expert != kNoExpert) found[static_cast<std::size_t>(expert)] = true;
+    }
+    if (std::ranges::count(found, true) < std::ptrdiff_t{plan->ExpertsOf(l)}) return false;
+  }
+  return true;
+}
+
 /// Extends the error about the files of an evaluation, if they seem to be swapped.
 tl::unexpected<Error> WithOrder(const PlanRequest& request, const std::string& plan_file,
                                 Error error) {
-  if (error.code == Errc::kBadInput && ReadPlan(request.loads) &&
+  if (error.code == Errc::kBadInput && IsWholePlan(request.loads) &&
       token_counts::ReadLoads(plan_file)) {
     error.message +=
         StrCat("; ", request.loads, " is a plan; the arguments may be swapped: pass PLAN first");
@@ -422,8 +452,7 @@ Result<std::string> PlanBytes(PlanFormat format, const PlanRequest& request, con
   PlanNotes notes;
   SW_TRY_ASSIGN(std::string text,
                 ForeignPlanText(format, plan.result.placement, input.loads, input.cluster,
-                                request.options.eplb_groups,
-                                input.recordings.front().trace.layer_id.size(), &notes));
+                                request.options.eplb_groups, input.RecordedLayers(), &notes));
   for (std::string& note : notes) sink.Warn(std::move(note));
   return text;
 }

@@ -97,6 +97,10 @@ struct PlanInput {
   std::optional<Affinity> affinity;        ///< transitions between layers
   PlacementCost vanilla;                   ///< cost of plain expert parallelism; on rank 0
 
+  /// Returns the numbers of all layers of the recording, ascending; `loads` has those of --layers.
+  const std::vector<std::uint32_t>& RecordedLayers() const {
+    return recordings.front().trace.layer_id;
+  }
   /// Returns the numbers of the layers that have no token in `loads`.
   std::vector<std::uint64_t> EmptyLayers() const;
 };

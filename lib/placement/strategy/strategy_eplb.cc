@@ -36,14 +36,16 @@ Result<EplbShape> ShapeOf(const TokenCounts& loads, const Cluster& cluster,
     return Fail(Errc::kInfeasible, loads.experts, " experts do not fit in ", shape.slots,
                 " live slots");
   }
-  if (shape.groups == 0 || loads.experts % shape.groups != 0) {
+  const bool equal = options.expert_group.empty();
+  if (shape.groups == 0 || (equal && loads.experts % shape.groups != 0)) {
     return Fail(Errc::kInfeasible, "eplb: ", loads.experts, " experts are not a multiple of ",
                 shape.groups, " groups");
   }
   return shape;
 }
 
-Result<bool> IsHierarchical(const EplbShape& shape, EplbPolicy policy) {
+Result<bool> IsHierarchical(const EplbShape& shape, const Options& options) {
+  const EplbPolicy policy = options.eplb_policy;
   const bool fits = shape.groups % shape.nodes == 0;
   if (policy == EplbPolicy::kHierarchical && !fits) {
     return Fail(Errc::kInfeasible,
@@ -52,6 +54,14 @@ Result<bool> IsHierarchical(const EplbShape& shape, EplbPolicy policy) {
                 shape.nodes, " nodes, found ", shape.groups);
   }
   return policy != EplbPolicy::kGlobal && fits;
+}
+
+// Fails if groups of different sizes have to stay on one node.
+Status RequireEqualGroups(bool hierarchical, const Options& options) {
+  if (!hierarchical || options.expert_group.empty()) return {};
+  return Fail(Errc::kInfeasible,
+              "eplb: --everywhere leaves the groups of --groups with different numbers of experts, "
+              "which only --strategy best supports: use it, or --policy global");
 }
 
 // Copies the published plan of a layer to the live devices.
@@ -69,7 +79,7 @@ void CopyPublished(std::span<const std::uint64_t> tokens, const EplbShape& shape
 
 // Returns true if expert groups stay on one node.
 bool IsGrouped(const Result<EplbShape>& shape, const Options& options) {
-  return shape && shape->groups > 1 && IsHierarchical(*shape, options.eplb_policy).value_or(false);
+  return shape && shape->groups > 1 && IsHierarchical(*shape, options).value_or(false);
 }
 
 // Devices [first, last) and the experts to spread over them.
@@ -126,7 +136,8 @@ Placement PlusLayer(const TokenCounts& one, const Result<EplbShape>& shape, bool
 Result<StrategyResult> DraftEplb(const TokenCounts& loads, const Cluster& cluster,
                                  const Placement* /*current*/, const Options& options) {
   SW_TRY_ASSIGN(const EplbShape shape, ShapeOf(loads, cluster, options));
-  SW_TRY_ASSIGN(const bool hierarchical, IsHierarchical(shape, options.eplb_policy));
+  SW_TRY_ASSIGN(const bool hierarchical, IsHierarchical(shape, options));
+  SW_TRY(RequireEqualGroups(hierarchical, options));
   StrategyResult result;
   result.placement = EmptyPlacement(loads, cluster);
   for (std::uint32_t l = 0; l < loads.layers; ++l) {
@@ -145,6 +156,7 @@ Result<StrategyResult> DraftEplbPlus(const TokenCounts& loads, const Cluster& cl
                 " live slots");
   }
   const bool grouped = IsGrouped(shape, options);
+  SW_TRY(RequireEqualGroups(grouped, options));
   StrategyResult result;
   result.placement = EmptyPlacement(loads, cluster);
   for (std::uint32_t l = 0; l < loads.layers; ++l) {

@@ -190,5 +190,23 @@ class Maps(Case):
                 self.refused(4, part, "loads.jsonl", *CLUSTER, "--old", "old.pth", "-o", "p")
 
 
+    def test_files_of_another_form(self):
+        npy_map = [[e % EXPERTS for e in range(32)]] * LAYERS
+        (self.work / "old.npy").write_bytes(npy(npy_map))
+        done = self.refused(4, "old.npy: a binary file that is not a plan: plans are JSON, YAML, or tensors in .pt",
+                            "loads.jsonl", *CLUSTER, "--old", "old.npy", "-o", "p")
+        self.assertTrue(done.stderr.isascii())
+        # A matrix of counts is no plan, so nothing is swapped.
+        self.write("counts.json", COUNTS[-1])
+        self.write("small.json", [[5, 3, 1, 1]])
+        for name, values in (("float.pt", npy_map), ("few.pt", [[0, 1, 2, 3]])):
+            numbers = flat(values)
+            content = struct.pack(f"<{len(numbers)}f", *numbers)
+            ptfile.save(self.work / name, ptfile.tensor("FloatStorage", content, shape_of(values), 4))
+            for counts in ("counts.json", "small.json"):
+                done = self.refused(4, f"{name}: whole numbers [layers, slots]", "evaluate", name, counts, *CLUSTER)
+                self.assertNotIn("swapped", done.stderr)
+
+
 if __name__ == "__main__":
     main(__name__)

@@ -141,6 +141,19 @@ class Plans(Case):
             moves = self.result("loads.jsonl", *CLUSTER, "--strategy", "eplb+", "--old", form)["plan"]["migration"]
             self.assertEqual(moves["transfers"], 0, form)
 
+    def test_layers_of_a_plan_are_those_of_the_recording(self):
+        rows = [f"{layer},{e},{count}\n" for layer, counts in enumerate(trace()[-1], 3) for e, count in enumerate(counts)]
+        self.write("c.csv", "layer,expert,tokens\n" + "".join(rows))
+        part = ["--layers", "4,6", "--strategy", "eplb+"]
+        for form in FORMATS:
+            self.run_in("c.csv", *CLUSTER, "--strategy", "eplb+", "--format", form, "-o", form)
+            moves = self.result("c.csv", *CLUSTER, *part, "--old", form)["plan"]["migration"]
+            self.assertEqual(moves["transfers"], 0, form)
+            found = self.result("evaluate", form, "c.csv", *CLUSTER, "--layers", "4,6")["plan"]["metrics"]
+            self.assertEqual(found, self.result("c.csv", *CLUSTER, *part)["plan"]["metrics"], form)
+        self.write("more", [list(range(EXPERTS)) * 2] * (LAYERS + 1))
+        self.refused(4, "more: plan: 7 layers without layer numbers, the token counts have 6", "c.csv", *CLUSTER, "--old", "more")
+
     def test_a_plan_tells_its_own_cluster(self):
         for form in ("plan", "eplb"):
             self.plan("--strategy", "eplb", "--format", form, "-o", form)
@@ -170,11 +183,29 @@ class Plans(Case):
         done = self.run_in("hot.json", *short, "--format", "vllm", "-o", "v")
         self.assertIn("the second copy wastes memory", done.stderr)
 
+    def test_slots_without_another_expert_are_filled(self):
+        self.write("few.json", [[5, 3], [5, 3, 2, 1, 1, 1, 4, 4]])
+        self.write("pins.json", [[5, 3, 1, 1]])
+        for name, slots, words in (("few.json", 4, []), ("pins.json", 6, []),
+                                   ("pins.json", 3, ["--pin", "0,1:0", "--pin", "2:1"])):
+            words = [name, "--nodes", "2", "--gpus", "1", "--slots", slots, *words]
+            for form in ("sglang", "tensorrt-llm"):
+                done = self.run_in(*words, "--format", form, "-o", "p", "--force")
+                self.assertRegex(done.stderr, f"warning: filled [0-9]+ slots? with an expert that the gpu already holds: the "
+                                              f"format requires {slots} experts on every gpu")
+                self.assertNotIn("wastes memory", done.stderr)
+                moves = self.result(*words, "--old", "p")["plan"]["migration"]
+                self.assertEqual((moves["transfers"], moves["lost"]), (0, []))
+        self.refused(9, "the format requires the same number on every gpu", "few.json", "--nodes", "2", "--gpus", "1",
+                     "--slots", "4", "--format", "vllm-ascend", "-o", "q")
+
     def test_a_part_of_the_model_is_told(self):
-        done = self.plan("--strategy", "eplb", "--layers", "2-3", "--format", "vllm", "-o", "v")
-        self.assertIn("these are 2 of 6", done.stderr)
+        for form in ("eplb", "vllm", "tensorrt-llm"):
+            done = self.plan("--strategy", "eplb", "--layers", "2-3", "--format", form, "-o", form)
+            self.assertIn("the reader needs all MoE layers, these are 2 of 6", done.stderr)
         done = self.plan("--strategy", "eplb", "--layers", "2-3", "--format", "sglang", "-o", "s")
-        self.assertIn("2 layers below the last one have no plan", done.stderr)
+        self.assertIn("4 layers without a plan", done.stderr)
+        self.assertEqual(len(self.read("s")["physical_to_logical_map"]), LAYERS)
 
 
 class Logs(Case):
@@ -281,7 +312,8 @@ class BadInput(Case):
         self.refused(10, "multiple", "loads.jsonl", *CLUSTER, "--strategy", "eplb", "--groups", "3", "-o", "p")
 
     def test_old_plans(self):
-        for part, text in (("old: plan: layer", "[[0,1,2]]"), ("old: is empty", ""), ("layer 0 slot 1: a whole number", "[[0,-7]]"),
+        for part, text in (("old: plan: 1 layer without layer numbers, the token counts have 6", "[[0,1,2]]"),
+                           ("old: is empty", ""), ("layer 0 slot 1: a whole number", "[[0,-7]]"),
                            ("slots", json.dumps([[0] * 5] * LAYERS)), ("not a plan: expected one of layers", "{}"),
                            ("a plan without layers", '{"layers":[]}'),
                            ("16", '{"layers":[{"layer":0,"placement":[[0,1]]}]}'),

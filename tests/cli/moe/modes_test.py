@@ -253,11 +253,37 @@ class Asked(Case):
         rows = self.result("compare", *words)["strategies"]
         self.assertEqual([row["strategy"] for row in rows if "metrics" not in row], ["hecate", "fastermoe"])
 
+    def test_groups_without_the_experts_on_every_gpu(self):
+        """The other experts keep the groups that they have among all experts."""
+        roomy = [*CLUSTER[:-3], "6"]
+        words = ["loads.jsonl", *roomy, "--groups", "8", "--policy", "hierarchical", "--everywhere"]
+        for everywhere in ({0, 1, 5}, set(range(0, EXPERTS, 8)), set(range(0, EXPERTS, 2)[:3])):
+            self.run_in(*words, ",".join(map(str, sorted(everywhere))), "-o", "p.json", "--force")
+            for layer in self.read("p.json")["layers"]:
+                groups = [{e // 2 for e in held if e not in everywhere} for held in layer["placement"]]
+                found = sorted(group for node in groups for group in node)
+                self.assertEqual(found, sorted({e // 2 for e in range(EXPERTS) if e not in everywhere}))
+        again = self.result(*words, "0,2,4", "--old", "p.json")["plan"]
+        self.assertEqual(again["migration"]["transfers"], 0)
+        part = "--everywhere leaves the groups of --groups with different numbers of experts"
+        self.refused(10, part, *words, "0,1,5", "--strategy", "eplb+", "-o", "r")
+        # Each group loses one expert.
+        self.run_in("loads.jsonl", *roomy, "--groups", "4", "--strategy", "eplb+", "--everywhere", "0,4,8,12", "-o", "q.json")
+        for layer in self.read("q.json")["layers"]:
+            self.assertEqual([len({e // 4 for e in held if e % 4}) for held in layer["placement"]], [1] * 4)
+        # A shared expert in addition to those of the groups.
+        self.write("more.jsonl", jsonl(trace(experts=17)))
+        self.run_in("more.jsonl", *CLUSTER, "--groups", "8", "--everywhere", "16", "-o", "s.json")
+        for layer in self.read("s.json")["layers"]:
+            self.assertEqual([len({e // 2 for e in held if e < 16}) for held in layer["placement"]], [2] * 4)
+
     def test_wrong_experts_on_every_gpu(self):
         words = ["loads.jsonl", *CLUSTER, "-o", "p", "--everywhere"]
         self.refused(2, "expert 16 does not exist, the layers have 16 experts", *words, "16")
         self.refused(2, "there is nothing to plan", *words, "0-15")
         self.refused(10, 'node "node0" gpu 0 has 4 slots: the 4 experts of --everywhere and one more', *words, "0-3")
+        self.refused(10, "14 experts do not fit in 12 live slots (not counting the experts of --everywhere, which take 2 slots",
+                     "loads.jsonl", "--nodes", "3", "--gpus", "2", "--slots", "4", "-o", "p", "--everywhere", "0,1")
         self.refused(2, 'expected numbers of experts such as 256 or 0-3,7', *words, "a")
         self.refused(2, "--everywhere cannot be combined", *words, "1", "--strategy", "lazarus")
 

@@ -279,6 +279,44 @@ TEST(BestTest, GroupsStayOnTheirNode) {
       << refused.error().message;
 }
 
+TEST(BestTest, GroupsOfDifferentSizesStayOnTheirNode) {
+  Random random(41);
+  const TokenCounts loads = Skewed(&random, 6, 12);
+  Options options;
+  options.eplb_groups = 4;
+  options.eplb_policy = EplbPolicy::kHierarchical;
+  options.expert_group = {0, 1, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3};
+  Cluster cluster = UniformCluster(2, 2, 3);
+  // Six slots of a node fit the first and second group, or the third and fourth.
+  const Placement plan = Planned("best", loads, cluster, nullptr, options).placement;
+  ASSERT_TRUE(Validate(plan, loads, cluster, Rules{true, true, 1, true}));
+  for (std::uint32_t l = 0; l < loads.layers; ++l) {
+    const auto slots = plan.layer(l);
+    for (std::size_t s = 0; s < slots.size(); ++s) {
+      const bool low = options.expert_group[static_cast<std::size_t>(slots[s])] < 2;
+      const bool first = options.expert_group[static_cast<std::size_t>(slots[0])] < 2;
+      EXPECT_EQ(low == first, s < 6) << "layer " << l << " slot " << s;
+    }
+  }
+  // A node whose groups are empty stays empty.
+  options.eplb_groups = 2;
+  options.expert_group.assign(12, 1);
+  cluster = UniformCluster(2, 2, 6);
+  const Placement half = Planned("best", loads, cluster, nullptr, options).placement;
+  EXPECT_EQ(std::ranges::count(half.layer(0), kNoExpert), 12);
+  // Strategies that cannot, and nodes without the slots.
+  const auto refused = [&](std::string_view strategy, const std::string& part) {
+    const auto found = (*FindStrategy(strategy))->plan(loads, cluster, nullptr, options);
+    ASSERT_FALSE(found) << strategy;
+    EXPECT_EQ(found.error().code, Errc::kInfeasible);
+    EXPECT_NE(found.error().message.find(part), std::string::npos) << found.error().message;
+  };
+  refused("eplb", "--everywhere leaves the groups of --groups with different numbers");
+  refused("eplb+", "--everywhere leaves the groups of --groups with different numbers");
+  cluster = UniformCluster(2, 2, 4);
+  refused("best", "found no nodes with enough slots for the 2 groups of --groups");
+}
+
 // The plan reports the cost of surviving: recovery and balance pull in different directions.
 TEST(BestTest, ObjectivesTradeRecoveryForBalance) {
   Random random(37);

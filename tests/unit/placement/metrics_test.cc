@@ -13,14 +13,6 @@
 namespace shardwright::placement {
 namespace {
 
-Placement Placed(const TokenCounts& loads, const Cluster& cluster,
-                 std::vector<std::int32_t> slots) {
-  Placement placement = EmptyPlacement(loads, cluster);
-  EXPECT_EQ(placement.slot_expert.size(), slots.size());
-  placement.slot_expert = std::move(slots);
-  return placement;
-}
-
 // Finds the densest set of experts by enumerating all sets: tokens per device that has them.
 double LeastMaxLoadByLooking(const std::vector<std::uint64_t>& tokens,
                              const std::vector<std::vector<std::uint32_t>>& holders,

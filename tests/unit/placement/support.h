@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <gtest/gtest.h>
+
 #include <cstdint>
 #include <cstdlib>
 #include <filesystem>
+#include <utility>
 #include <vector>
 
 #include "placement/core/types.h"
@@ -34,6 +37,23 @@ inline TokenCounts LoadsOf(std::uint32_t experts, std::vector<std::uint64_t> tok
   loads.tokens = std::move(tokens);
   for (std::uint32_t l = 0; l < loads.layers; ++l) loads.layer_id.push_back(l);
   return loads;
+}
+
+/// Layers 3 and 5 with three experts.
+inline TokenCounts TwoLayers() {
+  TokenCounts loads = LoadsOf(3, {10, 20, 30, 5, 5, 50});
+  loads.layer_id = {3, 5};
+  loads.iteration = 7;
+  return loads;
+}
+
+/// Returns a placement with the experts of all slots, layer after layer.
+inline Placement Placed(const TokenCounts& loads, const Cluster& cluster,
+                        std::vector<std::int32_t> slots) {
+  Placement placement = EmptyPlacement(loads, cluster);
+  EXPECT_EQ(placement.slot_expert.size(), slots.size());
+  placement.slot_expert = std::move(slots);
+  return placement;
 }
 
 /// Units of every expert of a plan.
