@@ -306,7 +306,8 @@ Status CheckExperts(const PlanFile& plan, std::size_t row, const TokenCounts& lo
 
 /// Returns the numbers that a plan without layer numbers gives to the layers of the token counts:
 /// their positions among all layers of the recording, or among the picked ones if the plan has
-/// only these.
+/// only these. A plan with a row for each layer of the model, also for dense ones, has their
+/// numbers.
 /// \error kBadInput  the plan has another number of layers
 Result<std::vector<std::uint32_t>> PositionsOf(const PlanFile& plan, const TokenCounts& loads,
                                                std::span<const std::uint32_t> recorded) {
@@ -315,6 +316,8 @@ Result<std::vector<std::uint32_t>> PositionsOf(const PlanFile& plan, const Token
   std::iota(positions.begin(), positions.end(), 0U);
   if (recorded.empty() || rows != recorded.size()) {
     if (rows == loads.layers) return positions;
+    const std::uint64_t last = recorded.empty() ? loads.layer_id.back() : recorded.back();
+    if (rows == last + 1) return std::vector<std::uint32_t>(loads.layer_id);
     const std::string picked = recorded.size() > loads.layers
                                    ? StrCat(" (of these, --layers picks ", loads.layers, ")")
                                    : "";

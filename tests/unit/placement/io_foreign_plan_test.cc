@@ -33,6 +33,8 @@ TEST(IoForeignPlanTest, RowsWithoutLayerNumbersAreThoseOfTheRecording) {
   EXPECT_EQ(slots("{\"record_type\":\"eplb_initial_mapping\",\"initial_global_assignments\":"
                   "{\"0\":[0,1,2,2],\"1\":[1,1,0,2],\"2\":[2,1,0,1]}}"),
             wanted);
+  // A plan of all layers of the model, with dense layers before those of the recording.
+  EXPECT_EQ(slots("[[2,1,2,0],[2,1,2,0],[2,1,2,0],[0,1,2,2],[1,1,0,2],[2,1,0,1]]"), wanted);
   // A plan of the picked layers alone.
   EXPECT_EQ(slots("[[0,1,2,2],[2,1,0,1]]"), wanted);
   for (const std::string more : {"[[0,1,2,2]]", "[[0,1,2,2],[1,1,0,2],[1,1,0,2],[2,1,0,1]]"}) {
