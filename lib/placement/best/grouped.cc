@@ -108,8 +108,8 @@ void Even(const std::vector<NodePart>& nodes, Deal* deal) {
 }
 
 /// Deals the same number of groups to each node. Takes the hottest groups first, each to the least
-/// loaded node, or if `by_size` the largest groups first, each to the node with the most room.
-/// \return false if a group found no node with room for its experts
+/// loaded node, or if `by_size` the largest groups first, each to the node with the most space.
+/// \return false if no node has space for the experts of a group
 bool DealGroups(const std::vector<std::vector<std::uint32_t>>& experts,
                 std::span<const std::uint64_t> tokens, const std::vector<NodePart>& nodes,
                 bool by_size, Deal* deal) {

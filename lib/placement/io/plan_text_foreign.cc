@@ -52,8 +52,8 @@ std::uint32_t EqualSlots(const Cluster& cluster) {
 }
 
 /// Fills the rest of a GPU's slots with experts that it holds. First takes those with the fewest
-/// replicas on other GPUs, whose tokens stay where they are, and of these the ones with the fewest
-/// tokens.
+/// replicas on other GPUs, because their tokens stay in place, and of these the ones with the
+/// fewest tokens.
 void Repeat(const Placement& placement, const TokenCounts& loads, std::uint32_t layer,
             std::uint32_t per_rank, std::vector<std::int32_t>* held) {
   const auto all = placement.layer(layer);

@@ -196,7 +196,7 @@ class Maps(Case):
         done = self.refused(4, "old.npy: a binary file that is not a plan: plans are JSON, YAML, or tensors in .pt",
                             "loads.jsonl", *CLUSTER, "--old", "old.npy", "-o", "p")
         self.assertTrue(done.stderr.isascii())
-        # A matrix of counts is no plan, so nothing is swapped.
+        # A matrix of counts is not a plan, so nothing is swapped.
         self.write("counts.json", COUNTS[-1])
         self.write("small.json", [[5, 3, 1, 1]])
         for name, values in (("float.pt", npy_map), ("few.pt", [[0, 1, 2, 3]])):

@@ -298,7 +298,7 @@ TEST(BestTest, GroupsOfDifferentSizesStayOnTheirNode) {
       EXPECT_EQ(low == first, s < 6) << "layer " << l << " slot " << s;
     }
   }
-  // A node whose groups are empty stays empty.
+  // A node with empty groups stays empty.
   options.eplb_groups = 2;
   options.expert_group.assign(12, 1);
   cluster = UniformCluster(2, 2, 6);
