@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <type_traits>
 #include <utility>
 
 #include "engine/tensor/convert.h"
@@ -38,7 +39,7 @@ Status TakeIntegers(std::span<const std::byte> bytes, const Shape& shape, const 
       counts->push_back(kNoExpert);
       continue;
     }
-    const auto whole = static_cast<std::uint64_t>(value);
+    const std::uint64_t whole = static_cast<std::make_unsigned_t<T>>(value);
     if (whole <= limits::kMoeTokens) {  // without building the place for messages
       counts->push_back(whole);
       continue;

@@ -87,8 +87,8 @@ TEST(FewMovesTest, AreAsEvenAsTheBestOfAllPlacements) {
   int optimal = 0;
   int all = 0;
   for (int i = 0; i < 60; ++i) {
-    std::vector<std::uint64_t> tokens;
-    for (int e = 0; e < 6; ++e) tokens.push_back(1 + random.Below(1000));
+    std::vector<std::uint64_t> tokens(6);
+    for (std::uint64_t& of : tokens) of = 1 + random.Below(1000);
     Layer layer(3, 3, tokens, {0, 1, 2, 3, 4, 5, 0, 2, 4});
     const auto found = FewMoves(layer.ground, layer.shares, layer.slots, layer.held, 4, 0, kSteps);
     for (std::uint64_t moves = 1; moves <= 4; ++moves) {
