@@ -21,8 +21,9 @@ MODULES = {
 SUBMODULES = {
     "support": {
         "base": [],
+        "os/locks": ["base"],
         "os/sockets": ["base"],
-        "os": ["base", "os/sockets"],
+        "os": ["base", "os/locks", "os/sockets"],
         "os/net": ["os"],
         "zstd": ["os"],
         "json": ["base"],

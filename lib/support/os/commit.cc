@@ -19,7 +19,8 @@
 //
 // After a kill before step 6, a stage with .journal remains, which the next run continues. Later
 // the directory of that name is the finished stage or, after an exchange, the old output. If OUTPUT
-// is missing, it is the stage and gets its journal back. Otherwise Recover removes it.
+// is missing, it is the stage and gets its journal back. Otherwise Recover removes it. If there are
+// OUTPUT, the stage and an old output that was moved aside, then OUTPUT is another program's.
 //
 // If other users can write to the parent, any of these names may be theirs. A run never continues,
 // restores, removes or writes to their files (Directory::WhyForeign, WhyShared).
@@ -202,6 +203,11 @@ void Stage::Print(Sink& sink) {
 // Undoes or finishes a commit that was interrupted in step 6 or later.
 Status Stage::Recover() {
   SW_TRY_ASSIGN(const bool had_output, parent_.Exists(name_));
+  SW_TRY_ASSIGN(const std::vector<Leftover> olds, Leftovers(kOld));
+  const auto is_unfinished = [&](const std::string& id) {
+    return std::ranges::any_of(olds,
+                               [&](const Leftover& o) { return o.why.empty() && o.id == id; });
+  };
   SW_TRY_ASSIGN(const std::vector<Leftover> journals, Leftovers(kJournal));
   for (const Leftover& journal : journals) {
     if (!journal.why.empty()) {
@@ -210,8 +216,12 @@ Status Stage::Recover() {
     }
     const std::string stage = name_ + std::string(kPartial) + journal.id;
     SW_TRY_ASSIGN(const std::optional<NameStatus> status, parent_.Look(stage));
-    const bool staged = status && status->type == EntryType::kDir && !had_output &&
-                        parent_.WhyForeign(*status).empty();
+    bool staged = status && status->type == EntryType::kDir &&
+                  (!had_output || is_unfinished(journal.id)) && parent_.WhyForeign(*status).empty();
+    if (staged) {
+      SW_TRY_ASSIGN(const auto inside, parent_.Look(stage + "/" + kJournalDir));
+      staged = !inside;
+    }
     if (!staged) {
       RemoveOrWarn(journal.name);
       continue;
@@ -220,7 +230,6 @@ Status Stage::Recover() {
     SW_TRY(directory.SetMode(kOwnMode));
     SW_TRY(parent_.MoveNew(journal.name, directory, kJournalDir));
   }
-  SW_TRY_ASSIGN(const std::vector<Leftover> olds, Leftovers(kOld));
   for (const Leftover& old : olds) {
     if (!old.why.empty()) {
       NoteLeftAlone(old);
@@ -228,7 +237,16 @@ Status Stage::Recover() {
     }
     const std::string path = parent_.PathOf(old.name);
     SW_TRY_ASSIGN(const bool present, parent_.Exists(name_));
-    if (present) {
+    SW_TRY_ASSIGN(const bool unfinished, parent_.Exists(name_ + std::string(kPartial) + old.id));
+    if (present && unfinished) {
+      if (!force_) continue;  // Begin fails, because OUTPUT exists
+      const std::string kept = name_ + std::string(kOld) + "-" + old.id;
+      SW_TRY(parent_.RenameNew(old.name, kept));
+      warnings_.push_back(output_ +
+                          " was made by another program after a stopped run had moved the output "
+                          "of before to " +
+                          parent_.PathOf(kept) + ", which stays");
+    } else if (present) {
       if (!RemoveOrWarn(old.name)) continue;
       notes_.push_back("removed " + path + ", an output that a stopped run had replaced");
     } else {

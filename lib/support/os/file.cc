@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "support/base/checked.h"
 #include "support/os/sys_internal.h"
 
 namespace shardwright::os {
@@ -188,6 +189,16 @@ Status File::Sync() const {
 Status File::Close() {
   if (sys::Close(std::exchange(fd_, -1)) == 0) return {};
   return SysFail(Errc::kIo, path_, "cannot close", errno);
+}
+
+void File::StartWriteback(std::uint64_t offset, std::uint64_t bytes) const {
+  // The pages at both ends have bytes of other writes, which would wait for them.
+  const auto page = static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE));
+  const std::uint64_t first = CeilDiv(offset, page) * page;
+  const std::uint64_t last = (offset + bytes) / page * page;
+  if (first < last) {
+    sys::StartWriteback(fd_, static_cast<off_t>(first), static_cast<off_t>(last - first));
+  }
 }
 
 bool File::DropCache() const {

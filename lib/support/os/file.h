@@ -81,6 +81,10 @@ class File {
   /// \error kIo, with errno; the file is closed even then
   Status Close();
 
+  /// Starts to write the whole pages of a range to the device, so that a later sync waits less. A
+  /// hint, which some file systems ignore. A failed write is an error of the sync.
+  void StartWriteback(std::uint64_t offset, std::uint64_t bytes) const;
+
   /// Removes the file's pages from the page cache, so that the next read comes from the device.
   /// \pre the file was synced
   /// \returns false if pages stayed in memory

@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <charconv>
 #include <condition_variable>
 #include <cstdint>
 #include <ctime>
@@ -22,6 +21,7 @@
 #include <utility>
 
 #include "support/base/system.h"
+#include "support/os/locks/owner.h"
 #include "support/os/sys_internal.h"
 
 namespace shardwright::os {
@@ -30,9 +30,9 @@ namespace {
 
 constexpr int kAttempts = 1000;
 
-constexpr std::string_view kFirstWord = "process ";
-
 constexpr std::size_t kTextBytes = 512;
+
+constexpr std::int64_t kSecond = 1'000'000'000;  // nanoseconds
 
 /// Returns the text of a lock file, at most kTextBytes; nullopt if it cannot be read.
 std::optional<std::string> TextOf(int fd) {
@@ -43,62 +43,11 @@ std::optional<std::string> TextOf(int fd) {
   return text;
 }
 
+/// Returns the owner in a lock file's text, for messages.
 std::string OwnerIn(const std::string& text) {
-  if (!text.starts_with(kFirstWord)) return "another process";
+  if (!text.starts_with(kLockFirstWord)) return "another process";
   const std::string shown = EscapedName(std::string_view(text).substr(0, text.find('\n')));
   return shown.substr(1, shown.size() - 2);
-}
-
-/// The owner that a lock file names.
-struct Owner {
-  std::uint64_t process = 0;
-  std::string host;
-  std::string boot;           // empty in the lock files of older versions
-  std::uint64_t started = 0;  // in clock ticks since the boot
-};
-
-/// Removes the number at the start of a text and returns it.
-std::optional<std::uint64_t> TakeNumber(std::string_view* text) {
-  std::uint64_t number = 0;
-  const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), number);
-  if (error != std::errc()) return std::nullopt;
-  text->remove_prefix(static_cast<std::size_t>(end - text->data()));
-  return number;
-}
-
-/// Removes a word at the start of a text. Returns false if the text starts differently.
-bool TakeWord(std::string_view* text, std::string_view word) {
-  if (!text->starts_with(word)) return false;
-  text->remove_prefix(word.size());
-  return true;
-}
-
-/// Inverse of DescribeOwner. Returns nullopt if the text was truncated.
-std::optional<Owner> ParseOwner(std::string_view text) {
-  Owner owner;
-  if (!TakeWord(&text, kFirstWord)) return std::nullopt;
-  const std::optional<std::uint64_t> process = TakeNumber(&text);
-  const std::size_t line = text.find('\n');
-  if (!process || !TakeWord(&text, " on ") || line == std::string_view::npos) return std::nullopt;
-  owner.process = *process;
-  owner.host = std::string(text.substr(0, text.find(" (")));
-  text.remove_prefix(text.find('\n') + 1);
-  if (text.empty()) return owner;
-  const std::size_t space = text.find(" start ");
-  if (!TakeWord(&text, "boot ") || space == std::string_view::npos) return std::nullopt;
-  owner.boot = std::string(text.substr(0, text.find(' ')));
-  text.remove_prefix(text.find(" start "));
-  TakeWord(&text, " start ");
-  const std::optional<std::uint64_t> started = TakeNumber(&text);
-  if (!started || text != "\n") return std::nullopt;
-  owner.started = *started;
-  return owner;
-}
-
-std::string DescribeOwner(const std::string& note) {
-  const auto process = static_cast<std::uint64_t>(::getpid());
-  return std::string(kFirstWord) + std::to_string(process) + " on " + HostName() + " (" + note +
-         ")\nboot " + BootId() + " start " + std::to_string(ProcessStart(process)) + "\n";
 }
 
 /// The last update of a lock file by its owner.
@@ -109,7 +58,6 @@ struct Heartbeat {
 
 /// Returns the heartbeat's time and age by the clock of the file system, not of this machine.
 Result<Heartbeat> HeartbeatOf(const Directory& folder, const std::string& path, int fd) {
-  constexpr std::int64_t kSecond = 1'000'000'000;
   struct stat beat {};
   if (sys::Stat(fd, &beat) != 0) return SysFail(Errc::kIo, path, "cannot stat", errno);
   std::int64_t now = ::time(nullptr) * kSecond;
@@ -128,12 +76,12 @@ Result<Heartbeat> HeartbeatOf(const Directory& folder, const std::string& path, 
 Status CheckIsLock(int fd, const std::string& path, std::string_view found) {
   struct stat info {};
   if (sys::Stat(fd, &info) != 0) return SysFail(Errc::kIo, path, "cannot stat", errno);
-  const std::string_view first = found.substr(0, kFirstWord.size());
+  const std::string_view first = found.substr(0, kLockFirstWord.size());
   const bool small = info.st_size <= static_cast<off_t>(kTextBytes);
   const bool text_only = std::all_of(found.begin(), found.end(), [](char c) {
     return c == '\n' || c == '\t' || (c >= ' ' && c <= '~');
   });
-  const bool ours = kFirstWord.starts_with(first) || !text_only;
+  const bool ours = kLockFirstWord.starts_with(first) || !text_only;
   if (info.st_nlink <= 1 && small && ours) return {};
   return Fail(Errc::kBusy, path, ": is not a lock file; move it away, or choose another name");
 }
@@ -152,7 +100,7 @@ Result<Opened> OpenLock(const Directory& folder, int folder_fd, const std::strin
   opened.fd = Fd(sys::OpenAt(folder_fd, name.c_str(), O_RDWR | O_CREAT | O_EXCL | kFlags));
   opened.fresh = opened.fd.ok();
   if (opened.fresh) return opened;
-  if (errno != EEXIST) return SysFail(Errc::kIo, path, "cannot create the lock file", errno);
+  if (errno != EEXIST) return CreateFail(folder_fd, path, "cannot create the lock file", errno);
   SW_TRY_ASSIGN(const std::optional<NameStatus> there, folder.Look(name));
   if (!there) return opened;
   opened.foreign = folder.WhyForeign(*there);
@@ -186,8 +134,9 @@ Result<Opened> OpenLock(const Directory& folder, int folder_fd, const std::strin
 /// within one machine or one mount, so its owner may still be running.
 /// \returns true  the owner is on another machine
 /// \error kBusy  the owner is a running process on this machine
-Result<bool> IsOfAnotherMachine(const std::string& path, const std::string& text) {
-  const std::optional<Owner> owner = ParseOwner(text);
+Result<bool> IsOfAnotherMachine(const Directory& folder, const std::string& path, int fd,
+                                const std::string& text) {
+  const std::optional<LockOwner> owner = ParseOwner(text);
   if (!owner) return false;
   const bool same_boot = owner->boot == BootId();
   if (same_boot && owner->process != static_cast<std::uint64_t>(::getpid()) &&
@@ -196,9 +145,13 @@ Result<bool> IsOfAnotherMachine(const std::string& path, const std::string& text
                 ", which is running; the locks of this file system do not hold "
                 "between its mounts");
   }
-  // A machine with another boot id has lost its processes. Containers on one machine have the same
-  // boot id, but other names and processes.
-  return owner->host != HostName();
+  // Containers on one machine have the same boot id, but other names and processes.
+  if (owner->host != HostName()) return true;
+  if (same_boot || owner->boot.empty()) return false;
+  // A machine that was booted again has lost its processes. But two machines may have one name: a
+  // heartbeat since the boot of this machine is that of the other one.
+  SW_TRY_ASSIGN(const Heartbeat beat, HeartbeatOf(folder, path, fd));
+  return beat.age + 1 < ClockNanoseconds(CLOCK_BOOTTIME) / kSecond;
 }
 
 /// Decides if the lock of a process on another machine may be removed.
@@ -210,8 +163,11 @@ class Fence {
   /// \returns true  the heartbeat has expired; false it may still expire
   /// \error kBusy  take_over is not set, or the owner has updated its heartbeat
   Result<bool> HasExpired(const std::string& path, const std::string& text, const Heartbeat& beat) {
+    const std::optional<LockOwner> owner = ParseOwner(text);
+    const bool same_name = owner && owner->host == HostName();
     const std::string in_use = path + ": in use by " + OwnerIn(text) +
-                               ", a process of another machine (last heartbeat " +
+                               ", a process of another machine" +
+                               (same_name ? " of this name" : "") + " (last heartbeat " +
                                std::to_string(beat.age) + " s ago)";
     if (!take_over_) {
       return Fail(Errc::kBusy, in_use,
@@ -291,26 +247,42 @@ tl::unexpected<Error> LockFail(const std::string& path, const Opened& opened,
 enum class Found : std::uint8_t {
   kFree,
   kMayExpire,  ///< of another machine, with a recent heartbeat
-  kRemoved,    ///< was of another machine, with an expired heartbeat
+  kRemoved,    ///< was of another machine, with an expired heartbeat: try again
 };
+
+/// Removes an expired lock file, unless another process has taken it over since it was read:
+/// moves it aside, and puts it back if its text is another one.
+Status RemoveExpired(const Directory& folder, const std::string& name, const std::string& text,
+                     bool own) {
+  SW_TRY_ASSIGN(const std::string id, RandomHex(8));
+  const std::string aside = name + "-" + id;
+  if (const Status moved = folder.RenameNew(name, aside); !moved) {
+    if (moved.error().sys == ENOENT) return {};
+    return SysFail(
+        Errc::kBusy, folder.PathOf(name),
+        own ? "cannot be taken over" : "ask its owner to remove it: cannot be taken over",
+        moved.error().sys);
+  }
+  const Result<std::string> found = folder.ReadWholeText(aside, kTextBytes);
+  if (found && *found == text) return folder.RemoveFile(aside);
+  return folder.RenameNew(aside, name);
+}
 
 /// \param own  the file is this user's
 /// \error kBusy  the file is in use, or is not a lock file; kIo
-Result<Found> LookAtOwner(const Directory& folder, int folder_fd, const std::string& name, int fd,
-                          bool own, Fence* fence) {
+Result<Found> LookAtOwner(const Directory& folder, const std::string& name, int fd, bool own,
+                          Fence* fence) {
   const std::string path = folder.PathOf(name);
   const std::optional<std::string> text = SettledText(fd);
   if (!text) return SysFail(Errc::kIo, path, "cannot read the lock file", errno);
   if (own) SW_TRY(CheckIsLock(fd, path, *text));
-  SW_TRY_ASSIGN(const bool other, IsOfAnotherMachine(path, *text));
+  SW_TRY_ASSIGN(const bool other, IsOfAnotherMachine(folder, path, fd, *text));
   if (!other) return Found::kFree;
   SW_TRY_ASSIGN(const Heartbeat beat, HeartbeatOf(folder, path, fd));
   SW_TRY_ASSIGN(const bool expired, fence->HasExpired(path, *text, beat));
   if (!expired) return Found::kMayExpire;
-  if (sys::UnlinkAt(folder_fd, name.c_str()) == 0 || errno == ENOENT) return Found::kRemoved;
-  return SysFail(Errc::kBusy, path,
-                 own ? "cannot be taken over" : "ask its owner to remove it: cannot be taken over",
-                 errno);
+  SW_TRY(RemoveExpired(folder, name, *text, own));
+  return Found::kRemoved;
 }
 
 }  // namespace
@@ -457,7 +429,7 @@ Result<Lock> Lock::Take(const Directory& folder, const std::string& name, const 
     SW_TRY(current);
     if (!*current) continue;
     if (!opened.fresh) {
-      Result<Found> found = LookAtOwner(folder, folder.fd(), name, fd, own, &fence);
+      Result<Found> found = LookAtOwner(folder, name, fd, own, &fence);
       if (!found) found.error().message += whose;
       SW_TRY(found);
       if (*found == Found::kMayExpire) {

@@ -56,7 +56,7 @@ class Fd {
   int fd_;
 };
 
-/// All system calls of lib/support/os. Each but Touch passes the fault hook and is
+/// All system calls of lib/support/os. Each passes the fault hook, except where stated, and is
 /// repeated after EINTR, except for sync and close, which are never repeated. They return
 /// the results of the system call: -1 and errno.
 namespace sys {
@@ -74,6 +74,9 @@ int Allocate(int fd, off_t bytes);
 int Truncate(int fd, off_t bytes);
 /// Sets the modification time to now. Does not pass the fault hook, as timing decides its calls.
 void Touch(int fd);
+/// Starts to write dirty pages to the device, on file systems where a later sync then takes less
+/// time in total. Does not pass the fault hook, as it changes no contents.
+void StartWriteback(int fd, off_t offset, off_t bytes);
 int Sync(int fd);
 int SyncFileSystem(int fd);
 /// Closes a file that was written. The descriptor is closed in any case, and EINTR

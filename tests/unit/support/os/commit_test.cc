@@ -290,6 +290,31 @@ TEST_F(CommitTest, OutputMovedAsideByAKilledRunIsPutBack) {
   EXPECT_EQ(Contents(), (Files{{"out", "/"}, {"out/a", "new"}, {"out/manifest", "m"}}));
 }
 
+TEST_F(CommitTest, OutputMovedAsideByAKilledRunOutlivesAnotherProgramsOutput) {
+  Put("out.partial-r1.old/a", "old");
+  Put("out.partial-r1/a", "new");
+  Put("out.partial-r1.journal/j", "1");
+  Put("out/a", "of another program");
+  const auto refused =
+      Stage::Begin(At("out"), {.force = false, .resume = Resume::kNever, .run_id = "r2"});
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code, Errc::kBusy);
+  EXPECT_EQ(Get("out.partial-r1.old/a"), "old");
+  auto stage =
+      Stage::Begin(At("out"), {.force = true, .resume = Resume::kIfSameOrDone, .run_id = "r3"});
+  ASSERT_TRUE(stage) << stage.error().message;
+  EXPECT_TRUE(stage->resumed());
+  ASSERT_EQ(stage->warnings().size(), 1U);
+  EXPECT_TRUE(stage->warnings()[0].ends_with("to " + At("out.old-r1") + ", which stays"))
+      << stage->warnings()[0];
+  ASSERT_TRUE(stage->Commit(Manifest()));
+  EXPECT_EQ(Contents(), (Files{{"out", "/"},
+                               {"out/a", "new"},
+                               {"out/manifest", "m"},
+                               {"out.old-r1", "/"},
+                               {"out.old-r1/a", "old"}}));
+}
+
 TEST_F(CommitTest, SeveralResumableRunsAreRefused) {
   Put("out.partial-r1/.journal/j", "1");
   Put("out.partial-r2/.journal/j", "1");

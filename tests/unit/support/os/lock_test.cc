@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <ctime>
 #include <filesystem>
 #include <thread>
 
@@ -255,7 +256,49 @@ TEST_F(LockTest, AProcessOfAnotherMachineThatIsAliveKeepsItsLock) {
 TEST_F(LockTest, ALockFromBeforeARestartOfThisMachineIsNoObstacle) {
   Put("out.lock", "process " + std::to_string(::getppid()) + " on " + HostName() +
                       " (run r1)\nboot b7 start 5\n");
+  const std::chrono::nanoseconds uptime(ClockNanoseconds(CLOCK_BOOTTIME));
+  SetAge(At("out.lock"),
+         std::chrono::duration_cast<std::chrono::seconds>(uptime) + std::chrono::seconds(2));
   EXPECT_TRUE(Lock::Take(At("out.lock"), "run r2"));
+}
+
+TEST_F(LockTest, AHeartbeatSinceTheBootIsThatOfAnotherMachineOfThisName) {
+  const std::string owner = "process 7 on " + HostName() + " (run r1)";
+  Put("out.lock", owner + "\nboot b7 start 5\n");
+  const auto refused = Lock::Take(At("out.lock"), "run r2");
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code, Errc::kBusy);
+  EXPECT_NE(refused.error().message.find("in use by " + owner +
+                                         ", a process of another machine of this name ("),
+            std::string::npos)
+      << refused.error().message;
+  Put("out.lock", owner + "\n");  // of an older version: decided by the name
+  EXPECT_TRUE(Lock::Take(At("out.lock"), "run r2"));
+}
+
+TEST_F(LockTest, ATakeOverDoesNotRemoveALockThatAnotherProcessHasTakenOver) {
+  ASSERT_EQ(::mkdir(At("its").c_str(), 0755), 0);
+  auto its = Lock::Take(At("its/lock"), "run r3");
+  ASSERT_TRUE(its);
+  Put("out.lock", kElsewhere);
+  SetAge(At("out.lock"), 2 * kHeartbeatExpires);
+  const pid_t child = ::fork();
+  if (child == 0) {
+    const ScopedFault fault(*ParseFaults("rename:1:hang"));
+    const auto lock = Lock::Take(At("out.lock"), "run r2", true);
+    ::_exit(lock ? 1 : lock.error().code == Errc::kBusy ? 0 : 2);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, WUNTRACED), child);
+  ASSERT_TRUE(WIFSTOPPED(status));
+  ASSERT_EQ(::unlink(At("out.lock").c_str()), 0);
+  Put("out.lock", Get("its/lock"));
+  ::kill(child, SIGCONT);
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFEXITED(status));
+  EXPECT_EQ(WEXITSTATUS(status), 0);
+  EXPECT_EQ(Get("out.lock"), Get("its/lock"));
+  EXPECT_EQ(Contents().size(), 3U);  // no file is left aside
 }
 
 TEST_F(LockTest, ARunningProcessOfThisMachineKeepsALockThatDoesNotHold) {
