@@ -14,6 +14,7 @@
 #include "engine/exec/integrity.h"
 #include "engine/exec/manifest.h"
 #include "engine/exec/replicas.h"
+#include "engine/exec/run/run_compressed.h"
 #include "engine/layout/states.h"
 #include "support/base/limits.h"
 #include "support/base/stop.h"
@@ -119,9 +120,14 @@ Result<ConvertReport> RunPlan(comm::Comm& comm, const Input& input, const layout
   ConvertReport report;
   report.dry_run = options.dry_run;
   report.totals = plan.totals();
-  const auto first = plan.FirstUnits(static_cast<std::uint64_t>(comm.size()));
-  for (std::size_t r = 0; r + 1 < first.size(); ++r) {
-    report.rank_bytes.push_back(plan.byte_of_unit(first[r + 1]) - plan.byte_of_unit(first[r]));
+  if (target.compressed) {
+    // The upper bound of zstd: incompressible data grows by less than one part in 256.
+    report.totals.output_bytes += report.totals.output_bytes / 256;
+  } else {
+    const auto first = plan.FirstUnits(static_cast<std::uint64_t>(comm.size()));
+    for (std::size_t r = 0; r + 1 < first.size(); ++r) {
+      report.rank_bytes.push_back(plan.byte_of_unit(first[r + 1]) - plan.byte_of_unit(first[r]));
+    }
   }
   if (options.verify == exec::Verify::kNone) report.totals.verify_bytes = 0;
   report.buffer_bytes = exec::BufferBytes(run);
@@ -129,6 +135,7 @@ Result<ConvertReport> RunPlan(comm::Comm& comm, const Input& input, const layout
     for (const plan::OutputFile& file : target.files) {
       if (file.clone == plan::CloneMode::kCopy) report.needed_bytes += file.bytes;
     }
+    if (target.compressed) report.needed_bytes = report.totals.output_bytes;
     SW_TRY_ASSIGN(report.free, FreeSpaceFor(comm, options.output));
     if (comm.rank() == 0) WarnOfInodes(options.output, report.totals, sink);
     return report;
@@ -142,7 +149,9 @@ Result<ConvertReport> RunPlan(comm::Comm& comm, const Input& input, const layout
     exec::Exchange replicas(comm, input.checkpoint.map, *input.bytes, input.file_owner);
     SW_TRY(exec::CompareReplicas(comm, replicas, options.threads, options.memory_bytes, sink));
   }
-  Result<exec::RunReport> ran = exec::Run(comm, plan, bytes, run, sink);
+  Result<exec::RunReport> ran = target.compressed
+                                    ? exec::RunCompressed(comm, plan, bytes, run, sink)
+                                    : exec::Run(comm, plan, bytes, run, sink);
   if (!ran) {
     SW_TRY_ASSIGN(report.found_done, FoundDone(comm, options, manifest_head, ran.error(), sink));
     if (!report.found_done) return tl::unexpected<Error>(std::move(ran).error());

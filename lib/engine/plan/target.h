@@ -73,6 +73,7 @@ struct OutputFile {
 struct Target {
   layout::ShardMap map;
   std::vector<OutputFile> files;
+  bool compressed = false;  ///< files with payloads are compressed (engine/exec/zpack.h)
 };
 
 /// Makes a file with this text as its frame and no payloads.

@@ -68,6 +68,18 @@ class Resume(DemoTest):
                 for name in ("out", "fresh"):
                     shutil.rmtree(self.work / name)
 
+    def test_a_compressed_pack_is_checked_like_every_output(self):
+        extract = "ucp-extract", "ckpt", "out", "--pack=zstd"
+        self.run_in(*extract, "--verify=readback")
+        whole = self.files("out")
+        self.assertTrue(self.report_of(*extract, "--resume")["found_done"])
+        for verify, code in (("checksums", 0), ("readback", 7)):
+            done = self.run_in(*extract, "--force", f"--verify={verify}", "--threads=1", code=code, SHARDWRIGHT_FAULT="write:8:flip")
+            if code != 0:
+                self.assertIn("the data read back differs from the data written", done.stderr)
+        self.run_in(*extract, "--force")
+        self.assertEqual(self.files("out"), whole)
+
     def test_the_two_flags_exclude_each_other(self):
         said = self.run_in("ucp-load", "ckpt", "out", *FLAGS, "--resume", "--no-resume", code=2).stderr
         self.assertIn("--resume cannot be combined with --no-resume", said)

@@ -116,4 +116,16 @@ Status Identity::CheckSame(const os::Directory& journals) const {
   return Fail(Errc::kBusy, "it differs in ", Joined(flags, " and in "));
 }
 
+Result<std::vector<std::vector<std::byte>>> Identity::ReadJournals(
+    const os::Directory& journals) const {
+  SW_TRY_ASSIGN(const std::vector<os::Entry> entries, journals.List());
+  std::vector<std::string> names;
+  names.reserve(entries.size());
+  for (const os::Entry& entry : entries) {
+    if (entry.name != kIdentityName && entry.name != kCreatedName) names.push_back(entry.name);
+  }
+  SW_TRY_ASSIGN(os::JournalRecords found, os::ReadJournals(journals, names, Fingerprint()));
+  return std::move(found.records);
+}
+
 }  // namespace shardwright::exec

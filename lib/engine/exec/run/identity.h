@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <cstddef>
 #include <string>
 #include <vector>
 
@@ -12,6 +13,9 @@ namespace shardwright::exec {
 
 /// File next to the journals with the identity of the run.
 inline constexpr const char* kIdentityName = "run.json";
+
+/// Empty file next to the journals. It shows that a run has created all its files.
+inline constexpr const char* kCreatedName = "created";
 
 /// Version, inputs and flags that determine the output of a run. Only a run with an equal
 /// identity continues the work of a stopped one.
@@ -35,6 +39,10 @@ class Identity {
   /// file that is missing or damaged: the journals, which have the hash, decide then.
   /// \error kBusy  names every part that differs, with both values; kIo
   Status CheckSame(const os::Directory& journals) const;
+
+  /// Returns the records of all ranks of a stopped run.
+  /// \error as os::ReadJournals
+  Result<std::vector<std::vector<std::byte>>> ReadJournals(const os::Directory& journals) const;
 
  private:
   struct Part {

@@ -122,6 +122,19 @@ Result<os::Stage> BeginStage(const RunOptions& options, const std::vector<std::s
   return stage;
 }
 
+Status LeaveStage(comm::Comm& comm, Errc code, StageInHand in_hand) {
+  // Clear the journal before the removal, in case that the stage cannot be removed.
+  Status left;
+  if (code == Errc::kIo && in_hand.journal) left = in_hand.journal->Clear();
+  in_hand.journal.reset();
+  if (comm.size() > 1) SW_TRY(comm.Barrier());
+  if (!in_hand.stage || in_hand.stage->committed()) return left;
+  // If the input is wrong, the same command cannot continue.
+  const bool keep = code == Errc::kStopped || code == Errc::kNotFound || code == Errc::kBusy;
+  SW_TRY(in_hand.stage->Abandon(keep));
+  return left;
+}
+
 Status OfStoppedRun(const std::string& output, Status status) {
   if (status || status.error().code == Errc::kIo || status.error().code == Errc::kNotFound) {
     return status;
@@ -155,29 +168,13 @@ Result<RunReport> Run(comm::Comm& comm, const plan::Plan& plan, ByteSource& sour
 Result<RunReport> Runner::Run() {
   Status status = Passes();
   if (!status) {
-    if (Status left = LeaveStage(status.error().code); !left) sink_.Warn(left.error().message);
+    (void)output_.CloseAll();
+    const Status left = LeaveStage(comm_, status.error().code, std::move(in_hand_));
+    if (!left) sink_.Warn(left.error().message);
   }
   SW_TRY(std::move(status));
   writes_.Complete();
   return Report();
-}
-
-Status Runner::LeaveStage(Errc code) {
-  // After a failed write or sync the kernel may show pages that never reached the disk, so a later
-  // run cannot detect which data are intact. Remove the stage, but first clear the journal, in case
-  // that the stage cannot be removed.
-  Status left;
-  if (code == Errc::kIo && journal_) left = journal_->Clear();
-  // Close first: removing an open file leaves a hidden file on NFS and FUSE.
-  journal_.reset();
-  (void)output_.CloseAll();
-  if (comm_.size() > 1) SW_TRY(comm_.Barrier());
-  if (!stage_ || stage_->committed()) return left;
-  // Keep the stage if the next run may continue it, but not if the input is wrong.
-  const bool keep =
-      code == Errc::kStopped || code == Errc::kNotFound || (code == Errc::kBusy && resumed_);
-  SW_TRY(stage_->Abandon(keep));
-  return left;
 }
 
 Status Runner::Passes() {
@@ -203,8 +200,9 @@ Status Runner::Begin() {
   sink_.Pass("prepare");
   const auto open_stage = [&]() -> Result<std::string> {
     SW_TRY_ASSIGN(os::Stage stage, BeginStage(options_, plan_.source().files, sink_));
-    stage_.emplace(std::move(stage));
-    return (stage_->resumed() ? "r" : "n") + stage_->path();
+    const std::string path = (stage.resumed() ? "r" : "n") + stage.path();
+    in_hand_.stage.emplace(std::move(stage));
+    return path;
   };
   const Result<std::string> opened = comm_.OnRootText(open_stage);
   SW_TRY(opened);
@@ -242,15 +240,9 @@ void Runner::AssignFiles(const std::vector<std::uint64_t>& first_of_rank) {
 
 Status Runner::ReadJournals() {
   if (!resumed_) return {};
-  SW_TRY_ASSIGN(const std::vector<os::Entry> entries, journals_.List());
-  std::vector<std::string> names;
-  names.reserve(entries.size());
-  for (const os::Entry& entry : entries) {
-    if (entry.name != kCreatedName && entry.name != kIdentityName) names.push_back(entry.name);
-  }
-  SW_TRY_ASSIGN(const os::JournalRecords found,
-                os::ReadJournals(journals_, names, options_.identity.Fingerprint()));
-  for (const std::vector<std::byte>& bytes : found.records) {
+  SW_TRY_ASSIGN(const std::vector<std::vector<std::byte>> records,
+                options_.identity.ReadJournals(journals_));
+  for (const std::vector<std::byte>& bytes : records) {
     std::uint64_t unit = 0;
     UnitRecord record;
     bool ours = Decode(bytes, &unit, &record) && unit < plan_.unit_count();
@@ -269,10 +261,10 @@ Status Runner::ReadJournals() {
 Status Runner::OpenJournal() {
   SW_TRY_ASSIGN(os::Journal journal, os::Journal::Open(journals_, std::to_string(comm_.rank()),
                                                        options_.identity.Fingerprint()));
-  journal_.emplace(std::move(journal));
+  in_hand_.journal.emplace(std::move(journal));
   // The journal must be durable before the first output file, because
   // it identifies the run that the files of a stage belong to.
-  SW_TRY(journal_->Sync());
+  SW_TRY(in_hand_.journal->Sync());
   return journals_.Sync();
 }
 
@@ -307,11 +299,13 @@ Status Runner::Put(const UnitInHand& unit) {
   if (IsWhole(at.file)) {
     SW_TRY(WriteWhole(unit, *file));
   } else {
-    SW_TRY(file->WriteAt(plan_.target().files[at.file].payloads[at.payload].offset + at.first,
-                         unit.bytes));
+    const std::uint64_t offset =
+        plan_.target().files[at.file].payloads[at.payload].offset + at.first;
+    SW_TRY(file->WriteAt(offset, unit.bytes));
+    file->StartWriteback(offset, unit.bytes.size());
     writes_.Add(unit.bytes.size());
   }
-  return journal_->Append(Encode(unit.index, *unit.record));
+  return in_hand_.journal->Append(Encode(unit.index, *unit.record));
 }
 
 Status Runner::WriteUnits() {

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,6 +21,7 @@
 #include "support/os/dir.h"
 #include "support/os/directory.h"
 #include "support/os/io_threads.h"
+#include "support/os/journal.h"
 
 namespace shardwright::exec {
 
@@ -87,6 +89,22 @@ Result<os::Directory> OpenShared(comm::Comm& comm, const std::string& stage,
 /// Local, on rank 0.
 Result<os::Stage> BeginStage(const RunOptions& options, const std::vector<std::string>& sources,
                              Sink& sink);
+
+/// An output that is being written, as one rank holds it.
+struct StageInHand {
+  std::optional<os::Stage> stage;      ///< rank 0 only
+  std::optional<os::Journal> journal;  ///< of this rank
+};
+
+/// Ends an unsuccessful run: closes the journal and frees the lock. Keeps the stage if the next
+/// run may continue it. After a failed write or sync the kernel may show pages that never reached
+/// the disk, so a later run cannot detect which data are intact: such a stage is removed.
+/// \param code  the error that ended the run, the same on all ranks
+/// \pre this rank has closed its output files, as removing an open file leaves a hidden file on
+///      NFS and FUSE
+/// \error kIo  the journal could not be cleared, or the stage not be removed
+/// Collective.
+Status LeaveStage(comm::Comm& comm, Errc code, StageInHand in_hand);
 
 /// Makes an error in the journals of a stopped run kBusy, with the way out. Errors of the file
 /// system are returned unchanged.

@@ -27,17 +27,6 @@ std::uint64_t FrameBytes(const plan::OutputFile& file) {
   return frame;
 }
 
-Status NotAsWritten(const std::string& path) {
-  return Fail(Errc::kIo, path, ": the data read back differs from the data written");
-}
-
-/// Returns a failed read of the output as kIo: it is not an error of the input.
-template <class T>
-T OfWritten(T read) {
-  if (!read) read.error().code = Errc::kIo;
-  return read;
-}
-
 /// Writes a frame as its bytes arrive; merges small adjacent byte ranges into one write.
 class FrameWriter {
  public:
@@ -71,6 +60,31 @@ class FrameWriter {
 };
 
 }  // namespace
+
+Status NotAsWritten(const std::string& path) {
+  return Fail(Errc::kIo, path, ": the data read back differs from the data written");
+}
+
+Status NoteReadFromMemory(comm::Comm& comm, std::uint64_t mine, std::uint64_t files, Sink& sink) {
+  SW_TRY_ASSIGN(const std::uint64_t from_memory, comm.AllReduceSum(mine));
+  if (from_memory > 0 && comm.rank() == 0) {
+    sink.Note(StrCat("readback: ", from_memory, " of ", files,
+                     " files were read from memory, not from the device: this file system keeps "
+                     "them there"),
+              0);
+  }
+  return {};
+}
+
+Status WriteManifest(const os::Directory& stage, const RunOptions& options,
+                     const std::vector<ManifestFile>& files) {
+  SW_TRY_ASSIGN(const std::string text, MakeManifest(options.manifest, files));
+  SW_TRY(stage.ReplaceFile(kManifestName, text));
+  if (options.verify != Verify::kReadback) return {};
+  // Reading one byte more than expected is enough to detect a longer file.
+  SW_TRY_ASSIGN(const std::string found, stage.ReadWholeText(kManifestName, text.size() + 1));
+  return found == text ? Status() : NotAsWritten(stage.PathOf(kManifestName));
+}
 
 template <class Visit>
 Status Runner::ForMyFiles(unsigned threads, Visit&& visit) {
@@ -307,20 +321,13 @@ Status Runner::ReadBackAll() {
   sink_.Pass("readback");
   SW_TRY(comm_.Agree(
       ForMyFiles(options_.threads, [&](std::uint32_t file) { return ReadBack(file); })));
-  SW_TRY_ASSIGN(const std::uint64_t from_memory, comm_.AllReduceSum(read_from_memory_.load()));
-  if (from_memory > 0 && comm_.rank() == 0) {
-    sink_.Note(StrCat("readback: ", from_memory, " of ", plan_.target().files.size(),
-                      " files were read from memory, not from the device: this file system keeps "
-                      "them there"),
-               0);
-  }
-  return {};
+  return NoteReadFromMemory(comm_, read_from_memory_.load(), plan_.target().files.size(), sink_);
 }
 
 Status Runner::Commit() {
   sink_.Pass("commit");
-  SW_TRY(comm_.Agree(journal_->Close()));
-  journal_.reset();
+  SW_TRY(comm_.Agree(in_hand_.journal->Close()));
+  in_hand_.journal.reset();
   std::vector<FileSum> mine;
   for (std::uint32_t file = 0; file < file_sums_.size(); ++file) {
     if (Mine(file)) mine.push_back(file_sums_[file]);
@@ -344,16 +351,11 @@ Status Runner::Commit() {
     }
     os::CommitSteps steps;
     steps.synced = sync_at_once_ ? os::Synced::kAll : os::Synced::kFiles;
-    steps.write_manifest = [&](const os::Directory& stage) -> Status {
-      SW_TRY_ASSIGN(const std::string text, MakeManifest(options_.manifest, files));
-      SW_TRY(stage.ReplaceFile(kManifestName, text));
-      if (options_.verify != Verify::kReadback) return {};
-      // Reading one byte more than expected is enough to detect a longer file.
-      SW_TRY_ASSIGN(const std::string found, stage.ReadWholeText(kManifestName, text.size() + 1));
-      return found == text ? Status() : NotAsWritten(stage.PathOf(kManifestName));
+    steps.write_manifest = [&](const os::Directory& stage) {
+      return WriteManifest(stage, options_, files);
     };
-    Status committed = stage_->Commit(steps);
-    stage_->Print(sink_);
+    Status committed = in_hand_.stage->Commit(steps);
+    in_hand_.stage->Print(sink_);
     return OfOutput(std::move(committed));
   });
 }

@@ -25,15 +25,34 @@
 
 namespace shardwright::exec {
 
-/// Empty file next to the journals. It shows that CreateFiles has created all files of the run.
-inline constexpr const char* kCreatedName = "created";
-
 /// Turns kNotFound for an output file into kIo: a missing output is a failed write, not bad input.
 template <class T>
 T OfOutput(T result) {
   if (!result && result.error().code == Errc::kNotFound) result.error().code = Errc::kIo;
   return result;
 }
+
+/// Returns a failed read of the output as kIo: it is not an error of the input.
+template <class T>
+T OfWritten(T read) {
+  if (!read) read.error().code = Errc::kIo;
+  return read;
+}
+
+/// Returns the error of a file with other bytes than were written.
+Status NotAsWritten(const std::string& path);
+
+/// Notes on rank 0 how many files the readback could not read from the device.
+/// \param mine   their number on this rank
+/// \param files  all output files
+/// Collective.
+Status NoteReadFromMemory(comm::Comm& comm, std::uint64_t mine, std::uint64_t files, Sink& sink);
+
+/// Writes the manifest into the stage, and reads it back if the options request that.
+/// \error kIo
+/// Local.
+Status WriteManifest(const os::Directory& stage, const RunOptions& options,
+                     const std::vector<ManifestFile>& files);
 
 /// Checksums of a file in the manifest, as ranks send them to each other.
 struct FileSum {
@@ -51,12 +70,11 @@ class Runner final : private UnitSink {
 
  private:
   Status Passes();
-  Status LeaveStage(Errc code);  // after a failed pass; collective
-  Status Begin();                // collective
-  Status ReadJournals();         // records of a stopped run for this rank's units; local
-  Status OpenJournal();          // local
-  Status CreateFiles();          // collective
-  Status MakeClones();           // clones and links, by the root; collective
+  Status Begin();         // collective
+  Status ReadJournals();  // records of a stopped run for this rank's units; local
+  Status OpenJournal();   // local
+  Status CreateFiles();   // collective
+  Status MakeClones();    // clones and links, by the root; collective
   Result<bool> MakeClone(std::uint32_t index);
   Status CheckSpace();  // root
   // New, or the file of a stopped run.
@@ -108,13 +126,12 @@ class Runner final : private UnitSink {
   Sink& sink_;
 
   tbb::task_arena arena_;
-  std::optional<os::Stage> stage_;  // root only
-  os::Directory directory_;         // the stage
-  os::Directory journals_;          // inside the stage
+  StageInHand in_hand_;
+  os::Directory directory_;  // the stage
+  os::Directory journals_;   // inside the stage
   bool resumed_ = false;
   bool created_ = false;                       // the resumed run had created all its files
   std::map<std::uint64_t, UnitRecord> noted_;  // by unit
-  std::optional<os::Journal> journal_;
   FilePool output_;
   bool sync_at_once_ = false;              // one sync of the file system for all files
   std::vector<std::byte> is_clone_;        // by output file: a clone or link, not written
