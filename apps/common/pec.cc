@@ -98,8 +98,8 @@ Status KeyFlags::CheckRules(const cli::App& app, const std::vector<std::string>&
 
 Result<std::shared_ptr<const os::TlsKey>> KeyFlags::Read(cli::Context& context,
                                                          bool later_ports) const {
-  const bool needed = !port_.empty() || (later_ports && !key.empty());
-  if (!needed) return std::shared_ptr<const os::TlsKey>();
+  const bool later = later_ports && !insecure && !key.empty();
+  if (port_.empty() && !later) return std::shared_ptr<const os::TlsKey>();
   if (!insecure) return context.comm().Agree(os::TlsKey::Read(key));
   context.sink().Warn(
       port_ +
