@@ -60,9 +60,9 @@ class Trained:
             found[key][inside] = tensor
         return found
 
-    def _buffers(self) -> dict[str, torch.Tensor]:
-        """Returns the model's current buffers: modules may replace them."""
-        return dict(buffers_of(self.model))
+    def _buffers(self) -> dict[str, dict[str, torch.Tensor]]:
+        """Returns the model's current buffers by key. Modules may replace them."""
+        return self._by_key(dict(buffers_of(self.model)))
 
     def experts(self) -> set[Expert]:
         return {expert_of(key) for key in self.parameters if key != DENSE}
@@ -70,7 +70,7 @@ class Trained:
     def parts(self) -> Keyed:
         """Returns the tensors of each key with their labels, in one order on all ranks. They are the trainer's own."""
         found: Keyed = {}
-        buffers = self._by_key(self._buffers())
+        buffers = self._buffers()
         for key, parameters in self.parameters.items():
             labels, tensors = found.setdefault(key, ([], []))
             for name, parameter in sorted(parameters.items()):
@@ -96,7 +96,7 @@ class Trained:
 
     def adopt(self, state: Keyed) -> None:
         """Fills the tensors of keys. Raises MismatchError unless the labels of a key name its parameters and buffers."""
-        buffers = self._by_key(self._buffers())
+        buffers = self._buffers()
         for key, (labels, _) in state.items():
             own = {f"{name} " for name in self.parameters[key]} | {f"{name} {BUFFER}" for name in buffers.get(key, {})}
             run = {label for label in labels if label.rpartition(" ")[2] in ("", BUFFER)}
@@ -132,7 +132,7 @@ class Trained:
             for option, value in groups.get(id(parameter), {}).items():
                 if option != "params":
                     optimizer[f"param_groups.{name}.{option}"] = value
-        model = {name: one.detach() for name, one in self.names.items()} | self._buffers()
+        model = {name: one.detach() for name, one in self.names.items()} | dict(buffers_of(self.model))
         return {"model": model, "optimizer": optimizer}
 
     def save(self, path: str, group: Group) -> None:
@@ -171,8 +171,8 @@ class Trained:
                 module, last = _module(model, name)
                 module.register_parameter(last, parameter)
         buffers = self._buffers()
-        filled = {id(one) for key, of in self._by_key(buffers).items() if key in keys for one in of.values()}
-        for name, value in buffers.items():
+        filled = {id(one) for key in keys for one in buffers.get(key, {}).values()}
+        for name, value in buffers_of(self.model):
             if id(value) in filled:
                 module, last = _module(model, name)
                 module.register_buffer(last, value)
