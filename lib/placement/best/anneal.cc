@@ -36,7 +36,8 @@ LayerAnneal::LayerAnneal(const SearchGround& ground, const WindowShares& windows
       windows_(windows),
       experts_(windows.experts()),
       bound_(bound),
-      random_(seed) {
+      random_(seed),
+      replicas_(ground, windows) {
   first_.push_back(0);
   for (const std::uint32_t slots : ground.slots) first_.push_back(first_.back() + slots);
   mean_ = std::max(windows.total(), 1.0) / ground.size();
@@ -55,16 +56,14 @@ void LayerAnneal::Start(std::span<const std::int32_t> slots) {
 
 void LayerAnneal::Restart(std::span<const std::int32_t> slots) {
   slots_.assign(slots.begin(), slots.end());
-  holds_.assign(ground_.size() * experts_, 0);
-  holders_.assign(experts_, {});
+  replicas_.Clear();
   unit_count_.assign(ground_.copies_min > 1 ? experts_ * ground_.units : 0, 0);
   moves_ = 0;
   for (std::uint32_t d = 0; d < ground_.size(); ++d) {
     for (std::size_t s = first_[d]; s < first_[d + std::size_t{1}]; ++s) {
       if (slots_[s] == kNoExpert) continue;
       const auto e = static_cast<std::uint32_t>(slots_[s]);
-      holds_[std::size_t{d} * experts_ + e] = 1;
-      holders_[e].push_back(d);
+      replicas_.Add(e, d);
       moves_ += MoveCost(e, d);
       if (!unit_count_.empty()) ++unit_count_[std::size_t{e} * ground_.units + ground_.unit[d]];
     }
@@ -81,7 +80,8 @@ void LayerAnneal::Reload() {
     for (std::uint32_t d = 0; d < ground_.size(); ++d) {
       double& load = Load(w, d);
       for (std::size_t s = first_[d]; s < first_[d + std::size_t{1}]; ++s) {
-        if (slots_[s] != kNoExpert) load += Share(w, static_cast<std::uint32_t>(slots_[s]));
+        if (slots_[s] == kNoExpert) continue;
+        load += replicas_.Share(w, static_cast<std::uint32_t>(slots_[s]));
       }
       load /= ground_.speed[d];
       if (load >= best_ * kLess) ++over_;
@@ -185,15 +185,11 @@ void LayerAnneal::TrySwap(std::uint32_t a, double temperature) {
   if (mine == kNoExpert || theirs == kNoExpert) return;
   const auto x = static_cast<std::uint32_t>(mine);
   const auto y = static_cast<std::uint32_t>(theirs);
-  if (x == y || !Fits(b, x) || !Fits(a, y)) return;
+  if (x == y || !replicas_.Fits(b, x) || !replicas_.Fits(a, y)) return;
   const std::int64_t cost = MoveCost(x, b) + MoveCost(y, a) - MoveCost(x, a) - MoveCost(y, b);
   if (!Affords(cost)) return;
   changes_.count = 0;
-  for (std::uint32_t w = 0; w < windows_.count(); ++w) {
-    const double moved = Share(w, x) - Share(w, y);
-    Propose(w, a, -moved);
-    Propose(w, b, moved);
-  }
+  replicas_.ForSwapped(a, x, b, y, [this](auto... change) { Propose(change...); });
   if (!Accept(WorseOfChanges(), temperature)) return;
   if (!MayLeave(x, a, b) || !MayLeave(y, b, a)) return;
   Move(x, a, b);
@@ -216,23 +212,12 @@ void LayerAnneal::TryReplace(std::uint32_t a, double temperature) {
     z = Below(experts_);
   }
   std::int32_t& slot = slots_[first_[device] + Below(ground_.slots[device])];
-  if (slot == kNoExpert || !Fits(device, z)) return;
+  if (slot == kNoExpert || !replicas_.Fits(device, z)) return;
   const auto y = static_cast<std::uint32_t>(slot);
-  if (holders_[y].size() < 2 || !MayLeave(y, device, ground_.size())) return;
+  if (replicas_.count(y) < 2 || !MayLeave(y, device, ground_.size())) return;
   if (!Affords(MoveCost(z, device) - MoveCost(y, device))) return;
   changes_.count = 0;
-  for (std::uint32_t w = 0; w < windows_.count(); ++w) {
-    const double more = Tokens(w, y) / static_cast<double>(holders_[y].size() - 1) - Share(w, y);
-    const double taken = Tokens(w, z) / static_cast<double>(holders_[z].size() + 1);
-    const double less = Share(w, z) - taken;
-    Propose(w, device, taken - Share(w, y));
-    for (const std::uint32_t d : holders_[y]) {
-      if (d != device) Propose(w, d, more - (Holds(d, z) ? less : 0));
-    }
-    for (const std::uint32_t d : holders_[z]) {
-      if (!Holds(d, y)) Propose(w, d, -less);
-    }
-  }
+  replicas_.ForReplaced(device, y, z, [this](auto... change) { Propose(change...); });
   if (!Accept(WorseOfChanges(), temperature)) return;
   Move(y, device, ground_.size());
   Move(z, ground_.size(), device);
@@ -253,20 +238,16 @@ bool LayerAnneal::MayLeave(std::uint32_t e, std::uint32_t from, std::uint32_t to
 
 // Moves a replica from one device to another. ground_.size() means no device.
 void LayerAnneal::Move(std::uint32_t e, std::uint32_t from, std::uint32_t to) {
-  std::vector<std::uint32_t>& holders = holders_[e];
   const auto unit = [&](std::uint32_t d) -> std::uint32_t& {
     return unit_count_[std::size_t{e} * ground_.units + ground_.unit[d]];
   };
   if (from < ground_.size()) {
-    std::iter_swap(std::find(holders.begin(), holders.end(), from), holders.end() - 1);
-    holders.pop_back();
-    holds_[std::size_t{from} * experts_ + e] = 0;
+    replicas_.Remove(e, from);
     moves_ -= MoveCost(e, from);
     if (!unit_count_.empty()) --unit(from);
   }
   if (to < ground_.size()) {
-    holders.push_back(to);
-    holds_[std::size_t{to} * experts_ + e] = 1;
+    replicas_.Add(e, to);
     moves_ += MoveCost(e, to);
     if (!unit_count_.empty()) ++unit(to);
   }

@@ -6,6 +6,7 @@
 #include <span>
 #include <vector>
 
+#include "placement/best/replicas_internal.h"
 #include "placement/best/search_internal.h"
 #include "placement/core/random.h"
 
@@ -74,17 +75,7 @@ class LayerAnneal {
   void NoteBest();
   std::uint32_t Overloaded();
   std::uint32_t Below(std::uint64_t n) { return static_cast<std::uint32_t>(random_.Below(n)); }
-  double Tokens(std::uint32_t w, std::uint32_t e) const { return windows_.tokens(w)[e]; }
-  /// Returns the tokens of one replica in a window.
-  double Share(std::uint32_t w, std::uint32_t e) const {
-    return Tokens(w, e) / static_cast<double>(holders_[e].size());
-  }
   double& Load(std::uint32_t w, std::uint32_t d) { return load_[w * ground_.size() + d]; }
-  bool Holds(std::uint32_t d, std::uint32_t e) const {
-    return holds_[std::size_t{d} * experts_ + e] != 0;
-  }
-  /// Returns whether the device may get a replica.
-  bool Fits(std::uint32_t d, std::uint32_t e) const { return !Holds(d, e) && ground_.Allows(d, e); }
   /// Returns the moves that a replica costs: 0 if the device has it in the current placement.
   std::int64_t MoveCost(std::uint32_t e, std::uint32_t d) const {
     return held_.empty() || held_[std::size_t{d} * experts_ + e] != 0 ? 0 : 1;
@@ -105,10 +96,9 @@ class LayerAnneal {
   Random random_;
   std::vector<std::size_t> first_;  // first slot of each device
   std::vector<std::int32_t> slots_;
-  std::vector<std::uint8_t> holds_;                  // [device][expert]
-  std::vector<std::vector<std::uint32_t>> holders_;  // devices of every expert
-  std::vector<std::uint32_t> unit_count_;            // [expert][unit], only if copies_min > 1
-  std::span<const std::uint8_t> held_;               // [device][expert], only if moves are limited
+  Replicas replicas_;
+  std::vector<std::uint32_t> unit_count_;  // [expert][unit], only if copies_min > 1
+  std::span<const std::uint8_t> held_;     // [device][expert], only if moves are limited
   std::int64_t moves_ = 0;
   std::int64_t most_moves_ = 0;
   std::vector<double> load_;  // [window][device]

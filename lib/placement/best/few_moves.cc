@@ -7,6 +7,7 @@
 #include <unordered_set>
 #include <utility>
 
+#include "placement/best/replicas_internal.h"
 #include "placement/best/search_internal.h"
 
 namespace shardwright::placement::internal {
@@ -38,7 +39,7 @@ class Expansion {
  public:
   Expansion(const SearchGround& ground, const WindowShares& shares,
             std::span<const std::uint8_t> held, double goal)
-      : ground_(ground), shares_(shares), held_(held), goal_(goal), experts_(shares.experts()) {
+      : ground_(ground), shares_(shares), held_(held), goal_(goal), replicas_(ground, shares) {
     for (std::uint32_t d = 0; d < ground.size(); ++d) {
       device_of_.insert(device_of_.end(), ground.slots[d], d);
     }
@@ -60,17 +61,17 @@ class Expansion {
       if (state.slots[s] == kNoExpert) continue;
       const auto y = static_cast<std::uint32_t>(state.slots[s]);
       const auto replace = [&](std::uint32_t z) {
-        if (z == y || holders_[y].size() < 2 || !Fits(d, z)) return;
+        if (z == y || replicas_.count(y) < 2 || !replicas_.Fits(d, z)) return;
         const int cost = CostOf(d, z) - CostOf(d, y);
         if (cost > 0) add(Replaced(state, s, y, z), cost);
       };
       if (d == busiest_) {
-        for (std::uint32_t z = 0; z < experts_; ++z) replace(z);
+        for (std::uint32_t z = 0; z < replicas_.experts(); ++z) replace(z);
         for (std::size_t other = 0; other < slot_count; ++other) {
           const std::uint32_t b = device_of_[other];
           if (b == d || state.slots[other] == kNoExpert) continue;
           const auto x = static_cast<std::uint32_t>(state.slots[other]);
-          if (x == y || !Fits(d, x) || !Fits(b, y)) continue;
+          if (x == y || !replicas_.Fits(d, x) || !replicas_.Fits(b, y)) continue;
           const int cost = CostOf(d, x) + CostOf(b, y) - CostOf(d, y) - CostOf(b, x);
           if (cost > 0) add(Swapped(state, s, other, y, x), cost);
         }
@@ -84,36 +85,29 @@ class Expansion {
   double& LoadAt(std::uint32_t w, std::uint32_t d) {
     return load_[std::size_t{w} * ground_.size() + d];
   }
-  double Tokens(std::uint32_t w, std::uint32_t e) const { return shares_.tokens(w)[e]; }
-  double Share(std::uint32_t w, std::uint32_t e) const {
-    return Tokens(w, e) / static_cast<double>(holders_[e].size());
-  }
-  bool Fits(std::uint32_t d, std::uint32_t e) const {
-    return holds_[std::size_t{d} * experts_ + e] == 0 && ground_.Allows(d, e);
-  }
   int CostOf(std::uint32_t d, std::uint32_t e) const {
-    return held_[std::size_t{d} * experts_ + e] != 0 ? 0 : 1;
+    return held_[std::size_t{d} * replicas_.experts() + e] != 0 ? 0 : 1;
   }
   std::uint64_t Mark(std::uint32_t d, std::int32_t expert) const {
-    std::uint64_t x = std::uint64_t{d} * (experts_ + 1) + static_cast<std::uint64_t>(expert + 1);
+    std::uint64_t x =
+        std::uint64_t{d} * (replicas_.experts() + 1) + static_cast<std::uint64_t>(expert + 1);
     x = (x + 0x9e3779b97f4a7c15) * 0xbf58476d1ce4e5b9;
     x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
     return x ^ (x >> 31);
   }
 
   void Load(const State& state) {
-    holds_.assign(std::size_t{ground_.size()} * experts_, 0);
-    holders_.assign(experts_, {});
+    replicas_.Clear();
     for (std::size_t s = 0; s < state.slots.size(); ++s) {
       if (state.slots[s] == kNoExpert) continue;
-      const auto e = static_cast<std::size_t>(state.slots[s]);
-      holds_[device_of_[s] * experts_ + e] = 1;
-      holders_[e].push_back(device_of_[s]);
+      replicas_.Add(static_cast<std::uint32_t>(state.slots[s]), device_of_[s]);
     }
     load_.assign(std::size_t{shares_.count()} * ground_.size(), 0);
     for (std::uint32_t w = 0; w < shares_.count(); ++w) {
-      for (std::uint32_t e = 0; e < experts_; ++e) {
-        for (const std::uint32_t d : holders_[e]) LoadAt(w, d) += Share(w, e) / ground_.speed[d];
+      for (std::uint32_t e = 0; e < replicas_.experts(); ++e) {
+        for (const std::uint32_t d : replicas_.holders(e)) {
+          LoadAt(w, d) += replicas_.Share(w, e) / ground_.speed[d];
+        }
       }
     }
     excess_ = 0;
@@ -126,51 +120,38 @@ class Expansion {
     changed_.assign(load_.size(), 0);
     busiest_ = by_load_[0] % ground_.size();
     on_busiest_.clear();
-    for (std::uint32_t e = 0; e < experts_; ++e) {
-      if (holds_[busiest_ * experts_ + e] != 0) on_busiest_.push_back(e);
+    for (std::uint32_t e = 0; e < replicas_.experts(); ++e) {
+      if (replicas_.Holds(busiest_, e)) on_busiest_.push_back(e);
     }
   }
 
-  /// Adds tokens to a device in a window, for the change that is evaluated.
+  /// Adds tokens to a device in a window, for the change that is evaluated. Call it once per
+  /// device.
   void Shift(std::uint32_t w, std::uint32_t d, double more) {
     const auto row = static_cast<std::uint32_t>(std::size_t{w} * ground_.size() + d);
-    if (changed_[row] == 0) rows_.push_back(row);
     changed_[row] = 1;
-    more_.resize(load_.size());
-    more_[row] += more / ground_.speed[d];
+    rows_.push_back({row, more / ground_.speed[d]});
   }
 
   /// Returns the change with its peak and excess, from the tokens that Shift has collected.
   Change Evaluated(Change change) {
     change.excess = excess_;
-    for (const std::uint32_t row : rows_) {
-      const double load = load_[row] + more_[row];
+    for (const auto& [row, more] : rows_) {
+      const double load = load_[row] + more;
       change.peak = std::max(change.peak, load);
       change.excess += std::max(load - goal_, 0.0) - std::max(load_[row] - goal_, 0.0);
     }
     const auto same = std::find_if(by_load_.begin(), by_load_.end(),
                                    [&](std::uint32_t row) { return changed_[row] == 0; });
     if (same != by_load_.end()) change.peak = std::max(change.peak, load_[*same]);
-    for (const std::uint32_t row : rows_) {
-      changed_[row] = 0;
-      more_[row] = 0;
-    }
+    for (const auto& [row, more] : rows_) changed_[row] = 0;
     rows_.clear();
     return change;
   }
 
   Change Replaced(const State& state, std::size_t slot, std::uint32_t y, std::uint32_t z) {
     const std::uint32_t device = device_of_[slot];
-    for (std::uint32_t w = 0; w < shares_.count(); ++w) {
-      const double more = Tokens(w, y) / static_cast<double>(holders_[y].size() - 1) - Share(w, y);
-      const double taken = Tokens(w, z) / static_cast<double>(holders_[z].size() + 1);
-      const double less = Share(w, z) - taken;
-      Shift(w, device, taken - Share(w, y));
-      for (const std::uint32_t d : holders_[y]) {
-        if (d != device) Shift(w, d, more);
-      }
-      for (const std::uint32_t d : holders_[z]) Shift(w, d, -less);
-    }
+    replicas_.ForReplaced(device, y, z, [this](auto... shift) { Shift(shift...); });
     const auto expert = static_cast<std::int32_t>(z);
     const std::uint64_t key = state.key ^ Mark(device, state.slots[slot]) ^ Mark(device, expert);
     return Evaluated({0, 0, key, slot, expert, slot});
@@ -180,10 +161,7 @@ class Expansion {
                  std::uint32_t x) {
     const std::uint32_t a = device_of_[slot];
     const std::uint32_t b = device_of_[other];
-    for (std::uint32_t w = 0; w < shares_.count(); ++w) {
-      Shift(w, a, Share(w, x) - Share(w, y));
-      Shift(w, b, Share(w, y) - Share(w, x));
-    }
+    replicas_.ForSwapped(a, y, b, x, [this](auto... shift) { Shift(shift...); });
     const std::uint64_t key = state.key ^ Mark(a, state.slots[slot]) ^ Mark(a, state.slots[other]) ^
                               Mark(b, state.slots[other]) ^ Mark(b, state.slots[slot]);
     return Evaluated({0, 0, key, slot, state.slots[other], other});
@@ -193,16 +171,13 @@ class Expansion {
   const WindowShares& shares_;
   std::span<const std::uint8_t> held_;
   double goal_;
-  std::size_t experts_;
+  Replicas replicas_;
   std::vector<std::uint32_t> device_of_;  // by slot
-  std::vector<std::uint8_t> holds_;       // [device][expert]
-  std::vector<std::vector<std::uint32_t>> holders_;
-  std::vector<double> load_;            // [window][device]
-  std::vector<std::uint32_t> by_load_;  // rows of load_, largest first
-  std::vector<std::uint8_t> changed_;   // [window][device]: of the change that is evaluated
-  std::vector<double> more_;            // [window][device]
-  std::vector<std::uint32_t> rows_;     // changed ones
-  std::uint32_t busiest_ = 0;           // every change involves this device
+  std::vector<double> load_;              // [window][device]
+  std::vector<std::uint32_t> by_load_;    // rows of load_, largest first
+  std::vector<std::uint8_t> changed_;     // [window][device]: of the change that is evaluated
+  std::vector<std::pair<std::uint32_t, double>> rows_;  // changed ones, with their difference
+  std::uint32_t busiest_ = 0;                           // every change involves this device
   std::vector<std::uint32_t> on_busiest_;
   double excess_ = 0;
 };

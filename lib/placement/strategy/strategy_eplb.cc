@@ -29,7 +29,8 @@ Result<EplbShape> ShapeOf(const TokenCounts& loads, const Cluster& cluster,
   }
   if (shape.nodes == 0 || slots.size() != 1 || widths.size() != 1) {
     return Fail(Errc::kInfeasible,
-                "eplb requires nodes with equal gpus and gpus with equal slots; use eplb+");
+                "eplb requires nodes with equal gpus and gpus with equal slots; use best, or eplb+ "
+                "without --policy hierarchical");
   }
   shape.slots = shape.gpus * *slots.begin();
   if (shape.slots < loads.experts) {
@@ -154,6 +155,10 @@ Result<StrategyResult> DraftEplbPlus(const TokenCounts& loads, const Cluster& cl
   if (cluster.live_slots() < loads.experts) {
     return Fail(Errc::kInfeasible, loads.experts, " experts do not fit in ", cluster.live_slots(),
                 " live slots");
+  }
+  if (options.eplb_policy == EplbPolicy::kHierarchical) {
+    SW_TRY(shape);
+    SW_TRY(IsHierarchical(*shape, options));
   }
   const bool grouped = IsGrouped(shape, options);
   SW_TRY(RequireEqualGroups(grouped, options));

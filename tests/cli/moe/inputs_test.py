@@ -308,7 +308,7 @@ class BadInput(Case):
             done = self.run_in(*base, "--nodes", "2", "--slots", "7", "--strategy", strategy, code=10)
             self.assertIn("do not fit", done.stderr)
         self.write("c.json", {"nodes": [{"gpus": 2}, {"gpus": 1}], "slots": 8})
-        self.refused(10, "use eplb+", "loads.jsonl", "--cluster", "c.json", "--strategy", "eplb", "-o", "p")
+        self.refused(10, "use best, or eplb+", "loads.jsonl", "--cluster", "c.json", "--strategy", "eplb", "-o", "p")
         self.refused(10, "multiple", "loads.jsonl", *CLUSTER, "--strategy", "eplb", "--groups", "3", "-o", "p")
 
     def test_old_plans(self):

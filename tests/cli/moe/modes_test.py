@@ -339,6 +339,8 @@ class Asked(Case):
         self.refused(2, "--max-moves and --target-balance cannot be combined with expert groups", *words, "--old", "p.json", "--max-moves", "3", "-o", "r")
         self.refused(10, "16 experts in 6 groups on 4 nodes", "loads.jsonl", *CLUSTER, "--groups", "6", "--policy",
                      "hierarchical", "-o", "r")
+        self.refused(10, "16 experts are not a multiple of 6 groups", "loads.jsonl", *CLUSTER, "--groups", "6", "--policy",
+                     "hierarchical", "--strategy", "eplb+", "-o", "r")
         self.refused(10, "leave out --faults or --groups", *words, "--faults", "1", "-o", "r")
         # Groups that do not divide are left out where nothing asks for them.
         self.plan("--groups", "6")
