@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The commands on one file system, compared byte for byte with their results on the local one.
 
-Conversions, replaced outputs, checks, packs, equal layouts, links, kills and resumes, two nodes at once, a store with saves,
-a collection and a restore.
+Conversions, replaced outputs, checks, packs, equal layouts, links, kills and resumes, two nodes at once, ranks on two nodes,
+a store with saves, a collection and a restore.
 
 Usage: battery_test.py BIN NAME
 NAME is one of mounts.SYSTEMS. Exits with 77 where this machine cannot mount it.
@@ -26,6 +26,8 @@ from harness import DEMO, Log, difference, expect, finish, run, start, succeed, 
 MODEL = moe_checkpoint.Model()
 ITERATIONS = range(3, 7)
 RESHARD = ["--target", "zero=3,dp=3", "--threads", "1"]
+LARGE = moe_checkpoint.Model(hidden=250)  # files of many units that end within a page
+WHOLE_FILES_ONLY = ("s3fs", "rclone", "seaweedfs")  # mounts that keep the writes of one node to a file
 
 
 def copy(source, target):
@@ -60,6 +62,7 @@ class Battery:
 
     def __init__(self, programs, local, node, other):
         self.programs, self.local = programs, local
+        self.mounts = node, other
         self.node, self.other = node / "work", other / "work"
         self.node.mkdir()
         self.log = Log()
@@ -159,6 +162,23 @@ class Battery:
         self.only("out")
         shutil.rmtree(self.node / "out")
 
+    def ranks(self):
+        """Ranks of two nodes write to one file at the same time."""
+        moe_checkpoint.write(self.local / "large", LARGE, 3)
+        load = [self.tool("ucp-load"), self.local / "large", "--target", "zero=1,dp=1,ep=1", "--threads", "1"]
+        wanted = self.wanted("large", *load)
+        # On the second node its own mount is at the path of the first one's.
+        node, other = self.mounts
+        second = ["unshare", "--mount", "sh", "-c", 'mount --bind "$1" "$2" && cd / && shift 2 && exec "$@"', "sh", other, node]
+        words = ["mpirun", "--oversubscribe"]
+        for rank in range(4):
+            words += [*([":"] if rank else []), "-n", 1, *(second if rank % 2 else []), *load, self.node / "large"]
+        for _ in range(3):
+            succeed(words, deadline=600)
+            self.same(wanted, self.node / "large")
+            self.same(wanted, self.other / "large")
+            shutil.rmtree(self.node / "large")
+
     def store(self):
         def save(store, iteration):
             return [self.tool("pec-save"), self.series / f"global_step{iteration}", store, "--k", 2]
@@ -192,8 +212,8 @@ class Battery:
         expect({path.name for path in store.iterdir()} == {path.name for path in local.iterdir()},
                f"left over in a store: {sorted(path.name for path in store.iterdir())}")
 
-    def all(self):
-        for part in (self.conversions, self.from_here, self.kills, self.rivals, self.store):
+    def all(self, ranks):
+        for part in (self.conversions, self.from_here, self.kills, self.rivals, *([self.ranks] if ranks else []), self.store):
             part()
             self.log(part.__name__.replace("_", " "))
 
@@ -203,7 +223,7 @@ def main(programs, name):
     node, other = mounts.SYSTEMS[name](world)
     local = world / "local"
     local.mkdir()
-    Battery(pathlib.Path(programs).resolve(), local, node, other).all()
+    Battery(pathlib.Path(programs).resolve(), local, node, other).all(name not in WHOLE_FILES_ONLY)
 
 
 if __name__ == "__main__":
