@@ -107,7 +107,7 @@ Status RestoreFlags::CheckRules(cli::App& app) {
   if (options.begin && options.read_only) {
     return Fail(Errc::kUsage, "--begin cannot be combined with --read-only");
   }
-  if (!token_log.empty() && !options.restart && options.format != nullptr) {
+  if (!token_log.empty() && !options.restart && (options.format != nullptr || options.read_only)) {
     return Fail(
         Errc::kUsage,
         "--trim-tokens requires --restart, because only a restart makes later lines invalid");

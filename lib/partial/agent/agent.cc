@@ -213,6 +213,11 @@ SaveRequest Agent::RequestOfSave() const {
   return request;
 }
 
+std::string Agent::store_id() const {
+  const std::lock_guard lock(mutex_);
+  return store_id_.value_or("");
+}
+
 /// \pre the caller has locked catch_up_mutex_
 Status Agent::LookForRestores() {
   SW_TRY_ASSIGN(const bool there, Store::IsStore(options_.save.store));
@@ -313,6 +318,7 @@ Status Agent::CheckStore(const std::string& what, const MemoryCheckpoint& checkp
                 exec::Hex(store.head().fingerprint), " expected, found ",
                 exec::Hex(model.fingerprint));
   }
+  SW_TRY(store.CheckOwn(checkpoint.manifest, what));
   return store.CheckPast(checkpoint.recovery, checkpoint.manifest.iteration, what);
 }
 

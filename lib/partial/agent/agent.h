@@ -146,6 +146,9 @@ class Agent {
   /// \error as Store::RecoveriesAfter
   Status CatchUp();
 
+  /// Returns StoreHead::id of the store; empty if it has not been seen yet.
+  std::string store_id() const;
+
   /// Returns complete checkpoints, newest first, followed by copies.
   std::vector<AgentEntry> Entries() const;
   /// Returns the newest complete own snapshot; null: there is none.

@@ -72,12 +72,13 @@ class Runner {
       return Snapshot(tag, restore.sequence, 0, copied, fill);
     };
     commands_.flush = [this] {
-      Watch(true);
+      Watch(Try::kNow);
       return agent_.Flush(sink_);
     };
     commands_.peers = [this] { return copies_.statuses(); };
     copies_.SetAccess(options.key, options.trusted_user);
     if (options.peer_gradients) copies_.SendGradients();
+    commands_.stopping = [this] { return stopping(); };
     commands_.stop = [this] {
       asked_to_stop_.store(true);
       return end_.get();
@@ -119,13 +120,13 @@ class Runner {
     if (options_.agent.replay) threads.emplace_back([this] { ReplayLoop(); });
     copies_.Start();
     while (!stopping()) {
-      Watch(false);
+      Watch(Try::kInTurn);
       FollowPlan();
       EndIfAbandoned();
       std::this_thread::sleep_for(kAgentTick);
     }
     const Limiter::Hurry hurry(agent_.limiter());
-    Watch(true);  // a `latest` that was written before the stop
+    Watch(Try::kLast);  // a `latest` that was written before the stop
     done_.store(true);
     copies_.End();
     // Persist first: joining the threads may outlast the caller's kill timeout.
@@ -256,10 +257,16 @@ class Runner {
     return Snapshot("", restore.sequence, not_before_ns, {});
   }
 
+  /// When Watch tries again to read an incomplete checkpoint.
+  enum class Try : std::uint8_t {
+    kInTurn,  ///< after a pause
+    kNow,
+    kLast,  ///< no process writes any more, so this is the last try
+  };
+
   /// Takes a snapshot if `latest` was written since the last call. The rank that writes
   /// it does not wait for the others, so an incomplete checkpoint is retried for a while.
-  /// \param last_try  no process writes any more
-  void Watch(bool last_try) {
+  void Watch(Try attempt) {
     if (options_.copies_only) return;
     const std::lock_guard one(watch_mutex_);
     const std::optional<os::Identity> now = Latest();
@@ -269,7 +276,7 @@ class Runner {
       next_try_ = Clock::now();
       give_up_ = Clock::now() + kSettle;
     }
-    if (!last_try && Clock::now() < next_try_) return;
+    if (attempt == Try::kInTurn && Clock::now() < next_try_) return;
     // Files older than the previous `latest` belong to an earlier checkpoint
     // with the same tag, unless the clock was set back in between.
     const bool tells = seen_ && seen_->mtime_ns <= now->mtime_ns;
@@ -284,7 +291,7 @@ class Runner {
     const Errc code = iteration.error().code;
     const bool unfinished = code == Errc::kBadInput || code == Errc::kNotFound;
     next_try_ = Clock::now() + kAgentRetry;
-    if (unfinished && !last_try && next_try_ < give_up_) return;
+    if (unfinished && attempt != Try::kLast && next_try_ < give_up_) return;
     seen_ = now;
     sink_.Warn(StrCat("snapshot: ", iteration.error().message));
   }
@@ -402,11 +409,17 @@ class Runner {
                0);
   }
 
+  /// Persists all complete snapshots, then one that is being taken.
+  Status PersistLast() {
+    SW_TRY(PersistFilled());
+    agent_.WaitForSnapshot();
+    return PersistFilled();
+  }
+
   /// Persists all complete snapshots. Waits for a store that another
   /// process is writing to, or with an unmounted file system.
-  Status PersistLast() {
+  Status PersistFilled() {
     const Clock::time_point start = Clock::now();
-    agent_.WaitForSnapshot();
     while (agent_.wants_persist()) {
       const auto persisted = agent_.Persist(sink_);
       if (persisted) continue;

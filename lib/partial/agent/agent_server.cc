@@ -406,11 +406,14 @@ Status AgentServer::List(os::Connection& connection) const {
   }
   OrderedJson list = OrderedJson::array();
   for (const AgentEntry& entry : agent_.Entries()) {
+    Manifest manifest = entry.checkpoint->manifest;
+    // The first snapshot may be older than the store.
+    if (entry.origin.empty() && manifest.store.empty()) manifest.store = agent_.store_id();
     list.push_back({{"state", entry.state},
                     {"origin", entry.origin},
                     {"recovery", entry.checkpoint->recovery},
                     {"replayed", entry.checkpoint->replayed},
-                    {"manifest", ToText(entry.checkpoint->manifest)}});
+                    {"manifest", ToText(manifest)}});
   }
   return SendText(connection, list.dump(-1, ' ', false, OrderedJson::error_handler_t::replace));
 }

@@ -35,6 +35,8 @@ struct AgentCommands {
   /// Makes everything durable, including a checkpoint that the agent has not noticed yet.
   /// \returns the newest iteration in the store
   std::function<Result<std::optional<std::uint64_t>>()> flush;
+  /// Returns whether the agent is shutting down; may be empty.
+  std::function<bool()> stopping;
   /// Stops the agent. \returns after the newest snapshot is stored, or its save has failed
   std::function<Status()> stop;
   /// Returns the states of all peers.

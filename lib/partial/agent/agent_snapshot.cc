@@ -153,6 +153,7 @@ Status Agent::Fill(convert::Input& input, const SnapshotChoice& choice, const Sa
   manifest.policy = std::string(Name(options.policy));
   manifest.k_snapshot = choice.k_snapshot;
   manifest.k_persist = choice.k_persist;
+  manifest.store = options.store_id;
   manifest.catalogue = exec::DigestOf(std::as_bytes(std::span(record->catalogue)));
   for (const Module& module : choice.model.modules) manifest.names.push_back(module.name);
   manifest.modules.resize(choice.model.modules.size());

@@ -27,6 +27,8 @@ using OrderedJson = nlohmann::ordered_json;
 
 /// Interval at which a connection that waits for its trainer checks for a stop.
 constexpr std::chrono::milliseconds kTrainerTick(100);
+/// Time that a trainer has to fill a snapshot once the agent is shutting down.
+constexpr std::chrono::milliseconds kFillAtStop(5000);
 constexpr std::chrono::milliseconds kStoreTick(20);
 /// Duration of the history in an answer.
 constexpr std::chrono::minutes kTold(10);
@@ -125,8 +127,13 @@ Status AgentServer::HandOver(os::Connection& connection, const std::string& tag)
 
 /// \error kStopped  the trainer cannot fill it; kIo  connection lost, or timeout
 Status AgentServer::AwaitFilled(os::Connection& connection) {
-  const Clock::time_point end = Clock::now() + kAgentPatience;
+  Clock::time_point end = Clock::now() + kAgentPatience;
+  bool ends = false;
   while (!stop_.load() && Clock::now() < end) {
+    if (!ends && commands_.stopping && commands_.stopping()) {
+      ends = true;
+      end = std::min(end, Clock::now() + kFillAtStop);
+    }
     SW_TRY_ASSIGN(const bool there, connection.HasLine(os::kLineBytes, kTrainerTick));
     if (!there) continue;
     SW_TRY_ASSIGN(const std::optional<std::string> line, connection.ReceiveLine(os::kLineBytes));
@@ -202,6 +209,8 @@ Status AgentServer::TakeGradients(os::Connection& connection,
     SW_TRY_ASSIGN(const std::string told, ReceiveText(connection, length));
     SW_TRY_ASSIGN(const std::vector<LogStep> steps, ParseLogSteps(told, where));
     SW_TRY(AwaitStore());
+    SW_TRY_ASSIGN(const Store store, Store::Open(agent_.options().save.store));
+    SW_TRY(store.CheckPast(handing.recovery, iteration, where));
     const auto gradients = memory.bytes().subspan(place * handing.place_bytes, handing.place_bytes);
     SW_TRY_ASSIGN(const std::uint64_t done,
                   agent_.logs().Append(handing, iteration, gradients, steps));

@@ -176,7 +176,8 @@ Result<std::vector<AgentCopy>> NotGivenUp(const Job& job, const Store& store,
   for (AgentCopy& copy : copies) {
     const std::string what =
         StrCat("the checkpoint in the memory of ", os::ToText(copy.agent->address()));
-    Status past = store.CheckPast(copy.recovery, copy.manifest.iteration, what);
+    Status past = store.CheckOwn(copy.manifest, what);
+    if (past) past = store.CheckPast(copy.recovery, copy.manifest.iteration, what);
     if (!past && past.error().code != Errc::kMismatch) {
       return tl::unexpected<Error>(std::move(past).error());
     }

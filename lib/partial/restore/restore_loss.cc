@@ -90,7 +90,11 @@ Result<Loss> CountLoss(const Base& base, const Chosen& chosen) {
   SW_TRY_ASSIGN(const Counts versions, ExpertVersions(chosen.plan, experts));
   std::optional<TokenHistory> history;
   if (state.counted_to) {
-    SW_TRY_ASSIGN(history, ReadHistory(base.store, chosen.at.sequence));
+    std::uint64_t oldest = chosen.at.iteration;
+    for (const auto& layer : versions) {
+      for (const std::uint64_t version : layer) oldest = std::min(oldest, version);
+    }
+    SW_TRY_ASSIGN(history, ReadHistory(base.store, chosen.at.sequence, oldest));
   }
   out.state = GoBack(std::move(state), versions, history);
   if (last) out.ledger = last->ledger;

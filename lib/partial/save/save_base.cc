@@ -48,14 +48,19 @@ std::string DifferenceOf(const Store& store, const convert::Input& input) {
   return before ? ": " + FirstDifference(*before, input.checkpoint) : "";
 }
 
-Status CheckModel(const Job& job, const Model& model, const Base& base) {
-  const StoreHead& head = base.store->head();
-  SW_TRY(ExpectModel(*base.store, job.input, model));
-  if (job.options.keep && *job.options.keep != head.keep) {
-    return Fail(Errc::kMismatch, job.options.store, ": the store was created with --keep ",
-                KeepText(head.keep), ", found --keep ", KeepText(*job.options.keep));
-  }
-  return {};
+Status CheckKeep(const Job& job, const StoreHead& head) {
+  if (!job.options.keep || *job.options.keep == head.keep) return {};
+  return Fail(Errc::kMismatch, job.options.store, ": the store was created with --keep ",
+              KeepText(head.keep), ", found --keep ", KeepText(*job.options.keep));
+}
+
+/// Checks the flags of a save that decides whether training has restarted: it decides nothing if
+/// they are wrong.
+Status CheckFlags(const Job& job, const Store& store) {
+  SW_TRY(CheckKeep(job, store.head()));
+  SW_TRY_ASSIGN(const std::vector<StoredCheckpoint> checkpoints, store.List());
+  const bool any = std::ranges::any_of(checkpoints, [](const auto& one) { return !one.abandoned; });
+  return any && !store.head().experts.empty() ? CheckTokens(job.options) : Status();
 }
 
 /// Returns true if a restart at an iteration abandons a checkpoint.
@@ -189,6 +194,7 @@ Result<Numbers> Look(const Job& job, const Subject& subject, os::Lock* lock) {
   // ReadBase fails for another model's store, which must not be changed before.
   std::optional<std::uint64_t> resume = options.resumed_from;
   if (store.head().fingerprint == model.fingerprint) {
+    SW_TRY(CheckFlags(job, store));
     SW_TRY_ASSIGN(const std::optional<std::uint64_t> confirmed, DecidePending(job, subject, store));
     if (confirmed) {
       resume = confirmed;
@@ -238,7 +244,8 @@ Status ReadBase(const Job& job, const Subject& subject, const Numbers& numbers, 
     SW_TRY_ASSIGN(base->newest,
                   base->store->ReadManifestLines({numbers.sequence, numbers.iteration, false}));
   }
-  SW_TRY(CheckModel(job, subject.model, *base));
+  SW_TRY(ExpectModel(*base->store, job.input, subject.model));
+  SW_TRY(CheckKeep(job, base->store->head()));
   SW_TRY(FindParent(subject, base));
   if (base->newest && base->newest->head.iteration > subject.iteration) {
     return Fail(Errc::kMismatch, path, ": the store is at iteration ", base->newest->head.iteration,

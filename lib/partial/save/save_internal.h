@@ -113,6 +113,11 @@ Status ExpectModel(const Store& store, const convert::Input& input, const Model&
 /// Local.
 Result<StoredModule> NewestOf(Base* base, const Model& model, std::uint32_t module);
 
+/// Checks that the tokens are given which the policy counts.
+/// \error kUsage
+/// Pure.
+Status CheckTokens(const SaveRequest& options);
+
 /// Checks that a snapshot belongs to the history that training continues. The result stays
 /// valid until the manifest exists, because recoveries are written under the lock of this save.
 /// \error as Store::CheckPast

@@ -187,13 +187,8 @@ Result<TwoLevelSelection> Select(const Job& job, const Subject& subject, const B
   select.k_snapshot = chosen.k_snapshot;
   select.k_persist = chosen.k_persist;
   select.max_age = options.max_age;
-  const bool counts = options.policy == Policy::kLoadAware || options.policy == Policy::kBudget ||
-                      options.policy == Policy::kBudgetGlobal;
   const bool all = base.parent() == nullptr && !options.partial_start;
-  if (counts && !all && options.tokens == nullptr) {
-    return Fail(Errc::kUsage, "--policy ", Name(options.policy),
-                " needs the tokens per expert: pass --tokens");
-  }
+  if (!all) SW_TRY(CheckTokens(options));
   const ModelBytes bytes = BytesOf(subject.model);
   if (all) select.policy = Policy::kFull;
   if (select.policy == Policy::kReplay) {
@@ -326,6 +321,14 @@ Result<Chosen> Choose(const Job& job, const Subject& subject, const SelectionSta
     SW_TRY_ASSIGN(chosen.at_risk, RiskOf(Unsaved(chosen.state.persist), chosen.selection.persist));
   }
   return chosen;
+}
+
+Status CheckTokens(const SaveRequest& options) {
+  const bool counts = options.policy == Policy::kLoadAware || options.policy == Policy::kBudget ||
+                      options.policy == Policy::kBudgetGlobal;
+  if (!counts || options.tokens != nullptr) return {};
+  return Fail(Errc::kUsage, "--policy ", Name(options.policy),
+              " needs the tokens per expert: pass --tokens");
 }
 
 }  // namespace shardwright::partial::save

@@ -96,8 +96,8 @@ LayerTokens ObservedTokens(const TokenHistory& history, std::uint64_t last) {
 Result<LayerTokens> TokensOfRun(const TokenHistory& history, std::uint64_t last,
                                 std::uint64_t run) {
   LayerTokens processed = ObservedTokens(history, last);
-  if (history.iterations().empty() || history.iterations().front() > last) return processed;
-  const std::uint64_t counted = last - history.iterations().front() + 1;
+  if (history.first() == 0 || history.first() > last) return processed;
+  const std::uint64_t counted = last - history.first() + 1;
   if (run <= counted) return processed;
   processed.observed = false;
   for (std::uint64_t& tokens : processed.tokens) {

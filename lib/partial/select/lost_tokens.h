@@ -17,6 +17,10 @@ class TokenHistory {
   /// \error as ValidateExperts
   static Result<TokenHistory> Make(LayerExperts experts);
 
+  /// Allows Add to merge the iterations up to `iteration` if there are too many counts. Ranges
+  /// must then begin there or later, or at the first iteration.
+  void MayMergeTo(std::uint64_t iteration) { merge_to_ = iteration; }
+
   /// Adds an iteration. Changes nothing on an error.
   /// \error kMismatch  counters of another shape (names layer and both numbers);
   ///        kBadInput  iteration not above the last one, or a sum that overflows 64 bits; kLimit
@@ -35,16 +39,21 @@ class TokenHistory {
 
   const LayerExperts& experts() const { return experts_; }
   const std::vector<std::uint64_t>& iterations() const { return iterations_; }  ///< ascending
+  /// Returns the first iteration that was added, even if it was merged; 0 if there is none.
+  std::uint64_t first() const { return first_; }
 
  private:
   explicit TokenHistory(LayerExperts experts);
   /// Returns the number of added iterations that are at most `iteration`.
   std::size_t CountUpTo(std::uint64_t iteration) const;
+  void Merge();
 
   LayerExperts experts_;
   std::vector<std::size_t> layer_first_;   // by layer: its first cell, then one past the last
   std::vector<std::uint64_t> iterations_;  // ascending
-  std::vector<std::uint64_t> sums_;        // [iteration + 1][cell]: tokens up to and including it
+  std::uint64_t first_ = 0;
+  std::uint64_t merge_to_ = 0;
+  std::vector<std::uint64_t> sums_;  // [iteration + 1][cell]: tokens up to and including it
 };
 
 /// Iterations after+1 .. last.

@@ -30,7 +30,11 @@ Status TokenHistory::Add(std::uint64_t iteration, const Counts& tokens) {
                                      : StrCat(" follow those of iteration ", newest)));
   }
   const std::size_t cells = layer_first_.back();
-  if (sums_.size() + cells > limits::kMoeCounts + limits::kMoeExperts) {
+  const auto is_full = [&] {
+    return sums_.size() + cells > limits::kMoeCounts + limits::kMoeExperts;
+  };
+  if (is_full()) Merge();
+  if (is_full()) {
     return Fail(Errc::kLimit, "tokens of iteration ", iteration, ": the log has more than ",
                 limits::kMoeCounts, " token counts up to it");
   }
@@ -44,13 +48,25 @@ Status TokenHistory::Add(std::uint64_t iteration, const Counts& tokens) {
     }
   }
   sums_.insert(sums_.end(), row.begin(), row.end());
+  if (iterations_.empty()) first_ = iteration;
   iterations_.push_back(iteration);
   return {};
+}
+
+/// Leaves one row of the iterations up to merge_to_: the last one, with the tokens of all of them.
+void TokenHistory::Merge() {
+  const std::size_t count = CountUpTo(merge_to_);
+  if (count < 2) return;
+  const auto rows = static_cast<std::ptrdiff_t>(count - 1);
+  const auto cells = static_cast<std::ptrdiff_t>(layer_first_.back());
+  iterations_.erase(iterations_.begin(), iterations_.begin() + rows);
+  sums_.erase(sums_.begin() + cells, sums_.begin() + (rows + 1) * cells);
 }
 
 void TokenHistory::Truncate(std::uint64_t iteration) {
   const std::size_t kept = CountUpTo(iteration);
   iterations_.resize(kept);
+  if (kept == 0) first_ = 0;
   sums_.resize((kept + 1) * layer_first_.back());
 }
 

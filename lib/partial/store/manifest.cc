@@ -111,6 +111,7 @@ std::string ToText(const Manifest& manifest, std::span<const std::string_view> l
   out["policy"] = manifest.policy;
   out["k_snapshot"] = manifest.k_snapshot;
   out["k_persist"] = manifest.k_persist;
+  if (!manifest.store.empty()) out["store"] = manifest.store;
   out["catalogue"] = exec::Hex(manifest.catalogue);
   out["passed"] = manifest.passed ? BlobJson(*manifest.passed) : OrderedJson(nullptr);
   out["state"] = StateJson(manifest.state);

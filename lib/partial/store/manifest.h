@@ -78,6 +78,7 @@ struct Manifest {
   std::string policy;
   std::uint64_t k_snapshot = 0;
   std::uint64_t k_persist = 0;
+  std::string store;                  ///< in memory: StoreHead::id, empty if unknown
   exec::Digest catalogue{};           ///< of the file catalogues/<name>.swc
   std::optional<BlobRef> passed;      ///< tensors in client state and similar; absent: none
   std::vector<std::string> names;     ///< by module

@@ -265,6 +265,7 @@ Manifest ReadHead(Fields* in) {
   manifest.policy = in->Text(root, "policy");
   manifest.k_snapshot = in->Number(root, "k_snapshot");
   manifest.k_persist = in->Number(root, "k_persist");
+  if (root.is_object() && root.contains("store")) manifest.store = in->Text(root, "store");
   manifest.catalogue = in->Hash(in->At(root, "catalogue"), "\"catalogue\"");
   if (const Json& passed = in->At(root, "passed"); !passed.is_null()) {
     manifest.passed = in->Blob(passed, 0, "\"passed\"");

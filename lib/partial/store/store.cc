@@ -22,6 +22,7 @@
 #include "checkpoints/open_source.h"
 #include "engine/exec/zpack.h"
 #include "support/base/limits.h"
+#include "support/base/text.h"
 #include "support/os/commit.h"
 #include "support/os/directory.h"
 #include "support/os/fault.h"
@@ -205,6 +206,12 @@ Result<std::vector<RecoveryRecord>> Store::RecoveriesAfter(std::uint64_t sequenc
     return {};
   }));
   return out;
+}
+
+Status Store::CheckOwn(const Manifest& manifest, const std::string& what) const {
+  if (manifest.store.empty() || head_.id.empty() || manifest.store == head_.id) return {};
+  return Fail(Errc::kMismatch, path_, ": is store ", head_.id, ", but ", what, " is of store ",
+              Quoted(manifest.store), ", so of another run");
 }
 
 Status Store::CheckPast(std::uint64_t recovery, std::uint64_t iteration,

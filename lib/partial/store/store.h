@@ -129,6 +129,10 @@ class Store {
   Result<std::optional<RecoveryFile>> LastRecoveryFile() const;
   /// Returns the recoveries above a sequence, ascending.
   Result<std::vector<RecoveryRecord>> RecoveriesAfter(std::uint64_t sequence) const;
+  /// Checks that a checkpoint in an agent's memory is of this store, if it names one.
+  /// \param what  name of the checkpoint, for messages
+  /// \error kMismatch  names both stores
+  Status CheckOwn(const Manifest& manifest, const std::string& what) const;
   /// Checks that work at an iteration under a recovery (GivesUp) belongs to the history
   /// that training continues. The result stays valid as long as the store is locked.
   /// \param what  name of that work, for messages

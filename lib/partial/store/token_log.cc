@@ -156,7 +156,8 @@ Result<TokenRecord> CountUpTo(const token_counts::TokenTrace& trace, const std::
   return out;
 }
 
-Result<std::optional<TokenHistory>> ReadHistory(const Store& store, std::uint64_t sequence) {
+Result<std::optional<TokenHistory>> ReadHistory(const Store& store, std::uint64_t sequence,
+                                                std::uint64_t oldest) {
   std::vector<TokenRecord> records;
   std::set<std::uint64_t> seen;
   for (std::uint64_t at = sequence; at != 0 && seen.insert(at).second;) {
@@ -168,6 +169,7 @@ Result<std::optional<TokenHistory>> ReadHistory(const Store& store, std::uint64_
   }
   if (records.empty()) return std::optional<TokenHistory>();
   SW_TRY_ASSIGN(TokenHistory history, TokenHistory::Make(store.head().experts));
+  history.MayMergeTo(oldest);
   for (auto record = records.rbegin(); record != records.rend(); ++record) {
     for (const TokenSum& sum : record->sums) SW_TRY(history.Add(sum.iteration, sum.tokens));
   }

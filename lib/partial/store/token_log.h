@@ -55,8 +55,10 @@ Result<TokenRecord> CountUpTo(const token_counts::TokenTrace& trace, const std::
 
 /// Reads the tokens of a chain of checkpoints, from the one with `sequence` backward
 /// as far as records exist. Returns nullopt if that checkpoint has no record.
+/// \param oldest  as TokenHistory::MayMergeTo
 /// \error as Store::ReadTokens
 /// Local.
-Result<std::optional<TokenHistory>> ReadHistory(const Store& store, std::uint64_t sequence);
+Result<std::optional<TokenHistory>> ReadHistory(const Store& store, std::uint64_t sequence,
+                                                std::uint64_t oldest);
 
 }  // namespace shardwright::partial

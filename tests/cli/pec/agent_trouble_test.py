@@ -22,9 +22,79 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 
 import agent_test  # pylint: disable=wrong-import-position
 import stores  # pylint: disable=wrong-import-position
+import trainer_socket  # pylint: disable=wrong-import-position
 from stores import environment  # pylint: disable=wrong-import-position
 
 SLOTS = 64
+
+
+class Strangers(agent_test.Agents):
+    """Two runs of one model with agents on the same nodes."""
+
+    def other_run(self, iteration):
+        """The agent "b" of the other run, which has saved an iteration to its own store."""
+        folder, self.other = self.work / "other-run", self.work / "other-store"
+        folder.mkdir()
+        agent = self.start("b", "--k", 2, folder=folder, store=self.other)
+        made = self.work / "made"
+        stores.moe_checkpoint.write(made, stores.moe_checkpoint.Model(seed=7), iteration)
+        for path in (made / f"global_step{iteration}", made / "latest"):
+            path.rename(folder / path.name)
+        self.wait(lambda: self.status("b")["persisted"] == iteration)
+        return agent
+
+    def test_a_restore_does_not_use_the_memory_of_another_run(self):
+        self.save_series((3, 6), "--k", 1)
+        self.other_run(5)
+        result = self.restore("out", "--agents", self.address("b"))
+        self.assertIn("so of another run; the restore does not use it", self.stderr)
+        self.assertEqual({one["source"] for one in result["modules"]}, {"storage"})
+
+    def test_a_copy_of_another_run_is_refused(self):
+        self.other_run(4)
+        self.save(3, "--k", 2)
+        self.start("a", "--k", 2, "--peer", self.address("b"))
+        self.checkpoint(6)
+        self.wait(lambda: "so of another run" in (self.status("a")["peers"][0]["last_error"] or ""))
+        self.assertEqual(self.status("b")["copies"], [])
+        self.assertEqual(self.tell("b", "flush"), {"answer": "4"})
+
+
+class Unfinished(agent_test.Agents):
+    """Checkpoints and snapshots that are complete a moment later, or never."""
+
+    def setUp(self):
+        super().setUp()
+        self.agent = self.start("a", "--k", 2)
+        self.checkpoint(3)
+        self.wait(lambda: self.status("a")["persisted"] == 3)
+
+    def test_a_flush_leaves_the_agent_waiting_for_late_files(self):
+        late = self.run_folder / "global_step4" / "zero_pp_rank_1_mp_rank_00_optim_states.pt"
+        made, apart = self.work / "made", self.work / "late.pt"
+        stores.moe_checkpoint.write(made, stores.MODEL, 4)
+        (made / "global_step4" / late.name).rename(apart)
+        for name in ("global_step4", "latest"):
+            (made / name).rename(self.run_folder / name)
+        self.assertEqual(self.tell("a", "flush"), {"answer": "3"})
+        apart.rename(late)
+        self.wait(lambda: self.status("a")["persisted"] == 4)
+
+    def test_a_trainer_that_hangs_does_not_keep_a_complete_snapshot_from_the_store(self):
+        lock = self.hold_lock()
+        self.checkpoint(4)
+        self.wait(lambda: self.status("a")["newest"] == 4)
+        made = self.work / "made"
+        stores.moe_checkpoint.write(made, stores.MODEL, 5)
+        (made / "global_step5").rename(self.run_folder / "global_step5")
+        trainer = trainer_socket.TrainerSocket(self.work / "a")
+        self.addCleanup(trainer.close)
+        trainer.send(b"offer global_step5\n")
+        trainer.take(int(trainer.answer()))  # and fills nothing
+        self.agent.send_signal(signal.SIGTERM)
+        lock.close()
+        self.assertEqual(self.agent.wait(60), 0)
+        self.assertEqual(self.newest(), 4)
 
 
 class GivenUp(agent_test.Agents):

@@ -18,6 +18,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import stores  # pylint: disable=wrong-import-position
 from agent_test import Agents  # pylint: disable=wrong-import-position
 from log_kills_test import Trainer  # pylint: disable=wrong-import-position
+from trainer_socket import Gone  # pylint: disable=wrong-import-position
 from replay_test import Replaying  # pylint: disable=wrong-import-position
 from stores import moe_checkpoint  # pylint: disable=wrong-import-position
 
@@ -212,6 +213,37 @@ class MemoryReplay(Replays):
                 self.run_tool("pec-save", "agent", self.run_folder, self.store, "--replay", *words,
                               code=code)
                 self.assertIn(why, self.stderr)
+
+
+class RestartsMeanwhile(Replays):
+    """A restart that is recorded while a trainer submits gradients."""
+
+    def test_the_log_begins_again(self):
+        self.start("a", "--policy", "gradient-log", "--k", 1, "--full-every", 50)
+        self.take(3)
+        self.wait(lambda: self.status("a")["persisted"] == 3)
+        trainer = Trainer(self.work / "a", self.model, 3)
+        self.addCleanup(trainer.close)
+        for iteration in (4, 5):
+            trainer.step(iteration)
+            self.take(iteration)
+            self.wait(lambda last=iteration: self.status("a")["persisted"] == last)
+        # A look at an older state without --read-only, which is then taken back.
+        self.run_tool("pec-restore", self.store, self.work / "look", "--at", 4, "--restart")
+        self.run_tool("pec-save", "undo", self.store)
+        with self.assertRaisesRegex(Gone, "is of iteration 6, which was abandoned"):
+            trainer.step(6)
+        self.take(6)
+        self.wait(lambda: self.status("a")["persisted"] == 6)
+        again = Trainer(self.work / "a", self.model, 6)
+        self.addCleanup(again.close)
+        for iteration in (7, 8):
+            again.step(iteration)
+            self.take(iteration)
+            self.wait(lambda last=iteration: self.status("a")["persisted"] == last)
+        result = self.run_tool("pec-restore", self.store, self.work / "out", "--read-only", "--replay", "require")
+        self.assertEqual((result["iteration"], result["stale_modules"]), (8, 0))
+        self.assertGreater(result["replay"]["modules"], 0)
 
 
 class SinglePrecision(MemoryReplay):

@@ -60,6 +60,13 @@ class Looks(stores.Stores):
         self.assertEqual(self.recorded(), ["pending.json"])
         self.assertEqual(self.usable(), [3, 4, 6])
 
+    def test_a_save_with_wrong_flags_decides_nothing(self):
+        self.look()
+        for words, code in ((["--keep", "master"], 5), (["--policy", "load-aware"], 2)):
+            self.save(5, "--k", 2, *words, code=code)
+            self.assertEqual(self.recorded(), ["pending.json"])
+            self.assertEqual(self.usable(), [3, 4, 6])
+
     def test_a_save_that_may_continue_either_decides_nothing(self):
         self.look()
         self.save(7, "--k", 2, code=6)
@@ -130,6 +137,10 @@ class Looks(stores.Stores):
             self.assertEqual(log.read_bytes(), before)
         self.look("--trim-tokens", log, "--restart")
         self.assertLess(len(log.read_bytes()), len(before))
+
+    def test_tokens_are_not_cut_off_where_nothing_is_recorded(self):
+        self.run_tool("pec-restore", self.store, "--format", "none", "--read-only", "--trim-tokens", self.tokens_path, code=2)
+        self.assertIn("--trim-tokens requires --restart", self.stderr)
 
     def test_restart_and_read_only_exclude_each_other(self):
         for words in (["--read-only"], ["--format", "safetensors"]):

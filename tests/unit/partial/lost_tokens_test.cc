@@ -35,6 +35,28 @@ TEST(History, SumsOfRanges) {
   EXPECT_EQ(history->LayerBetween(0, 0, 100), 5U);
 }
 
+TEST(History, MergesOldIterationsWhereThereAreTooManyCounts) {
+  constexpr std::uint32_t kExperts = 1 << 16;
+  const Counts one{std::vector<std::uint64_t>(kExperts, 1)};
+  const auto filled = [&](std::uint64_t merge_to) {
+    auto history = *TokenHistory::Make({kExperts});
+    history.MayMergeTo(merge_to);
+    std::uint64_t added = 0;
+    while (added < 700 && history.Add(added + 1, one)) ++added;
+    return std::pair(std::move(history), added);
+  };
+  const auto [whole, limit] = filled(0);
+  EXPECT_LT(limit, 520U);
+  const auto [merged, added] = filled(500);
+  ASSERT_EQ(added, 700U);
+  EXPECT_EQ(merged.first(), 1U);
+  EXPECT_LT(merged.iterations().size(), 520U);
+  EXPECT_EQ(merged.Between(0, 5, 0, 700), 700U);
+  EXPECT_EQ(merged.Between(0, 5, 500, 700), 200U);
+  EXPECT_EQ(merged.Between(0, 5, 630, 680), 50U);
+  EXPECT_EQ(merged.LayerBetween(0, 699, 700), kExperts);
+}
+
 TEST(History, Refusals) {
   auto history = TokenHistory::Make({2});
   ASSERT_TRUE(history);
