@@ -153,5 +153,7 @@ Result<StoredModule> ParseModule(std::string_view line, const std::string& name,
                                  const std::string& where);
 Result<TokenRecord> ParseTokens(std::string_view text, const std::string& where);
 Result<RecoveryRecord> ParseRecovery(std::string_view text, const std::string& where);
+/// Parses only the numbers before `state`, which takes most of the time.
+Result<RecoveryRecord> ParseRecoveryHead(std::string_view text, const std::string& where);
 
 }  // namespace shardwright::partial

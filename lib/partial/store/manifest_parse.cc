@@ -274,6 +274,15 @@ Manifest ReadHead(Fields* in) {
   return manifest;
 }
 
+RecoveryRecord ReadRecoveryHead(Fields* in) {
+  RecoveryRecord recovery;
+  recovery.sequence = in->Number(in->root(), "sequence");
+  recovery.manifest = in->Number(in->root(), "manifest");
+  recovery.resume = in->Number(in->root(), "resume");
+  recovery.abandoned = in->Numbers<std::uint64_t>(in->At(in->root(), "abandoned"), "\"abandoned\"");
+  return recovery;
+}
+
 }  // namespace
 
 Status ParseBegun(std::string_view text, const std::string& where) {
@@ -373,11 +382,7 @@ Result<TokenRecord> ParseTokens(std::string_view text, const std::string& where)
 
 Result<RecoveryRecord> ParseRecovery(std::string_view text, const std::string& where) {
   Fields in(text, where, kRecoveryKind);
-  RecoveryRecord recovery;
-  recovery.sequence = in.Number(in.root(), "sequence");
-  recovery.manifest = in.Number(in.root(), "manifest");
-  recovery.resume = in.Number(in.root(), "resume");
-  recovery.abandoned = in.Numbers<std::uint64_t>(in.At(in.root(), "abandoned"), "\"abandoned\"");
+  RecoveryRecord recovery = ReadRecoveryHead(&in);
   recovery.state = in.State(in.root());
   if (const Json& ledger = in.At(in.root(), "ledger"); !ledger.is_null()) {
     recovery.ledger = in.Ledger(ledger);
@@ -388,6 +393,16 @@ Result<RecoveryRecord> ParseRecovery(std::string_view text, const std::string& w
       (*recovery.older)[name] = in.Number(version, "\"older\"", true);
     }
   }
+  return in.Done(std::move(recovery));
+}
+
+Result<RecoveryRecord> ParseRecoveryHead(std::string_view text, const std::string& where) {
+  const std::size_t state = text.find(",\"state\":");
+  if (state == std::string_view::npos) return ParseRecovery(text, where);  // formatted differently
+  SW_TRY(exec::CheckTextSum(text, where));
+  Fields in(std::string(text.substr(0, state)) + "}", where);
+  in.CheckHead(kRecoveryKind);
+  RecoveryRecord recovery = ReadRecoveryHead(&in);
   return in.Done(std::move(recovery));
 }
 

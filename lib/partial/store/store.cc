@@ -80,6 +80,11 @@ Result<RecoveryRecord> ReadRecovery(const std::string& path) {
   return ParseRecovery(text, path);
 }
 
+Result<RecoveryRecord> ReadRecoveryHead(const std::string& path) {
+  SW_TRY_ASSIGN(const std::string text, os::ReadWholeText(path, limits::kJsonBytes));
+  return ParseRecoveryHead(text, path);
+}
+
 }  // namespace
 
 bool Store::IsOwnName(std::string_view name) {
@@ -184,7 +189,7 @@ std::string Store::RecoveryPath(std::uint64_t sequence) const {
   return path_ + "/recoveries/" + Padded(sequence) + ".json";
 }
 
-Status Store::ForRecoveriesAfter(std::uint64_t sequence,
+Status Store::ForRecoveriesAfter(std::uint64_t sequence, ReadRecord read,
                                  const std::function<Status(RecoveryRecord)>& visit) const {
   SW_TRY_ASSIGN(const std::vector<os::Entry> entries, ListIfThere(path_ + "/recoveries"));
   std::set<std::uint64_t> found;
@@ -193,7 +198,7 @@ Status Store::ForRecoveriesAfter(std::uint64_t sequence,
     if (number && *number > sequence) found.insert(*number);
   }
   for (const std::uint64_t number : found) {
-    SW_TRY_ASSIGN(RecoveryRecord recovery, ReadRecovery(RecoveryPath(number)));
+    SW_TRY_ASSIGN(RecoveryRecord recovery, read(RecoveryPath(number)));
     SW_TRY(visit(std::move(recovery)));
   }
   return {};
@@ -201,7 +206,7 @@ Status Store::ForRecoveriesAfter(std::uint64_t sequence,
 
 Result<std::vector<RecoveryRecord>> Store::RecoveriesAfter(std::uint64_t sequence) const {
   std::vector<RecoveryRecord> out;
-  SW_TRY(ForRecoveriesAfter(sequence, [&](RecoveryRecord recovery) -> Status {
+  SW_TRY(ForRecoveriesAfter(sequence, ReadRecovery, [&](RecoveryRecord recovery) -> Status {
     out.push_back(std::move(recovery));
     return {};
   }));
@@ -223,7 +228,7 @@ Status Store::CheckPast(std::uint64_t recovery, std::uint64_t iteration,
                   " was made after it");
     }
   }
-  return ForRecoveriesAfter(recovery, [&](const RecoveryRecord& one) -> Status {
+  return ForRecoveriesAfter(recovery, ReadRecoveryHead, [&](const RecoveryRecord& one) -> Status {
     if (!GivesUp(one, recovery, iteration)) return {};
     return Fail(Errc::kMismatch, path_, ": ", what, " is of iteration ", iteration,
                 ", which was abandoned: it was made before recovery ", one.sequence,
@@ -233,7 +238,7 @@ Status Store::CheckPast(std::uint64_t recovery, std::uint64_t iteration,
 
 Result<std::set<std::uint64_t>> Store::Abandoned() const {
   std::set<std::uint64_t> out;
-  SW_TRY(ForRecoveriesAfter(0, [&](const RecoveryRecord& recovery) -> Status {
+  SW_TRY(ForRecoveriesAfter(0, ReadRecoveryHead, [&](const RecoveryRecord& recovery) -> Status {
     out.insert(recovery.abandoned.begin(), recovery.abandoned.end());
     return {};
   }));

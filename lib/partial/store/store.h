@@ -208,8 +208,9 @@ class Store {
   /// \error kBusy
   static Status ExpectOwnNames(const std::string& path);
   Result<std::set<std::uint64_t>> Abandoned() const;
+  using ReadRecord = Result<RecoveryRecord> (*)(const std::string& path);
   /// Visits recoveries in ascending order, one at a time, because long runs have hundreds.
-  Status ForRecoveriesAfter(std::uint64_t sequence,
+  Status ForRecoveriesAfter(std::uint64_t sequence, ReadRecord read,
                             const std::function<Status(RecoveryRecord)>& visit) const;
   std::string RecoveryPath(std::uint64_t sequence) const;
   std::string PendingPath() const { return path_ + "/recoveries/pending.json"; }

@@ -236,7 +236,7 @@ TEST(Texts, ReadWhatTheyWrote) {
 TEST(Texts, NoBitOfThemChangesWhatTheySay) {
   RecoveryRecord recovery;
   recovery.state = Sample().state;
-  const std::array<std::pair<std::string, std::function<std::string(const std::string&)>>, 6>
+  const std::array<std::pair<std::string, std::function<std::string(const std::string&)>>, 7>
       kinds = {{
           {ToText(Sample()),
            [](const std::string& text) {
@@ -262,6 +262,17 @@ TEST(Texts, NoBitOfThemChangesWhatTheySay) {
            [](const std::string& text) {
              const auto read = ParseRecovery(text, "r");
              return read ? ToText(*read) : "";
+           }},
+          {ToText(recovery),
+           [&](const std::string& text) {
+             const auto read = ParseRecoveryHead(text, "r");
+             if (!read) return std::string();
+             RecoveryRecord whole = recovery;
+             whole.sequence = read->sequence;
+             whole.manifest = read->manifest;
+             whole.resume = read->resume;
+             whole.abandoned = read->abandoned;
+             return ToText(whole);
            }},
           {BegunText(),
            [](const std::string& text) { return ParseBegun(text, "b") ? BegunText() : ""; }},
