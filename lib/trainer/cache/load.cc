@@ -64,7 +64,7 @@ class Loader {
   std::byte* Base(std::uint32_t part) const;
   std::uint64_t OffsetOf(std::uint32_t part, std::uint64_t unit) const;
   Status Allocate();
-  void CutParts();
+  Status CutParts();
   Status FillOwn();
   Status FillShared(const std::vector<Stretches>& parts);
   Status Verify();
@@ -117,8 +117,13 @@ Status Loader::Allocate() {
 }
 
 /// Assigns parts to phases, in which a rank has at most one part each, and cuts the parts.
-void Loader::CutParts() {
-  const std::uint64_t most = (options_.memory_bytes - WorkspaceBytes(options_, device_.kind())) / 2;
+/// Collective.
+Status Loader::CutParts() {
+  // Use the smallest budget of all ranks, because ranks of a part must cut it in the same places.
+  SW_TRY_ASSIGN(const std::uint64_t most_missing,
+                comm_.AllReduceMax(
+                    ~((options_.memory_bytes - WorkspaceBytes(options_, device_.kind())) / 2)));
+  const std::uint64_t most = ~most_missing;
   std::vector<std::vector<bool>> taken;  // by phase and process
   for (std::uint32_t part = 0; part < loaded_.where.parts.size(); ++part) {
     const std::vector<std::uint32_t>& processes = PartAt(part).processes;
@@ -150,6 +155,7 @@ void Loader::CutParts() {
     for (const std::uint32_t process : processes) taken[at][process] = true;
     phases_[at].push_back(std::move(cut));
   }
+  return {};
 }
 
 Status Loader::FillOwn() { return comm_.Agree(loop_->ForUnits(own_, *to_)); }
@@ -224,7 +230,7 @@ Status Loader::Run() {
   if (options_.verify) SW_TRY(convert::VerifyDigests(comm_, input_, options_.threads, sink_));
   sink_.Pass("load");
   SW_TRY(Allocate());
-  CutParts();
+  SW_TRY(CutParts());
   const exec::CountReads reads(*input_.bytes, sink_);
   exec::Exchange source(comm_, from.map, *input_.bytes, {});
   source_ = &source;

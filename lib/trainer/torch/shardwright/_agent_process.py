@@ -21,10 +21,15 @@ from ._errors import BUSY, INTERNAL, IO, MISMATCH, NOT_FOUND, Error
 
 LINGER = 30 * 60  # seconds that an agent waits for another trainer by default
 START = 60  # seconds until a new agent must listen
-# Prefixes of launcher variables. The agent starts without them, because it is not a rank of the trainer's job.
+# Prefixes of launcher variables. A program starts without them, because it is not a rank of the trainer's job.
 LAUNCHERS = ("OMPI_", "PMI_", "PMIX_", "SLURM_PROCID", "SLURM_MPI_TYPE")
 SHARED_MEMORY = "/dev/shm"
 HOW = "ask its owner or root to remove it, or start pec-save agent at another address and pass agent="
+
+
+def own_environment() -> dict[str, str]:
+    """Returns the environment of a program that is not a rank of the trainer's job."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
 
 
 class OwnAgent:
@@ -69,9 +74,8 @@ class OwnAgent:
     def _start(self, runtime: int) -> None:
         with _open_in(runtime, "agent.json", os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as file:
             file.write(json.dumps(self._words).encode())
-        environment = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHERS)}
         with _open_in(runtime, "agent.log", os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as log:
-            process = subprocess.Popen(self._words, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+            process = subprocess.Popen(self._words, env=own_environment(), stdin=subprocess.DEVNULL, stdout=log, stderr=log,
                                        start_new_session=True)
         self._process = process
         end = time.monotonic() + START

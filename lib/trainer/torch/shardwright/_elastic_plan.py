@@ -8,6 +8,7 @@ import os
 import subprocess
 from collections.abc import Sequence
 
+from ._agent_process import own_environment
 from ._errors import INTERNAL, NOT_FOUND, Error
 
 INFEASIBLE = 10
@@ -40,7 +41,7 @@ def make_plan(folder: str, nodes: Sequence[str], gpus: int, slots: int, tokens: 
         words = [command, counts, "--cluster", cluster, "--strategy", "lazarus", *flags, "--faults", str(survived),
                  *(["--old", old] if old is not None else []), "-o", plan, "--force", "-q"]
         try:
-            done = subprocess.run(words, capture_output=True, text=True, check=False)
+            done = subprocess.run(words, env=own_environment(), capture_output=True, text=True, check=False)
         except OSError as error:
             raise Error(NOT_FOUND, f"{command}: {error.strerror or error}; pass the path of moe-replace as command=") from error
         if done.returncode == 0:
