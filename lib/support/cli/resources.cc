@@ -94,12 +94,15 @@ int LauncherRank() {
 }
 
 unsigned DefaultThreads() {
+  // Each thread has buffers, at most in ucp-load --check: 18 MiB.
+  constexpr std::uint64_t kThreadBytes = std::uint64_t{20} << 20;
   // If a launcher has bound the rank, its mask is its share already, and the division has no
   // effect. If not, the division prevents the ranks from starting too many threads together.
   std::uint64_t machine = static_cast<std::uint64_t>(std::max(sysconf(_SC_NPROCESSORS_ONLN), 1L));
   if (const auto quota = QuotaProcessors()) machine = std::min(machine, *quota);
   const std::uint64_t share = std::max<std::uint64_t>(machine / LocalRankCount(), 1);
-  return static_cast<unsigned>(std::min<std::uint64_t>({share, AffinityCount(), kThreadsMax}));
+  const std::uint64_t fit = std::max<std::uint64_t>(DefaultMemoryBytes() / kThreadBytes, 1);
+  return static_cast<unsigned>(std::min<std::uint64_t>({share, AffinityCount(), kThreadsMax, fit}));
 }
 
 std::uint64_t DefaultMemoryBytes() {

@@ -19,7 +19,8 @@ int LauncherRank();
 unsigned ParseSlurmTasks(std::string_view text);
 
 /// Returns the default of --threads: the processors that this rank may use, limited to its
-/// share of the machine and of the control group's quota. At least 1.
+/// share of the machine and of the control group's quota, and by the default of --memory, which
+/// has the buffers of all threads. At least 1.
 /// Local.
 unsigned DefaultThreads();
 
