@@ -48,6 +48,15 @@ class Ranks(unittest.TestCase):
                 wanted = wanted or made
                 self.assertEqual(made, wanted, f"{command[0]}: {ranks} ranks, {threads} threads")
 
+    def test_a_rank_with_too_little_memory_ends_all_of_them(self):
+        words = [str(BIN / "ucp-load"), str(DEMO), "out", "--target", "zero=3,dp=5", "--memory", "64MiB"]
+        launcher = [MPIRUN, "--oversubscribe", "-n", "1", *words, "--threads", "1", ":", "-n", "1", *words, "--threads", "200"]
+        environment = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1")
+        done = subprocess.run(launcher, cwd=self.work, text=True, capture_output=True, check=False, stdin=subprocess.DEVNULL,
+                              env=environment, timeout=120)
+        self.assertEqual(done.returncode, 8, done.stderr)
+        self.assertIn("200 threads need", done.stderr)
+
     def test_files_that_one_rank_sees_reach_the_others(self):
         for rank in (0, 1):
             (self.work / f"node{rank}" / TAG).mkdir(parents=True)

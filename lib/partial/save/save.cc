@@ -82,11 +82,7 @@ Result<Subject> Understand(const Job& job) {
                 "itself");
   }
   const SaveRequest& options = job.options;
-  if (options.memory_bytes < options.threads * exec::kWorkspaceBytes) {
-    return Fail(Errc::kLimit, "--memory ", FormatBytes(options.memory_bytes), ": ", options.threads,
-                " threads need ", FormatBytes(options.threads * exec::kWorkspaceBytes),
-                " of buffers");
-  }
+  SW_TRY(job.comm.Agree(exec::CheckBuffers(options.threads, options.memory_bytes)));
   if (!job.input.file_owner.empty()) {
     return Fail(Errc::kUnsupported, job.input.checkpoint.tag,
                 ": a save does not support --node-local, because every rank must see every file");

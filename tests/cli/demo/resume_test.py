@@ -80,6 +80,22 @@ class Resume(DemoTest):
         self.run_in(*extract, "--force")
         self.assertEqual(self.files("out"), whole)
 
+    def test_an_old_output_that_was_taken_for_a_stage_leaves_nothing(self):
+        self.run_in("ucp-load", "ckpt", "fresh", "--target", "zero=3,dp=2")
+        self.run_in("ucp-load", "ckpt", "out", "--target", "zero=3,dp=4")
+        self.run_in("ucp-load", "ckpt", "out", "--target", "zero=3,dp=2", "--force", code=-9,
+                    SHARDWRIGHT_FAULT="commit.sync_parent:1:kill")
+        (self.work / "out").rename(self.work / "moved")
+        self.run_in("ucp-load", "ckpt", "out", "--target", "zero=3,dp=2")
+        self.assertEqual(self.files("out"), self.files("fresh"))
+
+    def test_a_folder_of_links_is_not_replaced(self):
+        (self.work / "out").mkdir()
+        (self.work / "out" / "model.safetensors").symlink_to("../blob")
+        said = self.run_in("ucp-load", "ckpt", "out", *FLAGS, "--force", code=6).stderr
+        self.assertIn("model.safetensors is neither a file nor a folder", said)
+        self.assertTrue((self.work / "out" / "model.safetensors").is_symlink())
+
     def test_the_two_flags_exclude_each_other(self):
         said = self.run_in("ucp-load", "ckpt", "out", *FLAGS, "--resume", "--no-resume", code=2).stderr
         self.assertIn("--resume cannot be combined with --no-resume", said)

@@ -167,6 +167,20 @@ TEST_F(StateDictEntries, ViewsOfOneStorageWithOtherStridesAreNotTied) {
       << refused.error().message;
 }
 
+// Together they are smaller than the storage.
+TEST_F(StateDictEntries, ViewsThatOverlapInALargerStorageAreRefused) {
+  WriteSource(1, [](PtFile& file, Node*, Node* module) {
+    const std::uint32_t storage = file.Storage({1, 2, 3, 4, 5, 6, 7, 8, 9, 10});
+    Set(file.arena, module, "f.weight", file.View(storage, {5}));
+    Set(file.arena, module, "g.weight", file.View(storage, {3}));
+  });
+  const auto refused = TryConvert("source", "out", "zero=2,dp=1");
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_EQ(refused.error().code, Errc::kUnsupported);
+  EXPECT_NE(refused.error().message.find("views of the same elements"), std::string::npos)
+      << refused.error().message;
+}
+
 TEST_F(StateDictEntries, PlaceholdersThatShareAStorageAreNamesOfOneParameter) {
   WriteSource(2, [](PtFile&, Node* root, Node*) {
     static Arena names;

@@ -20,6 +20,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <set>
 
 #include "engine/exec/run/run_internal.h"
 #include "support/base/bytes.h"
@@ -65,6 +66,13 @@ bool Decode(std::span<const std::byte> bytes, std::uint64_t* unit, UnitRecord* r
 std::uint64_t BufferBytes(const RunOptions& options) {
   const std::uint64_t workspaces = options.threads * kWorkspaceBytes;
   return options.file_owner.empty() ? workspaces : std::max(workspaces, options.memory_bytes);
+}
+
+Status CheckBuffers(unsigned threads, std::uint64_t memory_bytes) {
+  const std::uint64_t needed = threads * kWorkspaceBytes;
+  if (memory_bytes >= needed) return {};
+  return Fail(Errc::kLimit, "--memory ", FormatBytes(memory_bytes), ": ", threads, " threads need ",
+              FormatBytes(needed), " of buffers");
 }
 
 Status CheckSpace(const std::string& output, const std::string& folder, std::uint64_t bytes,
@@ -122,17 +130,32 @@ Result<os::Stage> BeginStage(const RunOptions& options, const std::vector<std::s
   return stage;
 }
 
-Status LeaveStage(comm::Comm& comm, Errc code, StageInHand in_hand) {
+Status LeaveStage(comm::Comm& comm, Errc code, bool failed_write, StageInHand in_hand) {
+  const bool mine = failed_write || code == Errc::kIo;
   // Clear the journal before the removal, in case that the stage cannot be removed.
   Status left;
-  if (code == Errc::kIo && in_hand.journal) left = in_hand.journal->Clear();
+  if (mine && in_hand.journal) left = in_hand.journal->Clear();
+  SW_TRY_ASSIGN(const std::uint64_t lost, comm.AllReduceOr(mine ? 1 : 0));
+  if (lost != 0 && !mine && in_hand.journal) left = in_hand.journal->Clear();
   in_hand.journal.reset();
   if (comm.size() > 1) SW_TRY(comm.Barrier());
   if (!in_hand.stage || in_hand.stage->committed()) return left;
   // If the input is wrong, the same command cannot continue.
-  const bool keep = code == Errc::kStopped || code == Errc::kNotFound || code == Errc::kBusy;
+  const bool keep =
+      lost == 0 && (code == Errc::kStopped || code == Errc::kNotFound || code == Errc::kBusy);
   SW_TRY(in_hand.stage->Abandon(keep));
   return left;
+}
+
+Status RemoveUnplanned(const os::Directory& stage, const plan::Target& target) {
+  std::set<std::string> planned;
+  for (const plan::OutputFile& file : target.files) planned.insert(file.path);
+  SW_TRY_ASSIGN(const os::Tree tree, stage.Walk());
+  const std::string journals = std::string(os::kJournalDir) + "/";
+  for (const std::string& file : tree.files) {
+    if (!file.starts_with(journals) && !planned.contains(file)) SW_TRY(stage.RemoveFile(file));
+  }
+  return {};
 }
 
 Status OfStoppedRun(const std::string& output, Status status) {
@@ -169,7 +192,8 @@ Result<RunReport> Runner::Run() {
   Status status = Passes();
   if (!status) {
     (void)output_.CloseAll();
-    const Status left = LeaveStage(comm_, status.error().code, std::move(in_hand_));
+    const Status left =
+        LeaveStage(comm_, status.error().code, failed_write_.load(), std::move(in_hand_));
     if (!left) sink_.Warn(left.error().message);
   }
   SW_TRY(std::move(status));
@@ -178,11 +202,7 @@ Result<RunReport> Runner::Run() {
 }
 
 Status Runner::Passes() {
-  if (options_.memory_bytes < options_.threads * kWorkspaceBytes) {
-    return Fail(Errc::kLimit, "--memory ", FormatBytes(options_.memory_bytes), ": ",
-                options_.threads, " threads need ", FormatBytes(options_.threads * kWorkspaceBytes),
-                " of buffers");
-  }
+  SW_TRY(comm_.Agree(CheckBuffers(options_.threads, options_.memory_bytes)));
   SW_TRY(Begin());
   SW_TRY(comm_.Agree(OfStoppedRun(options_.output, ReadJournals())));
   SW_TRY(comm_.Agree(OpenJournal()));
@@ -293,6 +313,17 @@ Status Runner::Recover() {
 }
 
 Status Runner::Put(const UnitInHand& unit) {
+  Status written = WriteUnit(unit);
+  if (!written && written.error().code == Errc::kIo) failed_write_.store(true);
+  return written;
+}
+
+Status Runner::AgreeWritten(Status mine) {
+  if (!mine && mine.error().code == Errc::kIo) failed_write_.store(true);
+  return comm_.Agree(std::move(mine));
+}
+
+Status Runner::WriteUnit(const UnitInHand& unit) {
   const plan::Unit& at = unit.unit;
   sums_[unit.index] = unit.record->sum;
   SW_TRY_ASSIGN(const auto file, output_.Get(at.file));

@@ -61,6 +61,12 @@ struct RunReport {
 /// Returns the bytes of buffers that Run uses on each rank, for --dry-run.
 std::uint64_t BufferBytes(const RunOptions& options);
 
+/// Checks that the memory suffices for the buffers of all threads. Ranks may have different
+/// resources, so they must agree on the result.
+/// \error kLimit
+/// Pure.
+Status CheckBuffers(unsigned threads, std::uint64_t memory_bytes);
+
 /// Compares the space that an output needs with the free space of its file system.
 /// \param output  name of the output for the message
 /// \param folder  an existing folder on that file system
@@ -100,11 +106,18 @@ struct StageInHand {
 /// run may continue it. After a failed write or sync the kernel may show pages that never reached
 /// the disk, so a later run cannot detect which data are intact: such a stage is removed.
 /// \param code  the error that ended the run, the same on all ranks
+/// \param failed_write  a write or sync of this rank has failed, even if `code` is another error
 /// \pre this rank has closed its output files, as removing an open file leaves a hidden file on
 ///      NFS and FUSE
 /// \error kIo  the journal could not be cleared, or the stage not be removed
 /// Collective.
-Status LeaveStage(comm::Comm& comm, Errc code, StageInHand in_hand);
+Status LeaveStage(comm::Comm& comm, Errc code, bool failed_write, StageInHand in_hand);
+
+/// Removes the files of a resumed stage that are not in the plan. If the output was removed after
+/// an interrupted commit, the stage may be the output before it (support/os/commit.cc).
+/// \error kIo, kNotFound
+/// Local.
+Status RemoveUnplanned(const os::Directory& stage, const plan::Target& target);
 
 /// Makes an error in the journals of a stopped run kBusy, with the way out. Errors of the file
 /// system are returned unchanged.

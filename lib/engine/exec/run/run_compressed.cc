@@ -85,6 +85,7 @@ class CompressedRun {
   os::Directory directory_;             // the stage
   std::map<std::uint64_t, Line> done_;  // of a stopped run, by file
   std::vector<Line> mine_;
+  bool failed_write_ = false;           // a write or sync of this rank
   std::uint64_t read_from_memory_ = 0;  // files that the readback found in the cache
   RunReport report_;
 };
@@ -93,7 +94,7 @@ Result<RunReport> CompressedRun::Run() {
   const std::uint64_t before = source_.bytes_read();
   Status status = Passes();
   if (!status) {
-    const Status left = LeaveStage(comm_, status.error().code, std::move(in_hand_));
+    const Status left = LeaveStage(comm_, status.error().code, failed_write_, std::move(in_hand_));
     if (!left) sink_.Warn(left.error().message);
   }
   SW_TRY(std::move(status));
@@ -107,7 +108,9 @@ Status CompressedRun::Passes() {
   SW_TRY(Begin());
   SW_TRY(comm_.Agree(OfStoppedRun(options_.output, ReadLines())));
   sink_.Pass("pack");
-  SW_TRY(comm_.Agree(WriteMine()));
+  Status written = WriteMine();
+  failed_write_ = !written && written.error().code == Errc::kIo;
+  SW_TRY(comm_.Agree(std::move(written)));
   if (options_.verify == Verify::kReadback) {
     sink_.Pass("readback");
     SW_TRY(comm_.Agree(ReadBackMine()));
@@ -124,6 +127,9 @@ Status CompressedRun::Begin() {
     SW_TRY_ASSIGN(os::Stage stage, BeginStage(options_, plan_.source().files, sink_));
     std::string path = stage.path();
     in_hand_.stage.emplace(std::move(stage));
+    if (in_hand_.stage->resumed()) {
+      SW_TRY(OfOutput(RemoveUnplanned(in_hand_.stage->directory(), plan_.target())));
+    }
     for (const plan::OutputFile& file : plan_.target().files) {
       const std::string folder = FolderOf(file.path);
       if (!folder.empty()) SW_TRY(in_hand_.stage->directory().MakeDirs(folder));

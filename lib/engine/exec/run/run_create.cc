@@ -69,7 +69,7 @@ Status Runner::CreateFiles() {
 /// only creating a file here proves that no other output has the same name on this file system.
 Status Runner::BeginCreating() {
   SW_TRY_ASSIGN(created_, journals_.Exists(kCreatedName));
-  if (created_) return {};
+  if (created_) return OfOutput(RemoveUnplanned(directory_, plan_.target()));
   SW_TRY_ASSIGN(const std::vector<os::Entry> entries, directory_.List());
   for (const os::Entry& entry : entries) {
     if (entry.name != os::kJournalDir) SW_TRY(directory_.RemoveTree(entry.name));

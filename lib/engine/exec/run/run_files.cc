@@ -218,7 +218,7 @@ Status Runner::WriteDigestLists() {
     std::size_t file = 0;
     for (std::string sum; lines >> file >> sum;) sums[file] = sum;
   }
-  return comm_.Agree(ForMyFiles(options_.threads, [&](std::uint32_t file) -> Status {
+  return AgreeWritten(ForMyFiles(options_.threads, [&](std::uint32_t file) -> Status {
     const plan::DigestList& list = files[file].digests;
     if (list.files.empty()) return {};
     std::vector<std::string> of_list;
@@ -236,7 +236,7 @@ Status Runner::SyncWritten() {
     if (IsClone(file) || complete_[file] != std::byte{0}) continue;
     if (files.empty() || files.back() != file) files.push_back(file);
   }
-  return comm_.Agree(
+  return AgreeWritten(
       os::ForEachFile(files.size(), options_.io_threads, [&](std::uint64_t i) -> Status {
         SW_TRY_ASSIGN(const auto file, output_.Get(files[i]));
         return file->Sync();
@@ -255,7 +255,7 @@ Status Runner::WriteFrames() {
   std::atomic<std::uint64_t> done = 0;
   const auto write = [&](bool small) {
     const std::uint64_t most = small ? kSmallFrameBytes : largest;
-    return comm_.Agree(ForMyFiles(FrameThreads(most), [&](std::uint32_t file) -> Status {
+    return AgreeWritten(ForMyFiles(FrameThreads(most), [&](std::uint32_t file) -> Status {
       if ((FrameBytes(plan_.target().files[file]) <= kSmallFrameBytes) != small) return {};
       SW_TRY(WriteFrame(file));
       sink_.Files(done.fetch_add(1, std::memory_order_relaxed) + 1, mine);
@@ -265,7 +265,7 @@ Status Runner::WriteFrames() {
   SW_TRY(write(true));
   SW_TRY(write(false));
   SW_TRY(WriteDigestLists());
-  if (sync_at_once_) SW_TRY(comm_.Agree(SyncFileSystem()));
+  if (sync_at_once_) SW_TRY(AgreeWritten(SyncFileSystem()));
   return CloseFiles();
 }
 
@@ -285,7 +285,7 @@ Status Runner::SyncFileSystem() {
 
 /// Closes all files before the output is renamed, because some file
 /// systems report only at close that they could not store a file.
-Status Runner::CloseFiles() { return comm_.Agree(output_.CloseAll()); }
+Status Runner::CloseFiles() { return AgreeWritten(output_.CloseAll()); }
 
 Status Runner::ReadBack(std::uint32_t index) {
   if (IsClone(index)) return {};
@@ -326,7 +326,7 @@ Status Runner::ReadBackAll() {
 
 Status Runner::Commit() {
   sink_.Pass("commit");
-  SW_TRY(comm_.Agree(in_hand_.journal->Close()));
+  SW_TRY(AgreeWritten(in_hand_.journal->Close()));
   in_hand_.journal.reset();
   std::vector<FileSum> mine;
   for (std::uint32_t file = 0; file < file_sums_.size(); ++file) {

@@ -116,7 +116,10 @@ TEST_F(Replaceable, IsWhatARunHasMadeAndLeft) {
     Put(manifest_, text);
     Expect("not an output of Shardwright: its shardwright.json lists no files");
   }
-  const os::ScopedFault stale(*os::ParseFault("open:5:estale"));  // after both folders
+  fs::create_symlink("b.pt", At("out/a/link"));
+  Expect("a/link is neither a file nor a folder");
+  fs::remove(At("out/a/link"));
+  const os::ScopedFault stale(*os::ParseFault("open:7:estale"));  // after both folders, twice
   const std::string said = Said();
   EXPECT_TRUE(said.starts_with("other: " + At(manifest_) + ": ")) << said;
 }
