@@ -48,20 +48,6 @@ std::string SumAround(std::string_view text, std::size_t at) {
   return Hex(digest.Finish());
 }
 
-/// Returns the first entry below a folder that is neither a file nor a folder; empty if there is
-/// none.
-Result<std::string> OtherEntry(const std::string& folder) {
-  SW_TRY_ASSIGN(const std::vector<os::Entry> entries, os::ListDir(folder));
-  for (const os::Entry& entry : entries) {
-    std::string path = folder + "/" + entry.name;
-    if (entry.type == os::EntryType::kFile) continue;
-    if (entry.type != os::EntryType::kDir) return path;
-    SW_TRY_ASSIGN(std::string below, OtherEntry(path));
-    if (!below.empty()) return below;
-  }
-  return std::string();
-}
-
 }  // namespace
 
 Status CheckReplaceable(const std::string& folder, std::span<const std::string> sources) {
@@ -77,9 +63,9 @@ Status CheckReplaceable(const std::string& folder, std::span<const std::string> 
     return Fail(Errc::kUsage, message);
   }
   SW_TRY_ASSIGN(const os::Tree tree, os::WalkTree(output));
-  SW_TRY_ASSIGN(const std::string other, OtherEntry(output));
-  if (!other.empty()) {
-    return Refuse(output, other.substr(output.size() + 1) + " is neither a file nor a folder");
+  if (!tree.other.empty()) {
+    return Refuse(output,
+                  tree.other.front().substr(output.size() + 1) + " is neither a file nor a folder");
   }
   if (tree.files.empty()) return {};
   const std::string manifest_path = output + "/" + kManifestName;

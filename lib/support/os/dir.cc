@@ -441,6 +441,7 @@ Result<Tree> WalkTree(const std::string& path) {
   SW_TRY_ASSIGN(const Directory top, Directory::Open(path));
   SW_TRY_ASSIGN(Tree tree, top.Walk());
   for (std::string& file : tree.files) file.insert(0, path + "/");
+  for (std::string& other : tree.other) other.insert(0, path + "/");
   for (std::string& dir : tree.dirs) {
     std::string whole = path;
     if (!dir.empty()) whole.append("/").append(dir);

@@ -34,10 +34,11 @@ struct ParentName {
   std::string Path() const;
 };
 
-/// All files and directories below a directory, as full paths in a fixed order.
+/// All entries below a directory, as full paths in a fixed order.
 struct Tree {
   std::vector<std::string> files;
-  std::vector<std::string> dirs;  ///< children before parents; the directory itself is last
+  std::vector<std::string> dirs;   ///< children before parents; the directory itself is last
+  std::vector<std::string> other;  ///< links, sockets, devices and pipes
 };
 
 /// Checks that a name from a checkpoint is one path component: 1 to 255 bytes, not
@@ -63,7 +64,7 @@ Status MakeDirs(const std::string& path);
 Result<std::vector<Entry>> ListDir(const std::string& path);
 inline constexpr std::uint64_t kDirEntries = 10'000'000;
 
-/// Lists a tree without following links. Omits names that are neither files nor directories.
+/// Lists a tree without following links.
 /// \error kNotFound; kLimit if it is deeper than kTreeDepth
 Result<Tree> WalkTree(const std::string& path);
 inline constexpr int kTreeDepth = 64;

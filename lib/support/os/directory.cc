@@ -63,6 +63,8 @@ Status Walk(const Directory& dir, const std::string& name, int depth, Tree& tree
       SW_TRY(Walk(below, child, depth + 1, tree));
     } else if (entry.type == EntryType::kFile) {
       tree.files.push_back(std::move(child));
+    } else {
+      tree.other.push_back(std::move(child));
     }
   }
   tree.dirs.push_back(name);

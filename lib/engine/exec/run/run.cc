@@ -130,8 +130,17 @@ Result<os::Stage> BeginStage(const RunOptions& options, const std::vector<std::s
   return stage;
 }
 
-Status LeaveStage(comm::Comm& comm, Errc code, bool failed_write, StageInHand in_hand) {
-  const bool mine = failed_write || code == Errc::kIo;
+Status StageInHand::Note(Status written) {
+  if (!written && written.error().code == Errc::kIo) failed_write.store(true);
+  return written;
+}
+
+Status StageInHand::AgreeWritten(comm::Comm& comm, Status mine) {
+  return comm.Agree(Note(std::move(mine)));
+}
+
+Status LeaveStage(comm::Comm& comm, Errc code, StageInHand& in_hand) {
+  const bool mine = in_hand.failed_write.load() || code == Errc::kIo;
   // Clear the journal before the removal, in case that the stage cannot be removed.
   Status left;
   if (mine && in_hand.journal) left = in_hand.journal->Clear();
@@ -192,8 +201,7 @@ Result<RunReport> Runner::Run() {
   Status status = Passes();
   if (!status) {
     (void)output_.CloseAll();
-    const Status left =
-        LeaveStage(comm_, status.error().code, failed_write_.load(), std::move(in_hand_));
+    const Status left = LeaveStage(comm_, status.error().code, in_hand_);
     if (!left) sink_.Warn(left.error().message);
   }
   SW_TRY(std::move(status));
@@ -312,16 +320,7 @@ Status Runner::Recover() {
   return {};
 }
 
-Status Runner::Put(const UnitInHand& unit) {
-  Status written = WriteUnit(unit);
-  if (!written && written.error().code == Errc::kIo) failed_write_.store(true);
-  return written;
-}
-
-Status Runner::AgreeWritten(Status mine) {
-  if (!mine && mine.error().code == Errc::kIo) failed_write_.store(true);
-  return comm_.Agree(std::move(mine));
-}
+Status Runner::Put(const UnitInHand& unit) { return in_hand_.Note(WriteUnit(unit)); }
 
 Status Runner::WriteUnit(const UnitInHand& unit) {
   const plan::Unit& at = unit.unit;

@@ -5,6 +5,7 @@
 
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -98,20 +99,26 @@ Result<os::Stage> BeginStage(const RunOptions& options, const std::vector<std::s
 
 /// An output that is being written, as one rank holds it.
 struct StageInHand {
-  std::optional<os::Stage> stage;      ///< rank 0 only
-  std::optional<os::Journal> journal;  ///< of this rank
+  std::optional<os::Stage> stage;          ///< rank 0 only
+  std::optional<os::Journal> journal;      ///< of this rank
+  std::atomic<bool> failed_write = false;  ///< a write, sync or readback of this rank
+
+  /// Notes in failed_write if a write has failed (kIo). Returns `written` unchanged. Thread-safe.
+  Status Note(Status written);
+  /// Agrees on the end of a step that writes, and notes it. \error as comm::Comm::Agree
+  /// Collective.
+  Status AgreeWritten(comm::Comm& comm, Status mine);
 };
 
 /// Ends an unsuccessful run: closes the journal and frees the lock. Keeps the stage if the next
 /// run may continue it. After a failed write or sync the kernel may show pages that never reached
 /// the disk, so a later run cannot detect which data are intact: such a stage is removed.
 /// \param code  the error that ended the run, the same on all ranks
-/// \param failed_write  a write or sync of this rank has failed, even if `code` is another error
 /// \pre this rank has closed its output files, as removing an open file leaves a hidden file on
 ///      NFS and FUSE
 /// \error kIo  the journal could not be cleared, or the stage not be removed
 /// Collective.
-Status LeaveStage(comm::Comm& comm, Errc code, bool failed_write, StageInHand in_hand);
+Status LeaveStage(comm::Comm& comm, Errc code, StageInHand& in_hand);
 
 /// Removes the files of a resumed stage that are not in the plan. If the output was removed after
 /// an interrupted commit, the stage may be the output before it (support/os/commit.cc).

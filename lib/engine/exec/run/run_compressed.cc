@@ -85,7 +85,6 @@ class CompressedRun {
   os::Directory directory_;             // the stage
   std::map<std::uint64_t, Line> done_;  // of a stopped run, by file
   std::vector<Line> mine_;
-  bool failed_write_ = false;           // a write or sync of this rank
   std::uint64_t read_from_memory_ = 0;  // files that the readback found in the cache
   RunReport report_;
 };
@@ -94,7 +93,7 @@ Result<RunReport> CompressedRun::Run() {
   const std::uint64_t before = source_.bytes_read();
   Status status = Passes();
   if (!status) {
-    const Status left = LeaveStage(comm_, status.error().code, failed_write_, std::move(in_hand_));
+    const Status left = LeaveStage(comm_, status.error().code, in_hand_);
     if (!left) sink_.Warn(left.error().message);
   }
   SW_TRY(std::move(status));
@@ -108,16 +107,14 @@ Status CompressedRun::Passes() {
   SW_TRY(Begin());
   SW_TRY(comm_.Agree(OfStoppedRun(options_.output, ReadLines())));
   sink_.Pass("pack");
-  Status written = WriteMine();
-  failed_write_ = !written && written.error().code == Errc::kIo;
-  SW_TRY(comm_.Agree(std::move(written)));
+  SW_TRY(in_hand_.AgreeWritten(comm_, WriteMine()));
   if (options_.verify == Verify::kReadback) {
     sink_.Pass("readback");
-    SW_TRY(comm_.Agree(ReadBackMine()));
+    SW_TRY(in_hand_.AgreeWritten(comm_, ReadBackMine()));
     SW_TRY(NoteReadFromMemory(comm_, read_from_memory_, plan_.target().files.size(), sink_));
   }
   sink_.Pass("commit");
-  SW_TRY(comm_.Agree(in_hand_.journal->Close()));
+  SW_TRY(in_hand_.AgreeWritten(comm_, in_hand_.journal->Close()));
   return Commit();
 }
 

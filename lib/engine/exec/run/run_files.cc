@@ -319,7 +319,7 @@ Status Runner::ReadBack(std::uint32_t index) {
 
 Status Runner::ReadBackAll() {
   sink_.Pass("readback");
-  SW_TRY(comm_.Agree(
+  SW_TRY(AgreeWritten(
       ForMyFiles(options_.threads, [&](std::uint32_t file) { return ReadBack(file); })));
   return NoteReadFromMemory(comm_, read_from_memory_.load(), plan_.target().files.size(), sink_);
 }

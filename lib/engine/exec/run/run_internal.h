@@ -8,6 +8,7 @@
 #include <set>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <tbb/task_arena.h>
@@ -91,8 +92,7 @@ class Runner final : private UnitSink {
   Status WriteUnits();      // collective
   Status Put(const UnitInHand& unit) override;
   Status WriteUnit(const UnitInHand& unit);
-  /// Agrees on the end of a step that writes, and notes if a write of this rank has failed.
-  Status AgreeWritten(Status mine);
+  Status AgreeWritten(Status mine) { return in_hand_.AgreeWritten(comm_, std::move(mine)); }
   Status ShareSums();    // collective
   Status VerifyRead();   // collective
   Status Recheck();      // source files copied without a checksum; local
@@ -150,7 +150,6 @@ class Runner final : private UnitSink {
   std::vector<FileSum> file_sums_;
   std::vector<std::byte> complete_;                  // by output file: its frame is written
   std::atomic<std::uint64_t> read_from_memory_ = 0;  // files that the readback found in the cache
-  std::atomic<bool> failed_write_ = false;           // a write or sync of this rank
   RunReport report_;
   UnfinishedWrites writes_;
 };

@@ -95,6 +95,7 @@ TEST_F(DirTest, WalkGivesChildrenBeforeParents) {
   ASSERT_TRUE(tree);
   EXPECT_EQ(tree->files, (std::vector<std::string>{At("t/b/c/f1"), At("t/f2")}));
   EXPECT_EQ(tree->dirs, (std::vector<std::string>{At("t/b/c"), At("t/b"), At("t")}));
+  EXPECT_EQ(tree->other, (std::vector<std::string>{At("t/loop")}));
 }
 
 TEST_F(DirTest, RenamesWithAndWithoutReplacing) {
