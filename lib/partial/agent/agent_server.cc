@@ -406,14 +406,21 @@ Status AgentServer::List(os::Connection& connection) const {
   }
   OrderedJson list = OrderedJson::array();
   for (const AgentEntry& entry : agent_.Entries()) {
-    Manifest manifest = entry.checkpoint->manifest;
-    // The first snapshot may be older than the store.
-    if (entry.origin.empty() && manifest.store.empty()) manifest.store = agent_.store_id();
+    const Manifest& manifest = entry.checkpoint->manifest;
+    std::string text;
+    if (entry.origin.empty() && manifest.store.empty()) {
+      // The first snapshot may be older than the store.
+      Manifest named = manifest;
+      named.store = agent_.store_id();
+      text = ToText(named);
+    } else {
+      text = ToText(manifest);
+    }
     list.push_back({{"state", entry.state},
                     {"origin", entry.origin},
                     {"recovery", entry.checkpoint->recovery},
                     {"replayed", entry.checkpoint->replayed},
-                    {"manifest", ToText(manifest)}});
+                    {"manifest", std::move(text)}});
   }
   return SendText(connection, list.dump(-1, ' ', false, OrderedJson::error_handler_t::replace));
 }

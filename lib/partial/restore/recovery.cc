@@ -300,4 +300,12 @@ Result<Counts> ExpertVersions(const RecoveryPlan& plan, const LayerExperts& expe
   return versions;
 }
 
+std::uint64_t OldestVersion(const Counts& versions, std::uint64_t newest) {
+  std::uint64_t oldest = newest;
+  for (const auto& layer : versions) {
+    for (const std::uint64_t version : layer) oldest = std::min(oldest, version);
+  }
+  return oldest;
+}
+
 }  // namespace shardwright::partial

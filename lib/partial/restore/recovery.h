@@ -116,4 +116,7 @@ Result<RecoveryPlan> PlanRecovery(const RecoveryInput& input, const RecoveryOpti
 /// Pure.
 Result<Counts> ExpertVersions(const RecoveryPlan& plan, const LayerExperts& experts);
 
+/// Returns the oldest version in such a table, at most `newest`. Pure.
+std::uint64_t OldestVersion(const Counts& versions, std::uint64_t newest);
+
 }  // namespace shardwright::partial

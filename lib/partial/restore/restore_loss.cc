@@ -90,10 +90,7 @@ Result<Loss> CountLoss(const Base& base, const Chosen& chosen) {
   SW_TRY_ASSIGN(const Counts versions, ExpertVersions(chosen.plan, experts));
   std::optional<TokenHistory> history;
   if (state.counted_to) {
-    std::uint64_t oldest = chosen.at.iteration;
-    for (const auto& layer : versions) {
-      for (const std::uint64_t version : layer) oldest = std::min(oldest, version);
-    }
+    const std::uint64_t oldest = OldestVersion(versions, chosen.at.iteration);
     SW_TRY_ASSIGN(history, ReadHistory(base.store, chosen.at.sequence, oldest));
   }
   out.state = GoBack(std::move(state), versions, history);

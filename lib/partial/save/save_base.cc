@@ -56,9 +56,9 @@ Status CheckKeep(const Job& job, const StoreHead& head) {
 
 /// Checks the flags of a save that decides whether training has restarted: it decides nothing if
 /// they are wrong.
-Status CheckFlags(const Job& job, const Store& store) {
+Status CheckFlags(const Job& job, const Store& store,
+                  const std::vector<StoredCheckpoint>& checkpoints) {
   SW_TRY(CheckKeep(job, store.head()));
-  SW_TRY_ASSIGN(const std::vector<StoredCheckpoint> checkpoints, store.List());
   const bool any = std::ranges::any_of(checkpoints, [](const auto& one) { return !one.abandoned; });
   return any && !store.head().experts.empty() ? CheckTokens(job.options) : Status();
 }
@@ -70,11 +70,11 @@ bool Dropped(std::optional<std::uint64_t> resume, const StoredCheckpoint& checkp
 
 /// Returns true if the save continues from an unconfirmed restore (Store::Pending).
 /// \error kBusy  it may continue from the restore or from the newest checkpoint
-Result<bool> ContinuesPending(const Job& job, const Subject& subject, const Store& store,
+Result<bool> ContinuesPending(const Job& job, const Subject& subject,
+                              const std::vector<StoredCheckpoint>& checkpoints,
                               const RecoveryRecord& pending) {
   const SaveRequest& options = job.options;
   if (options.resumed_from) return *options.resumed_from == pending.resume;
-  SW_TRY_ASSIGN(const std::vector<StoredCheckpoint> checkpoints, store.List());
   const std::uint64_t newest = NewestIteration(checkpoints);
   if (options.continues && *options.continues == newest) return false;
   if (subject.iteration <= pending.resume) return false;
@@ -90,43 +90,48 @@ Result<bool> ContinuesPending(const Job& job, const Subject& subject, const Stor
               options.store, "; pec-restore --restart or --read-only decides this in advance");
 }
 
-/// Warns about checkpoints that a restart has abandoned since `before`.
-Status WarnOfAbandoned(const Job& job, const Store& store,
-                       const std::vector<StoredCheckpoint>& before, std::uint64_t resume) {
-  SW_TRY_ASSIGN(const std::vector<StoredCheckpoint> after, store.List());
-  const std::vector<std::uint64_t> abandoned = AbandonedOnlyIn(after, before);
+/// Reads the store's list again after a restart, and warns about the checkpoints that the restart
+/// has abandoned.
+Status ReadAfterRestart(const Job& job, const Store& store, std::uint64_t resume,
+                        std::vector<StoredCheckpoint>* checkpoints) {
+  SW_TRY_ASSIGN(std::vector<StoredCheckpoint> after, store.List());
+  const std::vector<std::uint64_t> abandoned = AbandonedOnlyIn(after, *checkpoints);
   if (!abandoned.empty()) job.sink.Warn(AbandonedText(store.path(), resume, abandoned));
+  *checkpoints = std::move(after);
   return {};
 }
 
 /// Confirms or discards an unconfirmed restore.
+/// \param checkpoints  the store's list, which this updates
 /// \returns the iteration that training resumed from, if this is the first save after that
 /// \error as ContinuesPending
 Result<std::optional<std::uint64_t>> DecidePending(const Job& job, const Subject& subject,
-                                                   const Store& store) {
+                                                   const Store& store,
+                                                   std::vector<StoredCheckpoint>* checkpoints) {
   SW_TRY_ASSIGN(const std::optional<RecoveryRecord> pending, store.Pending());
   if (!pending) return std::optional<std::uint64_t>();
-  SW_TRY_ASSIGN(const bool continues, ContinuesPending(job, subject, store, *pending));
-  SW_TRY_ASSIGN(const std::vector<StoredCheckpoint> before, store.List());
+  SW_TRY_ASSIGN(const bool continues, ContinuesPending(job, subject, *checkpoints, *pending));
   // ReadBase rejects such a save, so it decides nothing.
   const bool too_old =
-      !continues && !job.options.resumed_from && NewestIteration(before) > subject.iteration;
+      !continues && !job.options.resumed_from && NewestIteration(*checkpoints) > subject.iteration;
   if (!job.options.dry_run && !too_old) {
     SW_TRY(continues ? store.ConfirmPending() : store.DropPending());
   }
   if (!continues) return std::optional<std::uint64_t>();
-  SW_TRY(WarnOfAbandoned(job, store, before, pending->resume));
+  SW_TRY(ReadAfterRestart(job, store, pending->resume, checkpoints));
   return std::optional(pending->resume);
 }
 
-Status AbandonNewer(const Job& job, const Store& store) {
+/// Records that training has resumed from an iteration, as --resumed-from states.
+/// \param checkpoints  the store's list, which this updates
+Status AbandonNewer(const Job& job, const Store& store,
+                    std::vector<StoredCheckpoint>* checkpoints) {
   const SaveRequest& options = job.options;
   if (options.dry_run) return {};
-  SW_TRY_ASSIGN(const std::vector<StoredCheckpoint> checkpoints, store.List());
   RecoveryRecord recovery;
   std::optional<StoredCheckpoint> base;
   bool news = false;
-  for (const StoredCheckpoint& one : checkpoints) {
+  for (const StoredCheckpoint& one : *checkpoints) {
     if (Dropped(options.resumed_from, one)) {
       recovery.abandoned.push_back(one.sequence);
       news = news || !one.abandoned;
@@ -148,10 +153,10 @@ Status AbandonNewer(const Job& job, const Store& store) {
       SW_TRY_ASSIGN(const ManifestLines manifest, store.ReadManifestLines(*base));
       recovery.state = manifest.head.state;
     }
-    SW_TRY_ASSIGN(recovery.state.dynamic_k, NewestDynamicK(store, checkpoints, last));
+    SW_TRY_ASSIGN(recovery.state.dynamic_k, NewestDynamicK(store, *checkpoints, last));
   }
   SW_TRY(store.AddRecovery(recovery));
-  return WarnOfAbandoned(job, store, checkpoints, recovery.resume);
+  return ReadAfterRestart(job, store, recovery.resume, checkpoints);
 }
 
 /// Finds the modules of the newest checkpoint with a missing blob. Root.
@@ -191,18 +196,19 @@ Result<Numbers> Look(const Job& job, const Subject& subject, os::Lock* lock) {
     SW_TRY_ASSIGN(*lock, store.LockForWriting("pec-save", options.take_over));
   }
   SW_TRY(CheckPast(job, subject, store));
+  SW_TRY_ASSIGN(std::vector<StoredCheckpoint> checkpoints, store.List());
   // ReadBase fails for another model's store, which must not be changed before.
   std::optional<std::uint64_t> resume = options.resumed_from;
   if (store.head().fingerprint == model.fingerprint) {
-    SW_TRY(CheckFlags(job, store));
-    SW_TRY_ASSIGN(const std::optional<std::uint64_t> confirmed, DecidePending(job, subject, store));
+    SW_TRY(CheckFlags(job, store, checkpoints));
+    SW_TRY_ASSIGN(const std::optional<std::uint64_t> confirmed,
+                  DecidePending(job, subject, store, &checkpoints));
     if (confirmed) {
       resume = confirmed;
     } else if (options.resumed_from) {
-      SW_TRY(AbandonNewer(job, store));
+      SW_TRY(AbandonNewer(job, store, &checkpoints));
     }
   }
-  SW_TRY_ASSIGN(const std::vector<StoredCheckpoint> checkpoints, store.List());
   for (const StoredCheckpoint& one : checkpoints) {
     if (one.abandoned || Dropped(resume, one)) continue;
     numbers.sequence = one.sequence;
@@ -245,7 +251,6 @@ Status ReadBase(const Job& job, const Subject& subject, const Numbers& numbers, 
                   base->store->ReadManifestLines({numbers.sequence, numbers.iteration, false}));
   }
   SW_TRY(ExpectModel(*base->store, job.input, subject.model));
-  SW_TRY(CheckKeep(job, base->store->head()));
   SW_TRY(FindParent(subject, base));
   if (base->newest && base->newest->head.iteration > subject.iteration) {
     return Fail(Errc::kMismatch, path, ": the store is at iteration ", base->newest->head.iteration,

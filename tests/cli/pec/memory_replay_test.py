@@ -53,6 +53,12 @@ class Replays(Agents, Replaying):
             if iteration % every == 0:
                 self.take(iteration)
 
+    def persist(self, trainer, iterations, agent="a"):
+        """Trains, and waits for each checkpoint to reach the store."""
+        for iteration in iterations:
+            self.train(trainer, [iteration])
+            self.wait(lambda last=iteration: self.status(agent)["persisted"] == last)
+
     def replays(self, name="a"):
         return self.status(name)["replays"]
 
@@ -224,10 +230,7 @@ class RestartsMeanwhile(Replays):
         self.wait(lambda: self.status("a")["persisted"] == 3)
         trainer = Trainer(self.work / "a", self.model, 3)
         self.addCleanup(trainer.close)
-        for iteration in (4, 5):
-            trainer.step(iteration)
-            self.take(iteration)
-            self.wait(lambda last=iteration: self.status("a")["persisted"] == last)
+        self.persist(trainer, (4, 5))
         # A look at an older state without --read-only, which is then taken back.
         self.run_tool("pec-restore", self.store, self.work / "look", "--at", 4, "--restart")
         self.run_tool("pec-save", "undo", self.store)
@@ -237,10 +240,7 @@ class RestartsMeanwhile(Replays):
         self.wait(lambda: self.status("a")["persisted"] == 6)
         again = Trainer(self.work / "a", self.model, 6)
         self.addCleanup(again.close)
-        for iteration in (7, 8):
-            again.step(iteration)
-            self.take(iteration)
-            self.wait(lambda last=iteration: self.status("a")["persisted"] == last)
+        self.persist(again, (7, 8))
         result = self.run_tool("pec-restore", self.store, self.work / "out", "--read-only", "--replay", "require")
         self.assertEqual((result["iteration"], result["stale_modules"]), (8, 0))
         self.assertGreater(result["replay"]["modules"], 0)
