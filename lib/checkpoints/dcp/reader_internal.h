@@ -108,6 +108,7 @@ class FolderReader {
   Status MakeNestedGroups();
   Status MakeFlatGroups();
   void DecideStateless();
+  bool HasModelOrder() const;
   void OrderParams();
   Status DecideRules();
   Status AddModel();

@@ -2,33 +2,14 @@
 #include "checkpoints/dtensor/flat_units_internal.h"
 
 #include <algorithm>
-#include <optional>
 #include <string_view>
-#include <unordered_map>
+#include <utility>
 
 #include "support/base/checked.h"
 #include "support/base/text.h"
 
 namespace shardwright::checkpoints::dtensor {
 namespace {
-
-/// Returns the name up to and including the number of its block. Empty outside of blocks.
-std::string_view BlockOf(std::string_view name, BlockIndex index) {
-  std::string_view block;
-  for (std::size_t at = 0; at < name.size();) {
-    const std::size_t dot = std::min(name.find('.', at), name.size());
-    const std::string_view word = name.substr(at, dot - at);
-    const bool number = !word.empty() && std::all_of(word.begin(), word.end(),
-                                                     [](char c) { return c >= '0' && c <= '9'; });
-    // The last component is the name of the parameter itself.
-    if (number && dot < name.size()) {
-      block = name.substr(0, dot);
-      if (index == BlockIndex::kFirst) break;
-    }
-    at = dot + 1;
-  }
-  return block;
-}
 
 bool Fit(const std::vector<FlatUnit>& units, const std::vector<std::uint64_t>& lengths,
          std::uint64_t shards) {
@@ -47,17 +28,16 @@ bool SameParams(const std::vector<FlatUnit>& a, const std::vector<FlatUnit>& b) 
 
 std::vector<FlatUnit> UnitsOf(const std::vector<std::string>& names,
                               const std::vector<Shape>& shapes, BlockIndex index) {
-  std::vector<FlatUnit> units(1);
-  std::unordered_map<std::string_view, std::size_t> known = {{"", 0}};
-  for (std::uint32_t i = 0; i < names.size(); ++i) {
-    const auto [at, fresh] = known.emplace(BlockOf(names[i], index), units.size());
-    if (fresh) units.emplace_back();
-    FlatUnit& unit = units[at->second];
-    unit.params.push_back(i);
-    unit.offsets.push_back(unit.elems);
-    unit.elems += Elems(shapes[i]);
+  const std::vector<std::string_view> views(names.begin(), names.end());
+  std::vector<FlatUnit> units;
+  for (std::vector<std::uint32_t>& params : UnitParams(views, index)) {
+    FlatUnit& unit = units.emplace_back();
+    for (const std::uint32_t one : params) {
+      unit.offsets.push_back(unit.elems);
+      unit.elems += Elems(shapes[one]);
+    }
+    unit.params = std::move(params);
   }
-  if (units.front().params.empty()) units.erase(units.begin());
   return units;
 }
 

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "checkpoints/pickled/unit_order.h"
 #include "engine/tensor/shape.h"
 #include "support/base/result.h"
 
@@ -17,12 +18,7 @@ struct FlatUnit {
   std::uint64_t elems = 0;             ///< elements of all parameters, without padding
 };
 
-/// Selects the number that identifies a block: "layers.3" or "experts.5" of "layers.3.experts.5.w".
-enum class BlockIndex : std::uint8_t { kFirst, kLast };
-
-/// Returns the units of a model that wraps its blocks. The root comes first,
-/// with all parameters outside of blocks, then the blocks in the order of their
-/// first parameters. Parameters of one block have the same name up to a number.
+/// Returns the units of a model that wraps its blocks (UnitParams).
 /// \pre names.size() == shapes.size(); the products of shapes fit
 std::vector<FlatUnit> UnitsOf(const std::vector<std::string>& names,
                               const std::vector<Shape>& shapes, BlockIndex index);

@@ -52,12 +52,14 @@ class Ties {
     if (tensor.pieces.empty()) return {};
     const pickle::Tensor& local = *tensor.pieces.front().local->tensor;
     return holders_
-        .emplace(std::tuple(local.storage, local.offset, local.shape, tensor.shape), name)
+        .emplace(std::tuple(local.storage, local.offset, local.shape, local.strides, tensor.shape),
+                 name)
         .first->second;
   }
 
  private:
-  std::map<std::tuple<std::uint32_t, std::uint64_t, Shape, Shape>, std::string> holders_;
+  using View = std::tuple<std::uint32_t, std::uint64_t, Shape, std::vector<std::uint64_t>, Shape>;
+  std::map<View, std::string> holders_;
 };
 
 Status ReadRank(Reading* reading, std::uint64_t rank, std::uint32_t file,

@@ -5,6 +5,7 @@
 #include "checkpoints/dtensor/read_internal.h"
 #include "checkpoints/pickled/hyper.h"
 #include "checkpoints/pickled/torch_optimizer.h"
+#include "checkpoints/pickled/unit_order.h"
 #include "checkpoints/pickled/wrappers.h"
 #include "engine/layout/states.h"
 #include "support/base/text.h"
@@ -180,6 +181,8 @@ bool Optimizer::StatelessAreFrozen() {
 
 Status Optimizer::AddGroups() {
   const bool frozen = StatelessAreFrozen();
+  std::vector<std::string_view> names;
+  for (const Entry& entry : reading_.entries) names.push_back(entry.name);
   for (std::size_t g = 0; g < members_.size(); ++g) {
     Group group;
     group.options = options_[g];
@@ -198,6 +201,8 @@ Status Optimizer::AddGroups() {
         group.params.push_back(entry);
       }
     }
+    // FSDP1 flattens each unit, so its lists do not have the order of the model's parameters.
+    if (ListedByUnit(names, group.params)) std::sort(group.params.begin(), group.params.end());
     reading_.out.groups.push_back(std::move(group));
   }
   return {};

@@ -217,7 +217,13 @@ Status Planner::AddGroups() {
     }
     plan_.groups.push_back(std::move(planned));
   }
-  if (plan_.layout.trainer != Trainer::kVerl || plan_.groups.size() <= 1) return {};
+  if (plan_.layout.trainer != Trainer::kVerl) return {};
+  if (!source_.order_unknown.empty() && !plan_.groups.empty()) {
+    return Fail(Errc::kUnsupported, source_.tag,
+                ": trainer=verl numbers the parameters in model order, which is unknown: ",
+                source_.order_unknown, "; trainer=accelerate identifies parameters by name");
+  }
+  if (plan_.groups.size() <= 1) return {};
   return Fail(Errc::kUnsupported, "trainer=verl: one parameter group expected, found ",
               plan_.groups.size(), "; trainer=accelerate supports several, with parameter names");
 }

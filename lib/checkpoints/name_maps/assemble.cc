@@ -120,6 +120,8 @@ Status Assembler::Order() {
   sorted.reserve(new_.size());
   for (const Key& key : keys) sorted.push_back(std::move(new_[key.index]));
   new_ = std::move(sorted);
+  // Without groups it would also be unknown which parameters are trained.
+  if (told && !old_.groups.empty()) out_.order_unknown.clear();
   if (!told && reshaped && out_.order_unknown.empty()) {
     out_.order_unknown = map_.origin + " does not specify the parameter order of naming scheme " +
                          Quoted(side_.name);

@@ -65,6 +65,8 @@ struct Entry {
   Shape shape;                ///< is_tensor: of the whole tensor
   std::vector<Chunk> chunks;  ///< is_tensor: in the order of the file, any order
   Place at;                   ///< location of an object
+  /// Position in the planner data, if Index::ranks_differ.
+  std::uint32_t planned = 0;
 
   std::size_t part_count() const { return path.empty() ? 1 : path.size(); }
   /// Returns the text of a path component.
@@ -86,6 +88,9 @@ struct Index {
   std::vector<Entry> entries;
   std::vector<Copy> copies;  ///< by entry and chunk
   bool has_paths = false;    ///< the writer recorded how names are nested (planner data)
+  /// The ranks had different entries, such as those of pipeline stages. The entries are then listed
+  /// rank by rank; otherwise in the order of the state dict, if the index has paths.
+  bool ranks_differ = false;
 
   /// Returns the number of a file. Adds the file if it is new.
   std::uint32_t FileNumber(std::string_view name);
@@ -99,7 +104,7 @@ struct Index {
 Result<Index> ReadIndex(std::string_view pickle);
 
 /// Checks that every path passes through containers of one kind, that no path
-/// is a prefix of another one, and that the indexes of every list have no gaps.
+/// is a prefix of another one, and that the lists of an optimizer's groups have no gaps.
 /// \error kBadInput  names the container
 Status CheckPaths(const Index& index);
 
@@ -117,6 +122,7 @@ class IndexUnion {
  private:
   Status CheckSame(std::uint32_t first, const Entry& other, const std::string& name) const;
   Status FindCopies(std::uint32_t number);
+  void Plan();
 
   Index all_;
   std::vector<std::string> names_;

@@ -436,7 +436,12 @@ Status IndexReader::AddPaths(Table table) {
 /// the first item of a state dict. If the index begins with another item, the ranks had different
 /// state dicts (pipeline stages), and planner data lists the last rank first; the order then stays.
 void IndexReader::OrderAsSaved(const std::vector<std::uint32_t>& order) {
-  if (order.empty() || order.front() != 0) return;
+  if (order.empty()) return;
+  if (order.front() != 0) {
+    index_.ranks_differ = true;
+    for (std::uint32_t i = 0; i < order.size(); ++i) index_.entries[order[i]].planned = i;
+    return;
+  }
   std::vector<Entry> entries;
   entries.reserve(order.size());
   for (const std::uint32_t at : order) entries.push_back(std::move(index_.entries[at]));

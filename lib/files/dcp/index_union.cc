@@ -62,6 +62,7 @@ Status IndexUnion::Add(const std::string& name, Index index) {
     const auto [at, fresh] =
         entries_.emplace(entry.name, static_cast<std::uint32_t>(all_.entries.size()));
     if (fresh) {
+      all_.ranks_differ = all_.ranks_differ || number > 0;
       all_.entries.push_back(std::move(entry));
       origins_.push_back(number);
       more_.emplace_back();
@@ -102,7 +103,22 @@ Status IndexUnion::FindCopies(std::uint32_t number) {
   return {};
 }
 
+/// Numbers the entries as the planner data of one index would: the last rank first.
+void IndexUnion::Plan() {
+  std::vector<std::uint32_t> next(names_.size() + 1, 0);  // by origin
+  for (const std::uint32_t origin : origins_) ++next[origin];
+  for (std::size_t i = names_.size(), after = 0; i-- > 0;) {
+    const std::uint32_t count = next[i];
+    next[i] = static_cast<std::uint32_t>(after);
+    after += count;
+  }
+  for (std::uint32_t i = 0; i < all_.entries.size(); ++i) {
+    all_.entries[i].planned = next[origins_[i]]++;
+  }
+}
+
 Result<Index> IndexUnion::Finish() && {
+  if (all_.ranks_differ) Plan();
   for (std::uint32_t i = 0; i < all_.entries.size(); ++i) SW_TRY(FindCopies(i));
   if (all_.has_paths) SW_TRY(CheckPaths(all_));
   return std::move(all_);

@@ -230,10 +230,12 @@ TEST(DTensor, ATableOfAnotherVersionIsRefused) {
 }
 
 /// A verl optimizer numbers its parameters by their places in the model. FSDP1 lists parameters
-/// outside of blocks first.
+/// outside of blocks first, but the group has the model's order, as other trainers list them.
 TEST(DTensor, NumbersOfParametersAreTheirPlacesInTheModel) {
   const auto read = checkpoints::Read(fs::path(SW_SOURCE_DIR) / "tests/data/dtensor/flat_w2/ckpt");
   ASSERT_TRUE(read) << read.error().message;
+  ASSERT_EQ(read->groups.size(), 1U);
+  EXPECT_TRUE(std::is_sorted(read->groups[0].params.begin(), read->groups[0].params.end()));
   const auto layout = Resolve({.settings = {{"fsdp_version", "2"}}}, *read);
   ASSERT_TRUE(layout) << layout.error().message;
   const auto plan = MakePlan(*read, dynamic_cast<const FilesLayout&>(*layout->own));
@@ -244,6 +246,29 @@ TEST(DTensor, NumbersOfParametersAreTheirPlacesInTheModel) {
     if (plan->params[i].param.kind != ParamKind::kBuffer) places.push_back(i);
   }
   EXPECT_EQ(plan->groups.front().params, places);
+}
+
+TEST(DTensor, ATransposedViewIsNotTied) {
+  const auto alias_of = [](const std::vector<std::uint64_t>& strides) {
+    Folder folder;
+    folder.Write([&](std::uint64_t, const std::string& item, Document* document) {
+      if (item != "model") return;
+      pickle::Arena& arena = document->arena;
+      const Node* square = document->AddInline(std::string(16, '\1'), DType::kF32, {2, 2});
+      pickle::Tensor view = *square->tensor;
+      view.strides = strides;
+      auto* root = const_cast<Node*>(document->root);
+      pickle::Set(arena, root, "square", square);
+      pickle::Set(arena, root, "view", arena.TensorOf(view));
+    });
+    const auto read = folder.Read();
+    EXPECT_TRUE(read) << read.error().message;
+    const auto view = std::find_if(read->params.begin(), read->params.end(),
+                                   [](const Param& param) { return param.name == "view"; });
+    return view == read->params.end() ? "absent" : view->alias_of;
+  };
+  EXPECT_EQ(alias_of({2, 1}), "square");
+  EXPECT_EQ(alias_of({1, 2}), "");
 }
 
 /// FSDP1 does not shard among one rank, and refuses DTensors then.

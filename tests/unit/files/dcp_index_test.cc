@@ -199,6 +199,10 @@ TEST(DcpIndex, EntriesOfPipelineStagesHaveTheOrderOfRanks) {
   parts.more = {"a", "b"};
   parts.paths = {{"a", {"a"}}, {"b", {"b"}}, {"w", {"w"}}, {"n", {"n"}}};
   EXPECT_EQ(NamesOf(parts), "w n a b ");
+  const Result<Index> index = ReadIndex(Made(parts));
+  ASSERT_TRUE(index) << index.error().message;
+  EXPECT_TRUE(index->ranks_differ);
+  for (std::uint32_t i = 0; i < 4; ++i) EXPECT_EQ(index->entries[i].planned, (i + 2) % 4);
 }
 
 TEST(DcpIndex, ReadsWhatItWrites) {
@@ -453,9 +457,13 @@ TEST(DcpIndex, RefusesContainersThatDisagree) {
   EXPECT_TRUE(Has(error(), "has different kinds in different paths"));
   index.entries[1].path[1].is_index = true;
   index.entries[1].name = "a.2";
+  EXPECT_EQ(error(), "accepted");  // a.1 was an empty dict
+  index.entries[0].name = "param_groups.0";
+  index.entries[1].name = "param_groups.2";
+  for (Entry& entry : index.entries) entry.path = {{12, false}, {14, true}};
   EXPECT_TRUE(Has(error(), "none with index 1"));
   index.entries.pop_back();
-  add("a", {});
+  add("param_groups", {});
   EXPECT_TRUE(Has(error(), "has different kinds"));
 }
 

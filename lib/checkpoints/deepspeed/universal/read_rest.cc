@@ -187,7 +187,8 @@ std::string HolderOf(const Model& model, const Ties& ties,
     if (!other->is_tensor() || !module->key(i)->is_string()) continue;
     if (other->tensor->storage == node->tensor->storage &&
         other->tensor->offset == node->tensor->offset &&
-        other->tensor->shape == node->tensor->shape && !other->tensor->shape.empty()) {
+        other->tensor->shape == node->tensor->shape &&
+        other->tensor->strides == node->tensor->strides && !other->tensor->shape.empty()) {
       return module->key(i)->text;
     }
   }

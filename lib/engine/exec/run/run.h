@@ -105,7 +105,8 @@ struct StageInHand {
 
   /// Notes in failed_write if a write has failed (kIo). Returns `written` unchanged. Thread-safe.
   Status Note(Status written);
-  /// Agrees on the end of a step that writes, and notes it. \error as comm::Comm::Agree
+  /// Agrees on the end of a step that writes, and notes it.
+  /// \error as comm::Comm::Agree
   /// Collective.
   Status AgreeWritten(comm::Comm& comm, Status mine);
 };

@@ -119,7 +119,7 @@ TEST_F(Replaceable, IsWhatARunHasMadeAndLeft) {
   fs::create_symlink("b.pt", At("out/a/link"));
   Expect("a/link is neither a file nor a folder");
   fs::remove(At("out/a/link"));
-  const os::ScopedFault stale(*os::ParseFault("open:7:estale"));  // after both folders, twice
+  const os::ScopedFault stale(*os::ParseFault("open:5:estale"));  // after both folders
   const std::string said = Said();
   EXPECT_TRUE(said.starts_with("other: " + At(manifest_) + ": ")) << said;
 }
