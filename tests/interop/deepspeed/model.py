@@ -24,6 +24,7 @@ CASE = {
     "groups": 2,             # parameter groups, 1 to 3
     "configured": False,     # the optimizer is AdamW, made by DeepSpeed from the configuration; one group
     "frozen": False,         # some parameters are not trained
+    "frozen_experts": False,  # nor is the last expert of each rank
     "left_out": False,       # nor is the embedding, and checkpoints leave all of these out: a base model has them
     "tied": False,           # the output weights are those of the embedding
     "buffers": True,
@@ -116,6 +117,10 @@ class Block(nn.Module):
             room = float(case["experts"])  # for every token, wherever it goes; older releases stumble over more
             self.moe = MoE(width, expert=expert, num_experts=case["experts"], ep_size=case["ep"], k=1,
                            capacity_factor=room, eval_capacity_factor=room, min_capacity=8, use_rts=False)
+            if case["frozen_experts"]:
+                last = self.moe.deepspeed_moe.experts.deepspeed_experts[-1].requires_grad_(False)
+                for weight in last.parameters():  # they were equal on all ranks
+                    weight.add_(0.1 * (1 + torch.distributed.get_rank() % case["ep"]))
 
     def forward(self, x):
         # A tensor-parallel rank holds some of the heads: their number follows from the weights.

@@ -111,6 +111,12 @@ VARIANTS = {
     "qwz": Variant("ZeRO++ qwZ", zero(zero_quantized_weights=True), cannot(), stages=(3,)),
     "qgz": Variant("ZeRO++ qgZ", zero(zero_quantized_gradients=True), cannot(), stages=(3,)),
     "mics": Variant("MiCS", zero(mics_shard_size=2), cannot(), stages=(3,), ranks=4),
+    "frozen_experts": Variant("frozen experts, to stages 1 and 2",
+                              {"experts": 4, "ep": 2, "frozen": True, "frozen_experts": True}, stages=(1,),
+                              targets=((2, 4), (1, 4)), sample=True),
+    # DeepSpeed gives every rank the frozen experts of the first one.
+    "frozen_experts_2": Variant("frozen experts at stage 2", {"experts": 4, "ep": 2, "frozen_experts": True},
+                                cannot("frozen"), stages=(2,), targets=((2, 4), (1, 4))),
     "accelerate": Variant("Accelerate's DeepSpeed plugin", {"accelerate": True}, sample=True),
     "ulysses": Variant("Ulysses, two ranks for a sequence, at stages 1 and 2", {"sp": 2}, stages=(1, 2), ranks=4,
                        targets=((2, 3), (1, 1))),

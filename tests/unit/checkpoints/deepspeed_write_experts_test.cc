@@ -56,6 +56,21 @@ TEST(DeepSpeedWriteTest, ExpertGroups) {
   EXPECT_EQ(Ints(root.root->Find("num_experts")), (Numbers{4, 4}));
 }
 
+// DeepSpeed would load the frozen experts of the first rank from a list everywhere.
+TEST(DeepSpeedWriteTest, FrozenExpertsAreNotListed) {
+  Model model;
+  model.Add("emb.weight", {11, 6});
+  model.Add("proj.weight", {3, 4}, -1);
+  model.AddExpert(0, 0, "weight", {4, 4}, 1);
+  Param& frozen = model.Add(Expert(0, 1, "weight"), {4, 4}, -1);
+  frozen.expert = ExpertId{0, 1, ExpertModuleOf(frozen.name)};
+  const Rendered files = Write(model, model.source(), Zero(2, 2));
+  const auto document = files.Parse(kTag + "mp_rank_00_model_states.pt");
+  EXPECT_TRUE(document.root->Find("frozen_param_shapes")->is_none());
+  EXPECT_TRUE(document.root->Find("frozen_param_fragments")->is_none());
+  EXPECT_EQ(document.root->Find("shardwright_kinds")->Find("proj.weight")->text, "frozen");
+}
+
 TEST(DeepSpeedWriteTest, ExpertsByDataFirst) {
   Model model = Experts(4);
   Set(model.arena(), const_cast<Node*>(model.model()->Find("ds_config")),

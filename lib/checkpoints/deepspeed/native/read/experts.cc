@@ -9,7 +9,21 @@ namespace {
 
 constexpr std::string_view kExperts = ".deepspeed_experts.";
 
-/// Counts the experts per rank of every MoE layer, from the names in param_shapes.
+/// Limits the list of missing names, because the number of experts comes from an untrusted file.
+constexpr std::uint64_t kMostMissing = 1 << 16;
+
+/// Returns the number of experts that the engine records for a MoE layer.
+std::optional<std::uint64_t> RecordedExperts(const Reading& reading, std::uint64_t layer) {
+  const Node* said = reading.models.front().document.root->Find("num_experts");
+  if (said != nullptr && said->is_list()) {
+    said = layer < said->items.size() ? said->items[layer] : nullptr;
+  }
+  const auto count = pickle::AsCount(said);
+  return count ? std::optional<std::uint64_t>(*count) : std::nullopt;
+}
+
+/// Counts the experts per rank of every MoE layer, from the names in param_shapes. If the last
+/// ones are frozen, CountFrozen corrects it.
 Status CountLocal(Reading* reading) {
   for (const Model& model : reading->models) {
     for (const std::string& name : model.trainable) {
@@ -22,6 +36,17 @@ Status CountLocal(Reading* reading) {
     }
   }
   return {};
+}
+
+/// Corrects the number of experts per rank if the last ones of a layer are frozen, as param_shapes
+/// does not list them.
+void CountFrozen(Reading* reading, std::uint64_t layer, const std::string& module) {
+  const auto local = reading->local_experts.find(module);
+  const std::optional<std::uint64_t> experts = RecordedExperts(*reading, layer);
+  const std::uint64_t ranks = reading->topology.ep;
+  if (local == reading->local_experts.end() || !experts || *experts % ranks != 0) return;
+  if (*experts / ranks > local->second + kMostMissing) return;
+  local->second = std::max(local->second, *experts / ranks);
 }
 
 /// Adds one expert's tensors from the files of every mp rank.
@@ -53,6 +78,7 @@ Status AddExpert(Reading* reading, std::uint64_t layer, std::uint64_t expert,
         return Fail(Errc::kBadInput, reading->file_name(file), ": ", what, ": layer ", layer,
                     " has the module ", *module, " in other files");
       }
+      if (module->empty()) CountFrozen(reading, layer, *path);
       *module = *path;
       const auto local = reading->local_experts.find(*path);
       const std::uint64_t local_count = local == reading->local_experts.end() ? 0 : local->second;
@@ -104,13 +130,7 @@ Status CheckCount(const Reading& reading, std::uint64_t layer, const std::string
 /// ranks is unknown then, so the expected number of experts comes from the model.
 Status CheckNumbers(const Reading& reading, std::uint64_t layer, std::uint64_t found) {
   std::uint64_t expected = found;
-  const Node* said = reading.models.front().document.root->Find("num_experts");
-  if (said != nullptr && said->is_list()) {
-    said = layer < said->items.size() ? said->items[layer] : nullptr;
-  }
-  // Limits the list of missing names, because the number comes from an untrusted file.
-  constexpr std::uint64_t kMostMissing = 1 << 16;
-  const auto count = pickle::AsCount(said);
+  const std::optional<std::uint64_t> count = RecordedExperts(reading, layer);
   if (count && *count < found + kMostMissing) expected = std::max(found, *count);
   std::vector<std::string> missing;
   for (std::uint64_t expert = 0; expert < expected; ++expert) {

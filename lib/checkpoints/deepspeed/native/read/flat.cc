@@ -124,29 +124,32 @@ bool HasGaps(const Flat& flat, const RecordedStarts& told) {
   return at <= flat.chunk * flat.ranks;
 }
 
-/// Returns true if the names in every rank's slices follow the
-/// order before round robin and not the order of the buffer.
-bool NamesInOriginalOrder(const Reading& reading, const Flat& flat,
-                          const std::vector<std::uint32_t>& original) {
+/// Orders that the names in every rank's slices follow.
+struct NameOrders {
+  bool buffer = true;
+  bool original = true;  ///< the one before round robin
+};
+
+NameOrders OrdersOfNames(const Reading& reading, const Flat& flat,
+                         const std::vector<std::uint32_t>& original) {
   std::unordered_map<std::string_view, std::size_t> buffer_place;
   std::unordered_map<std::string_view, std::size_t> original_place;
   for (std::size_t i = 0; i < original.size(); ++i) {
     buffer_place.emplace((*flat.params)[i].name, i);
     original_place.emplace((*flat.params)[original[i]].name, i);
   }
-  bool buffer = true;
-  bool original_order = true;
+  NameOrders orders;
   for (std::uint64_t edp = 0; edp < flat.ranks; ++edp) {
     const std::vector<Slice>& slices = GroupAt(reading, flat, RankOf(reading, flat, 0, edp)).slices;
     for (std::size_t i = 1; i < slices.size(); ++i) {
       const auto& a = slices[i - 1].name;
       const auto& b = slices[i].name;
-      if (!buffer_place.contains(a) || !buffer_place.contains(b)) return false;
-      buffer = buffer && buffer_place[a] < buffer_place[b];
-      original_order = original_order && original_place[a] < original_place[b];
+      if (!buffer_place.contains(a) || !buffer_place.contains(b)) return {true, false};
+      orders.buffer = orders.buffer && buffer_place[a] < buffer_place[b];
+      orders.original = orders.original && original_place[a] < original_place[b];
     }
   }
-  return original_order && !buffer;
+  return orders;
 }
 
 /// Finds the starts of parameters, and if round robin has reordered them.
@@ -195,9 +198,11 @@ Status FindStarts(Reading* reading, Flat* flat) {
                 ": param_slice_mappings do not cover the parameters of param_shapes");
   }
   if (silent || Agrees(*flat, told, flat->starts)) {
-    const bool named =
-        moves && !told.starts.empty() && NamesInOriginalOrder(*reading, *flat, inverse);
-    if (moves && (named || (silent && reading->round_robin))) {
+    const NameOrders names = silent ? NameOrders() : OrdersOfNames(*reading, *flat, inverse);
+    // If parameter_alignment pads, the slices state positions in the buffer. If their names follow
+    // both orders, only the configuration decides then.
+    const bool decides = silent || padded;
+    if (moves && names.original && (!names.buffer || (decides && reading->round_robin))) {
       flat->round_robin = true;
       flat->original = inverse;
     }

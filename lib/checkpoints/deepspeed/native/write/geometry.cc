@@ -407,6 +407,7 @@ Result<GeometryPtr> MakeGeometry(const Checkpoint& source, const Topology& topol
     geometry->by_name.emplace(param.name, i);
     if (!param.expert) continue;
     geometry->has_experts = true;
+    geometry->frozen_experts = geometry->frozen_experts || param.kind == ParamKind::kFrozen;
     std::uint64_t& experts = geometry->layer_experts[param.expert->layer];
     experts = std::max<std::uint64_t>(experts, std::uint64_t{param.expert->expert} + 1);
     geometry->expert_params[{param.expert->layer, param.expert->expert}].push_back(i);

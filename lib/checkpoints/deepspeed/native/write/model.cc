@@ -191,8 +191,9 @@ void SetWholeFrozen(Document& document, const Geometry& geometry, const FileId& 
 void SetFrozen(Document& document, const Geometry& geometry, const FileId& id, Node* root,
                Weights& weights) {
   Arena& arena = document.arena;
-  // DeepSpeed looks up every frozen parameter of the model in a dict, but none in None.
-  if (geometry.to.zero < 2 || geometry.frozen_unknown) {
+  // DeepSpeed looks up every frozen parameter of the model in a dict, but none in None. From a dict
+  // it would give every expert-parallel rank the frozen experts of the first one.
+  if (geometry.to.zero < 2 || geometry.frozen_unknown || geometry.frozen_experts) {
     Set(arena, root, "frozen_param_shapes", arena.None());
     Set(arena, root, "frozen_param_fragments", arena.None());
     if (geometry.to.zero == 3 && id.rank == 0) SetWholeFrozen(document, geometry, id, root);
@@ -222,7 +223,7 @@ void SetFrozen(Document& document, const Geometry& geometry, const FileId& id, N
 /// Shardwright's reader. DeepSpeed's loader ignores unknown keys.
 void SetKinds(Document& document, const Geometry& geometry, const FileId& id, Node* root) {
   Arena& arena = document.arena;
-  const bool listed = geometry.to.zero >= 2;
+  const bool listed = geometry.to.zero >= 2 && !geometry.frozen_experts;
   Node* kinds = arena.Dict();
   for (std::uint32_t param : geometry.stage_params[geometry.stage_of(id.mp)]) {
     const Param& named = geometry.params[param];

@@ -101,6 +101,7 @@ struct Geometry {
   bool flat_stage0 = false;  ///< stage 0 under FP16_Optimizer: flat groups in the model file
   bool has_experts = false;
   bool frozen_unknown = false;                           ///< as Checkpoint::frozen_unknown
+  bool frozen_experts = false;                           ///< there is a frozen expert parameter
   std::map<std::uint32_t, std::uint64_t> layer_experts;  ///< experts by MoE layer
   /// By MoE layer and global expert: its parameters, in module order.
   std::map<std::pair<std::uint32_t, std::uint32_t>, std::vector<std::uint32_t>> expert_params;
