@@ -158,6 +158,17 @@ void ReadModel(Attributes& from, Args* out) {
 
 void ReadOptimizer(Attributes& from, Args* out) {
   if (const std::string name = from.Text("optimizer"); !name.empty()) out->optimizer = name;
+  const Node* rule = from.Find("no_weight_decay_cond_type");
+  out->decays_qk_norms =
+      from.Flag("apply_wd_to_qk_layernorm") ||
+      (rule != nullptr && (rule->text == "apply_wd_to_qk_layernorm" || rule->text == "qwen3_next"));
+  // Releases with that flag (0.16 and later) let embeddings decay.
+  out->spares_embeddings =
+      from.Find("embedding_init_method_std") != nullptr && !from.Has("apply_wd_to_qk_layernorm");
+  if (const Node* rate = from.Find("decoupled_lr"); rate != nullptr) {
+    const Result<double> number = pickle::AsFloat(rate);
+    if (number) out->vocabulary_rate = *number;
+  }
   out->distributed = from.Flag("use_distributed_optimizer");
   out->overlap_grad_reduce = from.Flag("overlap_grad_reduce");
   if (from.Find("accumulate_allreduce_grads_in_fp32") != nullptr) {

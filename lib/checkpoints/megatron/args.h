@@ -57,6 +57,9 @@ struct Args {  // NOLINT(clang-analyzer-optin.performance.Padding): in the order
 
   // Optimizer.
   std::string optimizer = "adam";
+  bool decays_qk_norms = false;           ///< the norms of queries and keys have weight decay
+  bool spares_embeddings = false;         ///< embeddings have no weight decay
+  std::optional<double> vocabulary_rate;  ///< learning rate of embedding and output layer, if own
   bool distributed = false;
   bool overlap_grad_reduce = false;
   std::optional<bool> gradients_in_f32;  ///< default: yes for bfloat16, no for float16

@@ -53,11 +53,31 @@ struct Level {
   std::string path;  // with a trailing dot
 };
 
-std::optional<std::int64_t> CountIn(std::string_view text) {
-  std::int64_t number = 0;
+/// Parses a whole text as a number.
+template <class Number>
+std::optional<Number> NumberIn(std::string_view text) {
+  Number number = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
   if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
   return number;
+}
+
+/// Adds the exceptions to Megatron's rules for weight decay and learning rates (Args).
+void SetOptimizer(pickle::Arena& arena, const std::map<std::string, std::string>& scalars,
+                  pickle::Node* args) {
+  const auto value = [&](const char* name) {
+    const auto found = scalars.find(name);
+    return found == scalars.end() ? std::string() : found->second;
+  };
+  if (value("optimizer.apply_wd_to_qk_layernorm") == "true") {
+    Set(arena, args, "apply_wd_to_qk_layernorm", arena.Bool(true));
+  }
+  if (const std::string rule = value("scheduler.no_weight_decay_cond_type"); !rule.empty()) {
+    Set(arena, args, "no_weight_decay_cond_type", arena.String(rule));
+  }
+  if (const auto rate = NumberIn<double>(value("optimizer.decoupled_lr"))) {
+    Set(arena, args, "decoupled_lr", arena.Float(*rate));
+  }
 }
 
 }  // namespace
@@ -100,7 +120,7 @@ std::string ModelValue(const std::map<std::string, std::string>& scalars, std::s
 Result<Args> ArgsOfConfig(pickle::Arena& arena, const std::map<std::string, std::string>& scalars) {
   pickle::Node* dict = arena.Dict();
   for (const std::string_view name : kCounts) {
-    const auto count = CountIn(ModelValue(scalars, name));
+    const auto count = NumberIn<std::int64_t>(ModelValue(scalars, name));
     if (!count) continue;
     // Megatron uses another name for experts, and a separate flag for query groups.
     Set(arena, dict, name == "num_moe_experts" ? "num_experts" : name, arena.Int(*count));
@@ -114,8 +134,9 @@ Result<Args> ArgsOfConfig(pickle::Arena& arena, const std::map<std::string, std:
     const std::string word = ModelValue(scalars, name);
     if (!word.empty()) Set(arena, dict, name, arena.String(word));
   }
+  SetOptimizer(arena, scalars, dict);
   SW_TRY_ASSIGN(Args args, ReadArgs(dict));
-  const auto hidden = CountIn(ModelValue(scalars, "hidden_size"));
+  const auto hidden = NumberIn<std::int64_t>(ModelValue(scalars, "hidden_size"));
   if (args.channels == 0 && args.heads > 0 && hidden && *hidden > 0) {
     args.channels = static_cast<std::uint64_t>(*hidden) / args.heads;
   }

@@ -143,6 +143,87 @@ TEST_F(TinyLegacy, WhatIsNotUnderstoodIsRefused) {
   EXPECT_EQ(CodeOf(tiny), kOther);
 }
 
+/// Exceptions to the rule that matrices have weight decay and vectors do not.
+class TinyGroups : public TinyLegacy {
+ protected:
+  /// The groups' members, by name; empty if the checkpoint cannot be read.
+  std::vector<std::vector<std::string>> Members(const TinyMegatron& tiny) {
+    const std::string at = At("ckpt" + std::to_string(++count_));
+    tiny.Write(at);
+    const auto read = ReadCheckpoint(*ScanSource({at}), Patterns());
+    std::vector<std::vector<std::string>> members;
+    if (!read) {
+      message_ = read.error().message;
+      return members;
+    }
+    for (const Group& group : read->groups) {
+      std::vector<std::string>& names = members.emplace_back();
+      for (const std::uint32_t param : group.params) names.push_back(read->params[param].name);
+      std::sort(names.begin(), names.end());
+    }
+    return members;
+  }
+  const std::string embedding_ = "embedding.word_embeddings.weight";
+  const std::string norm_ = "decoder.layers.0.input_layernorm.weight";
+};
+
+TEST_F(TinyGroups, EmbeddingsOfReleasesBefore016MayHaveNoDecay) {
+  TinyMegatron tiny;
+  tiny.args["embedding_init_method_std"] = 1;
+  EXPECT_TRUE(Members(tiny).empty()) << "the groups have other sizes";
+  EXPECT_NE(message_.find("parameter group 0 has 5 parameters, but 4"), std::string::npos)
+      << message_;
+  tiny.group_of = [&](const std::string& name) {
+    return name != embedding_ && tiny.shapes.at(name).size() > 1 ? 0 : 1;
+  };
+  tiny.optimizer_ids = {0, 1, 2, 3};
+  tiny.vector_ids = {4, 5};
+  ASSERT_EQ(Members(tiny).size(), 2U) << message_;
+  EXPECT_EQ(Members(tiny)[1], (std::vector<std::string>{norm_, embedding_}));
+  TinyMegatron later;
+  later.args["embedding_init_method_std"] = 1;
+  later.words["apply_wd_to_qk_layernorm"] = "false";
+  EXPECT_EQ(Members(later).size(), 2U) << message_;
+}
+
+TEST_F(TinyGroups, NormsOfQueriesAndKeysMayHaveDecay) {
+  const std::string norm = "decoder.layers.0.self_attention.q_layernorm.weight";
+  TinyMegatron tiny;
+  tiny.names.insert(tiny.names.begin() + 2, norm);
+  tiny.shapes[norm] = {2};
+  tiny.words["qk_layernorm"] = "true";
+  tiny.group_of = [&](const std::string& name) {
+    return name == norm || tiny.shapes.at(name).size() > 1 ? 0 : 1;
+  };
+  tiny.optimizer_ids = {0, 1, 2, 3, 4, 5};
+  tiny.vector_ids = {6};
+  EXPECT_TRUE(Members(tiny).empty());
+  for (const auto& [key, word] : {std::pair("apply_wd_to_qk_layernorm", "true"),
+                                  std::pair("no_weight_decay_cond_type", "qwen3_next")}) {
+    TinyMegatron with = tiny;
+    with.words[key] = word;
+    ASSERT_EQ(Members(with).size(), 2U) << message_;
+    EXPECT_EQ(Members(with)[1], std::vector<std::string>{norm_});
+  }
+}
+
+TEST_F(TinyGroups, EmbeddingAndOutputLayerMayHaveTheirOwnRate) {
+  TinyMegatron tiny;
+  tiny.args["decoupled_lr"] = 2;
+  tiny.group_of = [&](const std::string& name) {
+    if (name == embedding_) return 2;
+    return tiny.shapes.at(name).size() > 1 ? 0 : 1;
+  };
+  tiny.optimizer_ids = {0, 1, 2, 3};
+  tiny.vector_ids = {4};
+  tiny.own_rate_ids = {5};
+  ASSERT_EQ(Members(tiny).size(), 3U) << message_;
+  EXPECT_EQ(Members(tiny)[2], std::vector<std::string>{embedding_});
+  tiny.args["decoupled_lr"] = 3;
+  EXPECT_TRUE(Members(tiny).empty());
+  EXPECT_NE(message_.find("two parameter groups of the same kind"), std::string::npos) << message_;
+}
+
 TEST_F(TinyLegacy, TrackersMustLeadSomewhere) {
   TinyMegatron tiny;
   tiny.Write(At("ckpt"));

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -50,6 +51,9 @@ struct TinyMegatron {
   bool model_twice = false;
   std::vector<std::uint64_t> optimizer_ids{0, 1, 2, 3, 4};  ///< of the group with weight decay
   std::vector<std::uint64_t> vector_ids{5};                 ///< of the group without
+  std::vector<std::uint64_t> own_rate_ids;  ///< of a group with weight decay and a rate of 2
+  /// Number of a parameter's group. Default: matrices 0, vectors 1.
+  std::function<int(const std::string&)> group_of;
 
   void Write(const std::filesystem::path& folder) const {
     for (std::uint64_t rank = 0; rank < 2; ++rank) {
@@ -90,7 +94,7 @@ struct TinyMegatron {
     }
     Set(arena, attributes, "group_query_attention", arena.Bool(true));
     Node* model = arena.Dict(true);
-    std::vector<std::string> order;  // of the optimizer: matrices first
+    std::vector<std::string> order;  // of the optimizer: group by group
     for (const std::string& name : names) {
       const auto other = rename.find(name);
       const float first = static_cast<float>(1000 * (order.size() + 1) + 100 * rank);
@@ -98,8 +102,13 @@ struct TinyMegatron {
           Tensor(file, ShapeOf(name, rank), first));
       order.push_back(name);
     }
-    std::stable_partition(order.begin(), order.end(),
-                          [&](const std::string& name) { return shapes.at(name).size() > 1; });
+    const auto number = [&](const std::string& name) {
+      if (group_of) return group_of(name);
+      return shapes.at(name).size() > 1 ? 0 : 1;
+    };
+    std::stable_sort(order.begin(), order.end(), [&](const std::string& a, const std::string& b) {
+      return number(a) < number(b);
+    });
     std::vector<const Node*> states;
     for (const std::string& name : order) {
       const Shape shape = ShapeOf(name, rank);
@@ -107,7 +116,13 @@ struct TinyMegatron {
                                   {"exp_avg", Tensor(file, shape, -1)},
                                   {"exp_avg_sq", Tensor(file, shape, 1)}}));
     }
-    const Node* groups = arena.List({Group(file, 0.1, optimizer_ids), Group(file, 0, vector_ids)});
+    std::vector<const Node*> all = {Group(file, 0.1, optimizer_ids), Group(file, 0, vector_ids)};
+    if (!own_rate_ids.empty()) {
+      Node* own = Group(file, 0.1, own_rate_ids);
+      Set(arena, own, "max_lr", arena.Float(2));
+      all.push_back(own);
+    }
+    const Node* groups = arena.List(std::move(all));
     Node* root = file.Dict(
         {{"args", arena.Object("argparse.Namespace", attributes)},
          {"checkpoint_version", arena.Float(version)},

@@ -23,8 +23,22 @@ double NumberIn(const Node* options, std::string_view key, double otherwise) {
   return flag ? static_cast<double>(*flag) : otherwise;
 }
 
-bool HasNoDecay(const Param& param, const Shape& shape) {
+bool HasNoDecay(const Args& args, const Param& param, const Shape& shape) {
+  const auto has = [&](std::string_view part) {
+    return param.name.find(part) != std::string::npos;
+  };
+  if (args.spares_embeddings && has("embedding")) return true;
+  if (args.decays_qk_norms && (has("q_layernorm.") || has("k_layernorm."))) return false;
   return param.name.ends_with(".bias") || shape.size() == 1;
+}
+
+/// Returns true for the group of embedding and output layer, if they have a learning rate of their
+/// own. Releases before 0.16 mark it, later ones only give it that rate.
+bool HasOwnRate(const Args& args, const Node* group) {
+  if (NumberIn(group, "is_decoupled_lr", 0) != 0) return true;
+  return args.vocabulary_rate && NumberIn(group, "wd_mult", 1) != 0 &&
+         NumberIn(group, "max_lr", 0) == *args.vocabulary_rate &&
+         NumberIn(group, "default_config", 0) == 0;
 }
 
 }  // namespace
@@ -247,7 +261,8 @@ std::uint32_t Groups::Of(pickle::Arena& arena, const Node* options, bool experts
   return at->second;
 }
 
-Result<std::vector<std::vector<std::size_t>>> ShareOut(const Checkpoint& checkpoint,
+Result<std::vector<std::vector<std::size_t>>> ShareOut(const Args& args,
+                                                       const Checkpoint& checkpoint,
                                                        const std::vector<Local>& locals,
                                                        const Node* groups,
                                                        const std::string& where) {
@@ -267,7 +282,7 @@ Result<std::vector<std::vector<std::size_t>>> ShareOut(const Checkpoint& checkpo
       return Fail(Errc::kBadInput, where, ": param_groups: dict expected, found ",
                   pickle::Describe(group));
     }
-    const bool own = NumberIn(group, "is_decoupled_lr", 0) != 0;
+    const bool own = HasOwnRate(args, group);
     own_rate = own_rate || own;
     if (!kinds.emplace(std::pair(NumberIn(group, "wd_mult", 1) == 0, own), g).second) {
       return unknown("two parameter groups of the same kind");
@@ -276,8 +291,8 @@ Result<std::vector<std::vector<std::size_t>>> ShareOut(const Checkpoint& checkpo
   std::vector<std::vector<std::size_t>> shared(groups->items.size());
   for (std::size_t i = 0; i < locals.size(); ++i) {
     const Param& param = checkpoint.params[locals[i].param];
-    const bool own = own_rate && IsOfVocabulary(param.name);
-    const auto kind = kinds.find({HasNoDecay(param, locals[i].shape), own});
+    const bool own = own_rate && IsOfVocabulary(param.name) && !param.name.ends_with(".bias");
+    const auto kind = kinds.find({HasNoDecay(args, param, locals[i].shape), own});
     if (kind == kinds.end()) return unknown("no group for \"" + param.name + "\"");
     shared[kind->second].push_back(i);
   }

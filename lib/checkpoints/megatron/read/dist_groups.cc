@@ -97,7 +97,7 @@ Status Dist::SetGroups(std::size_t part, bool chained, const Node* inner) {
     locals.push_back({i, param.shape, param.dtype});
   }
   const Node* groups = FindIn(inner, "param_groups");
-  SW_TRY_ASSIGN(const auto shared, ShareOut(out, locals, groups, tag() + ": optimizer"));
+  SW_TRY_ASSIGN(const auto shared, ShareOut(args_, out, locals, groups, tag() + ": optimizer"));
   std::optional<Scalar> common;
   const Node* step = FindIn(FindIn(inner, "state"), "common_step");
   if (step != nullptr && step->is_tensor()) {

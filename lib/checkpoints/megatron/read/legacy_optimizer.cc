@@ -16,6 +16,23 @@ const Node* ItemOf(const Node* list, std::size_t at) {
   return list != nullptr && list->is_list() && at < list->items.size() ? list->items[at] : nullptr;
 }
 
+/// Compares the sizes of groups with their lists of numbers, as names do not identify the members.
+/// \error kUnsupported  names the first group that differs
+Status CheckCounts(const std::vector<std::vector<std::size_t>>& shared, const Node* groups,
+                   const std::string& where) {
+  for (std::size_t g = 0; g < shared.size(); ++g) {
+    const Node* listed = FindIn(groups->items[g], "params");
+    if (listed == nullptr || !listed->is_list() || listed->items.size() == shared[g].size()) {
+      continue;
+    }
+    return Fail(Errc::kUnsupported, where, ": parameter group ", g, " has ",
+                Plural(listed->items.size(), "parameter"), ", but ", shared[g].size(),
+                " by Megatron's rules for weight decay and learning rates: cannot determine which "
+                "parameters are in which optimizer group");
+  }
+  return {};
+}
+
 bool IsHalf(DType dtype) { return dtype == DType::kBF16 || dtype == DType::kF16; }
 
 }  // namespace
@@ -107,7 +124,8 @@ Status Legacy::ReadPart(std::size_t rank, std::size_t part, const Node* root) {
         {collector_.by_name.at(name.name), name.node->tensor->shape, name.node->tensor->dtype});
   }
   const bool experts = chained && part == 1;
-  SW_TRY_ASSIGN(const auto shared, ShareOut(collector_.out, locals, groups, where));
+  SW_TRY_ASSIGN(const auto shared, ShareOut(args_, collector_.out, locals, groups, where));
+  if (!args_.distributed) SW_TRY(CheckCounts(shared, groups, where));
   SW_TRY(SetGroups(names, shared, groups, experts));
   if (const Node* scaler = FindIn(root, "grad_scaler"); rank == 0) {
     const RankFiles& files = ranks_[rank];

@@ -125,11 +125,14 @@ struct Local {
   DType dtype = DType::kF32;
 };
 
-/// Assigns the parameters of a rank to its optimizer groups by
-/// Megatron's rule: matrices have weight decay, vectors do not.
+/// Assigns the parameters of a rank to its optimizer groups by Megatron's rules: matrices have
+/// weight decay, vectors and biases do not. Args has the exceptions.
 /// \returns by group: indices into `locals`, ascending
 /// \error kUnsupported  the groups follow another rule
-Result<std::vector<std::vector<std::size_t>>> ShareOut(const Checkpoint& checkpoint,
+/// Source: megatron/core/optimizer/__init__.py, get_standard_config_overrides (from 0.16) and
+/// _get_param_groups (before).
+Result<std::vector<std::vector<std::size_t>>> ShareOut(const Args& args,
+                                                       const Checkpoint& checkpoint,
                                                        const std::vector<Local>& locals,
                                                        const pickle::Node* groups,
                                                        const std::string& where);
