@@ -402,6 +402,15 @@ Result<MapUsed> UseFused(std::string_view to, checkpoints::ModelSizes sizes,
   return used;
 }
 
+/// Checks that weights mean the same under the names to which a map translates.
+Status CheckValues(const checkpoints::ModelMap& map, const checkpoints::Checkpoint& checkpoint) {
+  constexpr std::string_view kExperts = "experts";  // between forms of one program
+  if (checkpoint.own_values.empty() || map.name() == kExperts) return {};
+  return Fail(Errc::kUnsupported, "map ", map.name(), ": ", checkpoint.tag, ": ",
+              checkpoint.own_values,
+              ", which other programs do not; --map none keeps names and values");
+}
+
 }  // namespace
 
 Result<std::vector<MapUsed>> UseMaps(const std::vector<MapChoice>& choices, const MapsAsked& asked,
@@ -451,6 +460,7 @@ Result<std::vector<MapUsed>> UseMaps(const std::vector<MapChoice>& choices, cons
         continue;
       }
     }
+    SW_TRY(CheckValues(*choice.map, *checkpoint));
     choice.use.config.merge(choice.map->SizesIn(facts.values));
     SW_TRY_ASSIGN(checkpoints::Mapped mapped,
                   checkpoints::ApplyMap(*choice.map, choice.use, std::move(*checkpoint), patterns));

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "support/base/limits.h"
+#include "support/base/str_cat.h"
 
 namespace shardwright::checkpoints::megatron {
 namespace {
@@ -123,6 +124,21 @@ DType WeightsOf(const Attributes& from) {
   return DType::kF32;
 }
 
+/// Returns the first argument that changes what the values of weights mean, and how.
+std::string OwnValuesOf(Attributes& from) {
+  for (const char* name : {"layernorm_zero_centered_gamma", "apply_layernorm_1p"}) {
+    if (from.Flag(name)) return StrCat(name, ": norms store their weights minus 1");
+  }
+  if (from.Flag("rotary_interleaved")) {
+    return "rotary_interleaved: heads rotate even elements with odd ones";
+  }
+  for (const char* name :
+       {"moe_mlp_glu_interleave_size", "moe_shared_expert_glu_interleave_size"}) {
+    if (from.Count(name)) return StrCat(name, ": rows of gate and up projections alternate");
+  }
+  return "";
+}
+
 void ReadModel(Attributes& from, Args* out) {
   out->layers = from.Count("num_layers", 0);
   out->heads = from.Count("num_attention_heads", 0);
@@ -140,6 +156,7 @@ void ReadModel(Attributes& from, Args* out) {
   out->layers_differ = LayersDiffer(from, out->experts);
   out->hybrid = from.Find("hybrid_layer_pattern") != nullptr ||
                 from.Find("hybrid_override_pattern") != nullptr || from.Flag("is_hybrid_model");
+  out->own_values = OwnValuesOf(from);
   out->latent = from.Flag("multi_latent_attention");
   if (from.Find("swiglu") != nullptr) out->swiglu = from.Flag("swiglu");
   out->qk_layernorm = from.Flag("qk_layernorm");
@@ -170,6 +187,10 @@ void ReadOptimizer(Attributes& from, Args* out) {
     if (number) out->vocabulary_rate = *number;
   }
   out->distributed = from.Flag("use_distributed_optimizer");
+  const Node* kept = from.Find("store_param_remainders");  // default: yes
+  out->remainders = from.Flag("use_precision_aware_optimizer") && from.Flag("bf16") &&
+                    !from.Flag("optimizer_cpu_offload") &&
+                    (kept == nullptr || from.Flag("store_param_remainders"));
   out->overlap_grad_reduce = from.Flag("overlap_grad_reduce");
   if (from.Find("accumulate_allreduce_grads_in_fp32") != nullptr) {
     out->gradients_in_f32 = from.Flag("accumulate_allreduce_grads_in_fp32");

@@ -46,6 +46,8 @@ struct Args {  // NOLINT(clang-analyzer-optin.performance.Padding): in the order
   bool transformer_engine = false;  ///< norms are parts of the linear layers after them
   bool layers_differ = false;       ///< therefore keys of torch_dist have layer numbers
   bool hybrid = false;
+  /// The argument that gives weights other values than in other programs, and its effect, or empty.
+  std::string own_values;
   bool latent = false;         ///< attention keeps keys and values in a latent space
   std::optional<bool> swiglu;  ///< known only for real runs
   bool qk_layernorm = false;
@@ -61,6 +63,8 @@ struct Args {  // NOLINT(clang-analyzer-optin.performance.Padding): in the order
   bool spares_embeddings = false;         ///< embeddings have no weight decay
   std::optional<double> vocabulary_rate;  ///< learning rate of embedding and output layer, if own
   bool distributed = false;
+  /// The optimizer keeps of a master weight only what its bfloat16 weight lacks.
+  bool remainders = false;
   bool overlap_grad_reduce = false;
   std::optional<bool> gradients_in_f32;  ///< default: yes for bfloat16, no for float16
   bool pad_buckets = false;

@@ -14,7 +14,7 @@ namespace shardwright::checkpoints::megatron {
 namespace {
 
 /// Attributes with the same name and meaning in a configuration and in Megatron's arguments.
-constexpr std::array<std::string_view, 14> kCounts = {"tensor_model_parallel_size",
+constexpr std::array<std::string_view, 16> kCounts = {"tensor_model_parallel_size",
                                                       "pipeline_model_parallel_size",
                                                       "virtual_pipeline_model_parallel_size",
                                                       "expert_model_parallel_size",
@@ -27,10 +27,16 @@ constexpr std::array<std::string_view, 14> kCounts = {"tensor_model_parallel_siz
                                                       "num_layers_in_first_pipeline_stage",
                                                       "num_layers_in_last_pipeline_stage",
                                                       "mtp_num_layers",
-                                                      "num_moe_experts"};
-constexpr std::array<std::string_view, 5> kFlags = {
-    "sequence_parallel", "attention_output_gate", "multi_latent_attention",
-    "account_for_embedding_in_pipeline_split", "account_for_loss_in_pipeline_split"};
+                                                      "num_moe_experts",
+                                                      "moe_mlp_glu_interleave_size",
+                                                      "moe_shared_expert_glu_interleave_size"};
+constexpr std::array<std::string_view, 7> kFlags = {"sequence_parallel",
+                                                    "attention_output_gate",
+                                                    "multi_latent_attention",
+                                                    "layernorm_zero_centered_gamma",
+                                                    "rotary_interleaved",
+                                                    "account_for_embedding_in_pipeline_split",
+                                                    "account_for_loss_in_pipeline_split"};
 constexpr std::array<std::string_view, 3> kWords = {"normalization", "position_embedding_type",
                                                     "pipeline_model_parallel_layout"};
 

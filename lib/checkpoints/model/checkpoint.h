@@ -191,6 +191,12 @@ struct Checkpoint {
   /// Why the files record neither the order of `params` in the model nor which are
   /// trained; empty if they do. If set, layouts with unnamed buffers cannot be written.
   std::string order_unknown;
+  /// Why weights have other values than under the names of other programs; empty if they do not.
+  /// Maps between programs are then refused.
+  std::string own_values;
+  /// Names of adapter parameters in the running model, by their names here, if they differ: PEFT
+  /// leaves the adapter's name out of weights that it saves ("lora_A.default.weight").
+  std::map<std::string, std::string> running_names;
   Inferred inferred;
   SaveEvidence save;
   std::vector<WeightSet>

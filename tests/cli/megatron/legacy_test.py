@@ -136,6 +136,19 @@ class Legacy(unittest.TestCase):
         done = harness.run([self.bin / "ucp-load", self.work / "ckpt", self.out, "--format", "megatron"])
         self.refused(done, BAD, "model_optim_rng.pt", "state of parameter 0, which no group has")
 
+    def test_values_that_other_programs_do_not_have_are_not_mapped(self):
+        for argument, value in (("apply_layernorm_1p", True), ("layernorm_zero_centered_gamma", True),
+                                ("rotary_interleaved", True), ("moe_mlp_glu_interleave_size", 32)):
+            with self.subTest(argument):
+                source, atoms = self.work / argument, self.work / (argument + "-atoms")
+                Run(arguments={argument: value}).save(source)
+                done = harness.run([self.bin / "ucp-union", source, atoms, "--progress", "off"])
+                self.assertEqual(done.code, 0, str(done))
+                for one in (source, atoms):
+                    done = harness.run([self.bin / "ucp-load", one, self.out, "--format", "safetensors", "--map",
+                                        "llama:hf", "--map-sizes", "heads=4,kv_heads=4"])
+                    self.refused(done, UNSUPPORTED, f"{argument}: ", "--map none keeps names and values")
+
     def test_a_dry_run_proves_nothing_and_says_so(self):
         self.run_.weights[SECOND][MIDDLE] ^= 1
         done = self.load("--dry-run")

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "checkpoints/megatron/megatron.h"
+#include "checkpoints/megatron/read/read_internal.h"
 #include "checkpoints/registry.h"
 #include "unit/checkpoints/tiny_megatron.h"
 #include "unit/support/os/scratch.h"
@@ -141,6 +142,27 @@ TEST_F(TinyLegacy, WhatIsNotUnderstoodIsRefused) {
   tiny = {};
   tiny.rename["decoder.layers.0.mlp.linear_fc2.weight"] = "decoder.layers.0.mlp.experts.weight2";
   EXPECT_EQ(CodeOf(tiny), kOther);
+}
+
+/// Transformer Engine's optimizer keeps of a master weight what the bfloat16 weight lacks.
+TEST(MasterWeights, MayBeRemainders) {
+  const auto args = [](const std::map<std::string, bool>& flags) {
+    pickle::Arena arena;
+    Node* dict = arena.Dict();
+    for (const auto& [key, on] : flags) Set(arena, dict, key, arena.Bool(on));
+    return *ReadArgs(dict);
+  };
+  const Args with = args({{"use_precision_aware_optimizer", true}, {"bf16", true}});
+  EXPECT_TRUE(with.remainders);
+  EXPECT_FALSE(args({{"bf16", true}}).remainders);
+  EXPECT_FALSE(args({{"use_precision_aware_optimizer", true}, {"fp16", true}}).remainders);
+  EXPECT_FALSE(args({{"use_precision_aware_optimizer", true},
+                     {"bf16", true},
+                     {"store_param_remainders", false}})
+                   .remainders);
+  EXPECT_TRUE(CheckMasters(with, DType::kF32, false, "param"));
+  EXPECT_EQ(CheckMasters(with, DType::kF32, true, "param").error().code, Errc::kUnsupported);
+  EXPECT_EQ(CheckMasters({}, DType::kI16, false, "param").error().code, Errc::kUnsupported);
 }
 
 /// Exceptions to the rule that matrices have weight decay and vectors do not.

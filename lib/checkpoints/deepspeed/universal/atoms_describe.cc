@@ -149,6 +149,9 @@ Result<std::string> DescribeAtoms(const Checkpoint& checkpoint, const Topology& 
     if (!checkpoint.order_unknown.empty()) {
       text += ", \"order_unknown\": " + OrderedJson(checkpoint.order_unknown).dump();
     }
+    if (!checkpoint.own_values.empty()) {
+      text += ", \"own_values\": " + OrderedJson(checkpoint.own_values).dump();
+    }
     text += ",\n \"params\": [";
     for (std::size_t i = 0; i < checkpoint.params.size(); ++i) {
       SW_TRY_ASSIGN(OrderedJson mine, ParamJson(checkpoint.params[i]));

@@ -338,6 +338,7 @@ Status ParseRoot(const Json& root, Checkpoint* out, Topology* to,
   SW_TRY_ASSIGN(out->states, TextsOf(root, "states", true));
   SW_TRY_ASSIGN(out->frozen_unknown, FlagOr(root, "frozen_unknown"));
   SW_TRY_ASSIGN(out->order_unknown, TextOr(root, "order_unknown"));
+  SW_TRY_ASSIGN(out->own_values, TextOr(root, "own_values"));
   SW_TRY_ASSIGN(const Json* params, ListOf(root, "params", true));
   std::unordered_set<std::string> names;
   for (const Json& item : *params) {

@@ -222,6 +222,7 @@ Result<Written> WriteUniversal(const Checkpoint& source, const Topology& topolog
   described.states = source.states;
   described.frozen_unknown = source.frozen_unknown;
   described.order_unknown = source.order_unknown;
+  described.own_values = source.own_values;
   std::vector<std::vector<std::string>> atoms;
   for (const auto& mine : context->atoms) {
     atoms.emplace_back();

@@ -299,4 +299,11 @@ Result<std::vector<std::vector<std::size_t>>> ShareOut(const Args& args,
   return shared;
 }
 
+Status CheckMasters(const Args& args, DType dtype, bool copied, const std::string& where) {
+  if (dtype != DType::kI16 && !(copied && args.remainders)) return {};
+  return Fail(Errc::kUnsupported, where,
+              ": master weights as remainders of 16 bits are not supported "
+              "(use_precision_aware_optimizer)");
+}
+
 }  // namespace shardwright::checkpoints::megatron

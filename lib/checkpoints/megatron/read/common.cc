@@ -80,6 +80,7 @@ ModelConfig FactsOf(const Args& args) {
 
 void FillLayout(const Args& args, MegatronLayout layout, Checkpoint* out) {
   out->facts = FactsOf(args);
+  out->own_values = args.own_values;
   out->save.weights_are_rounded = !args.quantized_weights;
   Mesh& mesh = out->layout.mesh;
   mesh.tp = args.tp;

@@ -255,6 +255,10 @@ Status Dist::AddModelSpace() {
     const bool master = slot == "param" || slot == "fp32_param";
     // Float32 weights are their own master weights.
     if (master && weight->second->dtype == DType::kF32) continue;
+    if (master) {
+      const bool copied = form_ == OptimizerForm::kFullyReshardable;
+      SW_TRY(CheckMasters(args_, entry->dtype, copied, "\"" + entry->name + "\""));
+    }
     const std::string_view state = master ? layout::kMaster : std::string_view(slot);
     const Key key = ParseKey(name, args_);
     const bool flat = entry->shape.size() == weight->second->shape.size() + 1;

@@ -191,6 +191,7 @@ Status Dist::ReadBucket(const dcp::Entry& entry, std::string_view slot, std::uin
   std::sort(in_bucket.begin(), in_bucket.end(),
             [](const Begin& a, const Begin& b) { return a.first < b.first; });
   const bool master = slot == "param";
+  if (master) SW_TRY(CheckMasters(args_, entry.dtype, false, "\"" + entry.name + "\""));
   const std::string_view state = master ? layout::kMaster : slot;
   for (const dcp::Chunk& chunk : entry.chunks) {
     if (chunk.is_empty()) continue;

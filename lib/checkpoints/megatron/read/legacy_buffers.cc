@@ -107,6 +107,7 @@ Status Legacy::ReadBuffer(std::size_t rank, std::uint64_t chunk,
                   place.elems);
     }
     const std::string_view state = key == "param" ? layout::kMaster : key;
+    if (state == layout::kMaster) SW_TRY(CheckMasters(args_, place.dtype, false, where));
     const std::uint32_t array = collector_.map.AddWhole(place);
     for (std::size_t n = 0; n < names.size(); ++n) {
       // Float32 weights are their own master weights.

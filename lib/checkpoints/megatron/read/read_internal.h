@@ -137,6 +137,11 @@ Result<std::vector<std::vector<std::size_t>>> ShareOut(const Args& args,
                                                        const pickle::Node* groups,
                                                        const std::string& where);
 
+/// Checks that stored master weights have all their bits.
+/// \param copied  the form copies them into float32 tensors, so only the arguments state it
+/// \error kUnsupported  they are remainders of 16 bits
+Status CheckMasters(const Args& args, DType dtype, bool copied, const std::string& where);
+
 /// Converts a range of elements in a row-major array to boxes, in order.
 std::vector<layout::Box> BoxesOfRange(const Shape& shape, std::uint64_t first, std::uint64_t last);
 

@@ -94,9 +94,18 @@ bool Writing::KeepsPadding(const Param& param, std::string_view state, const Sha
 
 std::vector<std::string> Writing::Left() const {
   const RunState* own = RunStateOf(source);
-  if (own == nullptr)
-    return source.own == nullptr ? std::vector<std::string>() : source.own->Contents();
   std::vector<std::string> left;
+  if (own == nullptr) {
+    if (source.own != nullptr) left = source.own->Contents();
+    if (has_optimizer) {
+      left.emplace_back(
+          "the arguments and the learning rate schedule of a Megatron run, so Megatron-LM loads "
+          "the "
+          "weights alone (--finetune); Megatron-Core's dist_checkpointing loads the optimizer, "
+          "too");
+    }
+    return left;
+  }
   if (!own->random.empty() && !keeps_random) {
     left.emplace_back(to.files == Files::kTorch ? "random states: new ranks get those of the first"
                                                 : "random states: there are none for new ranks");
