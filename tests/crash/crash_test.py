@@ -13,6 +13,7 @@ import argparse
 import collections
 import os
 import pathlib
+import signal
 import sys
 
 sys.dont_write_bytecode = True
@@ -26,36 +27,36 @@ from harness import (  # pylint: disable=wrong-import-position
     DATA, DEMO, Broken, Log, Scratch, expect, own_checkpoints, shown, succeed, tree, with_siblings)
 
 # The journal writes the records of several threads at once, so only one thread has a fixed number of calls.
-SERIAL = ["--io-concurrency", "1"]
+SERIAL = ["--threads", "1", "--io-concurrency", "1"]
 
 
 def cases(programs, night, folder):
     """The commands to disturb; sources are made in `folder`."""
     load, union, extract = (programs / f"ucp-{name}" for name in ("load", "union", "extract"))
-    target = ["--target", "zero=3,dp=3", "--threads", "1", *SERIAL]
+    target = ["--target", "zero=3,dp=3", *SERIAL]
     beside = with_siblings(folder / "beside")
     found = [
         Case("load", [load, DEMO], target),
         Case("load-force", [load, DEMO], target, old=[load, "--target", "zero=1,dp=3", DEMO]),
-        Case("union", [union, DEMO], ["--threads", "1", *SERIAL]),
+        Case("union", [union, DEMO], SERIAL),
         Case("extract", [extract, DEMO]),
-        Case("pack", [extract, DEMO], ["--pack=copy", "--threads", "1", *SERIAL]),
+        Case("pack", [extract, DEMO], ["--pack=copy", *SERIAL]),
         Case("load-siblings", [load, beside], target),
-        Case("pack-siblings", [extract, beside], ["--pack=copy", "--threads", "1", *SERIAL]),
-        Case("verbatim", [load, beside], ["--threads", "1", *SERIAL]),
-        Case("link", [load, beside], ["--link"]),
+        Case("pack-siblings", [extract, beside], ["--pack=copy", *SERIAL]),
+        Case("verbatim", [load, beside], SERIAL),
+        Case("link", [load, beside], ["--link", *SERIAL]),
     ]
     found += cases_of_other_formats(load, night, folder)
     if night:
         found += [
-            Case("load-readback", [load, DEMO], ["--target", "zero=1,dp=4", "--verify=readback"]),
-            Case("verbatim-force", [load, DEMO], old=[load, "--target", "zero=1,dp=3", DEMO]),
-            Case("link-force", [load, beside], ["--link"], old=[load, "--target", "zero=1,dp=3", beside]),
-            Case("union-force", [union, DEMO], old=[load, DEMO]),
+            Case("load-readback", [load, DEMO], ["--target", "zero=1,dp=4", "--verify=readback", *SERIAL]),
+            Case("verbatim-force", [load, DEMO], SERIAL, old=[load, "--target", "zero=1,dp=3", DEMO]),
+            Case("link-force", [load, beside], ["--link", *SERIAL], old=[load, "--target", "zero=1,dp=3", beside]),
+            Case("union-force", [union, DEMO], SERIAL, old=[load, DEMO]),
         ]
         wanted = {"zero1_w2": "zero=3,dp=2", "moe4_ep2_zero1_w2": "zero=2,dp=4,ep=4",
                   "pp2_dp2_zero1": "zero=1,pp=4,dp=1"}
-        found += [Case(ckpt.parent.name, [load, ckpt], ["--target", wanted[ckpt.parent.name]])
+        found += [Case(ckpt.parent.name, [load, ckpt], ["--target", wanted[ckpt.parent.name], *SERIAL])
                   for ckpt in own_checkpoints() if ckpt.parent.name in wanted]
     return found
 
@@ -66,7 +67,7 @@ def cases_of_other_formats(load, night, folder):
     legacy, dist = megatron_checkpoint.legacy(folder / "legacy"), folder / "dist"
 
     def case(name, source, flags, old=None):
-        return Case(name, [load, source], [*flags.split(), "--threads", "1", *SERIAL], old)
+        return Case(name, [load, source], [*flags.split(), *SERIAL], old)
 
     found = [case("dcp", nested, "--format dcp --target dp_shard=2"),
              case("dtensor", ranks, "--format dtensor --target dp_shard=1"),
@@ -113,7 +114,7 @@ def campaign(arguments, log):
 def ranks_part(arguments, log):
     launcher = [arguments.mpirun, "--oversubscribe", "-n", "2"]
     case = Case("load-2-ranks", [arguments.bin / "ucp-load", DEMO],
-                ["--target", "zero=3,dp=3", "--threads", "1", *SERIAL], launcher=launcher)
+                ["--target", "zero=3,dp=3", *SERIAL], launcher=launcher)
     Campaign(case, 50 if arguments.night else 2, log).go(1)
     scenarios.Scenarios(arguments.bin, arguments.mpirun, log, arguments.night).under_mpirun()
 
@@ -127,6 +128,8 @@ def main():
     parser.add_argument("--case", action="append")
     parser.add_argument("--part", choices=["campaign", "scenarios", "ranks"])
     arguments = parser.parse_args()
+    # Shells make jobs in the background ignore it, and the commands that are interrupted would inherit that.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     log = Log()
     try:
         if arguments.part in (None, "campaign"):
