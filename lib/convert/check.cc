@@ -21,6 +21,7 @@
 #include <nlohmann/json.hpp>
 
 #include "checkpoints/deepspeed/common/engine_state.h"
+#include "checkpoints/running_names.h"
 #include "convert/check_internal.h"
 #include "convert/element_text.h"
 #include "engine/layout/states.h"
@@ -371,6 +372,7 @@ Result<CheckReport> Checker::Run() {
 
 Result<CheckReport> Check(comm::Comm& comm, Input& a, Input& b, const CompareOptions& options,
                           Sink& sink, const std::string& only) {
+  checkpoints::NameAlike(&a.checkpoint, &b.checkpoint);
   Checker checker(comm, a, b, options, only, sink);
   return checker.Run();
 }

@@ -9,6 +9,7 @@
 
 #include "checkpoints/dcp/dcp.h"
 #include "checkpoints/pickled/hyper.h"
+#include "checkpoints/running_names.h"
 #include "convert/clone_output.h"
 #include "convert/ds_to_universal.h"
 #include "engine/exec/integrity.h"
@@ -434,6 +435,7 @@ Status CheckDoubt(const ConvertOptions& options, const Input& input) {
 Result<ConvertReport> Convert(comm::Comm& comm, Input& input, const checkpoints::TargetSpec& spec,
                               const checkpoints::Format& format, const std::string& command,
                               const ConvertOptions& options, Sink& sink) {
+  if (checkpoints::HasRunningNames(format)) checkpoints::NameAsRunning(&input.checkpoint);
   const checkpoints::Checkpoint& source = input.checkpoint;
   // State that was not read cannot be written, not even by copying files: some are missing.
   if (source.only_weights && !format.only_weights) {

@@ -325,14 +325,18 @@ bool FolderReader::ShardsParameters() const {
 
 void FolderReader::Finish() {
   FindIteration();
+  // A folder does not distinguish frozen parameters from buffers, and may lack them: that of an
+  // adapter, or one saved with ignore_frozen_params. DeepSpeed's loader expects an entry for each
+  // frozen one in its list, but accepts a checkpoint without this list.
+  out_.frozen_unknown = true;
+  for (const auto& [name, full] : own_->optimizer_names) {
+    if (IsWithAdapter(full, name)) out_.running_names.emplace(name, full);
+  }
   std::map<DType, std::uint64_t> elems;
   const bool shards = ShardsParameters();
   for (std::size_t i = 0; i < out_.params.size(); ++i) {
     Param& param = out_.params[i];
     if (param.kind == ParamKind::kTrainable) elems[param.dtype] += Elems(param.shape);
-    // A folder does not distinguish frozen parameters from buffers. DeepSpeed's loader expects
-    // an entry for each frozen one in its list, but accepts a checkpoint without this list.
-    out_.frozen_unknown = out_.frozen_unknown || param.kind == ParamKind::kBuffer;
     // Tensor parallelism replicates some parameters, and their names end in "weight" or "bias".
     const bool whole = shards && !param.shape.empty() && param.shape[0] > 1 &&
                        At(model_[i]).chunks.size() == 1 && !param.name.ends_with("weight") &&

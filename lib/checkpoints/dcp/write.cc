@@ -176,11 +176,12 @@ Status FolderWriter::AddModel() {
   const auto add = [&](const Param& param, const Param& holder,
                        std::optional<std::uint32_t> known) {
     const bool trained = holder.kind == ParamKind::kTrainable;
+    const bool master = trained && masters_.contains(holder.name);
     const std::string_view state = holder.kind == ParamKind::kBuffer   ? layout::kBuffer
                                    : holder.kind == ParamKind::kFrozen ? layout::kFrozen
-                                   : masters_                          ? layout::kMaster
+                                   : master                            ? layout::kMaster
                                                                        : layout::kWeight;
-    const DType dtype = trained && masters_ ? DType::kF32 : holder.dtype;
+    const DType dtype = master ? DType::kF32 : holder.dtype;
     return AddTensor(model(), EntryOf(layout_.naming.model, {{param.name}}), holder, state, dtype,
                      known);
   };
@@ -292,8 +293,7 @@ void FolderWriter::TellWhatIsLeft() {
   bool experts = false;
   for (const Param& param : source_.params) {
     if (!param.alias_of.empty()) continue;
-    rounded =
-        rounded || (masters_ && param.kind == ParamKind::kTrainable && param.dtype != DType::kF32);
+    rounded = rounded || (masters_.contains(param.name) && param.dtype != DType::kF32);
     experts = experts || param.expert.has_value();
   }
   if (rounded) {
@@ -313,9 +313,9 @@ void FolderWriter::TellWhatIsLeft() {
 }
 
 Result<Written> FolderWriter::Run() {
-  masters_ =
-      std::any_of(source_.map.tensors.begin(), source_.map.tensors.end(),
-                  [](const layout::LogicalTensor& one) { return one.state == layout::kMaster; });
+  for (const layout::LogicalTensor& one : source_.map.tensors) {
+    if (one.state == layout::kMaster) masters_.insert(one.name);
+  }
   OpenFolders();
   SW_TRY(AddModel());
   SW_TRY(AddOptimizer());

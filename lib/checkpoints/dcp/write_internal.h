@@ -9,6 +9,7 @@
 #include <string>
 #include <string_view>
 #include <tuple>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -101,7 +102,7 @@ class FolderWriter {
   std::uint64_t ranks_;
   std::vector<std::uint64_t> loads_;
   std::uint64_t next_ = 0;
-  bool masters_ = false;
+  std::unordered_set<std::string_view> masters_;  // parameters with master weights
   plan::TargetBuilder builder_;
   std::shared_ptr<ItemLayouts> layouts_ = std::make_shared<ItemLayouts>();
   std::vector<std::unique_ptr<FolderBuilder>> folders_;

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <optional>
+#include <utility>
 
 #include "checkpoints/dtensor/flat_units_internal.h"
 #include "checkpoints/dtensor/read_internal.h"
@@ -99,18 +101,73 @@ Result<std::vector<std::uint64_t>> LengthsOf(const std::vector<Kept>& kept) {
   return lengths;
 }
 
-}  // namespace
+/// Finds the units of entries in vectors of known lengths.
+class UnitFinder {
+ public:
+  UnitFinder(Reading* reading, const std::vector<std::uint64_t>& lengths, std::uint64_t shards)
+      : reading_(*reading), lengths_(lengths), shards_(shards) {}
 
-Result<std::vector<std::vector<std::uint32_t>>> AddFlatStates(
-    Reading* reading, const std::vector<std::uint32_t>& candidates, const std::vector<Kept>& kept) {
+  /// Finds the units. If no grouping fits all entries, some of them may be tied. Such an entry has
+  /// the bytes of an earlier one, and is removed from `entries`.
+  Result<FoundUnits> Find(std::vector<std::uint32_t>* entries);
+
+ private:
+  using Ties = std::vector<std::pair<std::uint32_t, std::uint32_t>>;
+  Result<FoundUnits> UnitsOfEntries(const std::vector<std::uint32_t>& entries) const;
+
+  Reading& reading_;
+  const std::vector<std::uint64_t>& lengths_;
+  std::uint64_t shards_;
+};
+
+Result<FoundUnits> UnitFinder::UnitsOfEntries(const std::vector<std::uint32_t>& entries) const {
   std::vector<std::string> names;
   std::vector<Shape> shapes;
+  for (const std::uint32_t at : entries) {
+    names.push_back(reading_.entries[at].name);
+    shapes.push_back(reading_.entries[at].spread.first.shape);
+  }
+  return UnitsOfLengths(names, shapes, lengths_, shards_);
+}
+
+Result<FoundUnits> UnitFinder::Find(std::vector<std::uint32_t>* entries) {
+  Result<FoundUnits> all = UnitsOfEntries(*entries);
+  if (all) return all;
+  const Ties equal = EqualEntries(reading_, *entries);
+  std::vector<Ties> choices;  // all of them, or one
+  if (!equal.empty()) choices.push_back(equal);
+  for (std::size_t i = 0; equal.size() > 1 && i < equal.size(); ++i) choices.push_back({equal[i]});
+  std::optional<FoundUnits> found;
+  std::vector<std::uint32_t> left;
+  Ties tied;
+  for (const Ties& ties : choices) {
+    std::vector<std::uint32_t> rest;
+    for (const std::uint32_t at : *entries) {
+      if (std::ranges::none_of(ties, [&](const auto& tie) { return tie.first == at; })) {
+        rest.push_back(at);
+      }
+    }
+    Result<FoundUnits> units = UnitsOfEntries(rest);
+    if (!units) continue;
+    if (found) return all;  // two choices fit
+    found = *std::move(units);
+    left = std::move(rest);
+    tied = ties;
+  }
+  if (!found) return all;
+  for (const auto& [entry, holder] : tied) TieTo(&reading_, entry, holder);
+  *entries = std::move(left);
+  return *std::move(found);
+}
+
+}  // namespace
+
+Result<std::vector<std::vector<std::uint32_t>>> AddFlatStates(Reading* reading,
+                                                              std::vector<std::uint32_t> candidates,
+                                                              const std::vector<Kept>& kept) {
   const DeviceMesh* mesh = nullptr;
   for (const std::uint32_t at : candidates) {
-    const Entry& entry = reading->entries[at];
-    names.push_back(entry.name);
-    shapes.push_back(entry.spread.first.shape);
-    if (mesh == nullptr) mesh = entry.spread.first.mesh.get();
+    if (mesh == nullptr) mesh = reading->entries[at].spread.first.mesh.get();
   }
   if (mesh == nullptr || mesh->sizes.size() > 2) {
     return Fail(Errc::kUnsupported, "flat vectors without a mesh of one or two dimensions");
@@ -121,7 +178,7 @@ Result<std::vector<std::vector<std::uint32_t>>> AddFlatStates(
   }
   const std::uint64_t shards = mesh->sizes.back();
   SW_TRY_ASSIGN(const std::vector<std::uint64_t> lengths, LengthsOf(kept));
-  SW_TRY_ASSIGN(const FoundUnits found, UnitsOfLengths(names, shapes, lengths, shards));
+  SW_TRY_ASSIGN(const FoundUnits found, UnitFinder(reading, lengths, shards).Find(&candidates));
   std::vector<std::vector<std::uint32_t>> all;
   for (std::size_t i = 0; i < found.units.size(); ++i) {
     std::vector<std::uint32_t> entries;

@@ -97,6 +97,16 @@ Status AddTensor(Reading* reading, const Spread& spread, const std::string& name
 /// Fills `entries` from the model's files.
 Status ReadModel(Reading* reading);
 
+/// Finds entries that have the bytes of an earlier one on every rank, by the checksums of their
+/// storages. FSDP1 saves tied parameters as separate tensors.
+/// \param among  the entries to compare, ascending
+/// \returns pairs of an entry and the first one with its bytes
+std::vector<std::pair<std::uint32_t, std::uint32_t>> EqualEntries(
+    const Reading& reading, const std::vector<std::uint32_t>& among);
+
+/// Makes an entry another name of an earlier one. \pre its tensors are not in the map yet
+void TieTo(Reading* reading, std::uint32_t entry, std::uint32_t holder);
+
 /// Reads the optimizer's files. read_optimizer.cc reads the files of the ranks,
 /// read_optimizer_params.cc matches their contents with the model.
 class Optimizer {
@@ -126,6 +136,7 @@ class Optimizer {
   /// shapes of its states fit exactly one selection. Otherwise returns all of them.
   std::vector<std::uint32_t> ByShapes(std::vector<std::uint32_t> candidates) const;
   Status MatchNames();
+  void FindTies();
   Status MatchNumbers();
   bool IsFlat() const;
   Status AddStates();
@@ -158,12 +169,13 @@ class Optimizer {
 /// Reads parameters, groups and optimizer states. Without optimizer files, reads weights only.
 Status ReadOptimizer(Reading* reading);
 
-/// Adds the states of FSDP1's flat vectors to the map.
+/// Adds the states of FSDP1's flat vectors to the map. Finds tied entries (TieTo).
 /// \param candidates  entries that the vectors may contain
 /// \returns for each vector the entries that it contains
 /// \error kUnsupported  no grouping of the entries fits the lengths
-Result<std::vector<std::vector<std::uint32_t>>> AddFlatStates(
-    Reading* reading, const std::vector<std::uint32_t>& candidates, const std::vector<Kept>& kept);
+Result<std::vector<std::vector<std::uint32_t>>> AddFlatStates(Reading* reading,
+                                                              std::vector<std::uint32_t> candidates,
+                                                              const std::vector<Kept>& kept);
 
 /// Compares torch_checkpointing's table with the contents of the files. \error kBadInput
 Status CheckItemTable(const Reading& reading);

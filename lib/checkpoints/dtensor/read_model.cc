@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
+#include <array>
 #include <set>
 #include <tuple>
 
@@ -206,6 +207,35 @@ Status AddTensor(Reading* reading, const Spread& spread, const std::string& name
   }
   reading->out.map.tensors.push_back(std::move(tensor));
   return {};
+}
+
+std::vector<std::pair<std::uint32_t, std::uint32_t>> EqualEntries(
+    const Reading& reading, const std::vector<std::uint32_t>& among) {
+  // Per piece: rank, offset in its storage, bytes, and checksum of the storage.
+  using Piece = std::array<std::uint64_t, 4>;
+  std::map<std::pair<std::string, std::vector<Piece>>, std::uint32_t> first;
+  std::vector<std::pair<std::uint32_t, std::uint32_t>> equal;
+  for (const std::uint32_t at : among) {
+    const Spread& spread = reading.entries[at].spread;
+    std::vector<Piece> pieces;
+    bool known = !spread.held.empty();
+    for (const Spread::RankPiece& held : spread.held) {
+      const layout::Member& member = reading.map.map().members[held.place.member];
+      known = known && member.crc32.has_value() && held.order == nullptr;
+      if (!known) break;
+      pieces.push_back({held.rank, held.place.offset, held.place.elems, *member.crc32});
+    }
+    if (!known) continue;
+    const auto [found, fresh] =
+        first.emplace(std::pair(DescribeTensor(spread.first), std::move(pieces)), at);
+    if (!fresh) equal.emplace_back(at, found->second);
+  }
+  return equal;
+}
+
+void TieTo(Reading* reading, std::uint32_t entry, std::uint32_t holder) {
+  reading->entries[entry].alias_of = reading->entries[holder].name;
+  reading->out.params[entry].alias_of = reading->entries[holder].name;
 }
 
 Status ReadModel(Reading* reading) {

@@ -40,6 +40,9 @@ Status Optimizer::MatchNames() {
                                              : reading_.by_name.find(std::string(same->second));
     if (found != reading_.by_name.end() && same->second != kept.id) {
       reading_.own.optimizer_names.emplace(same->second, kept.id);
+      if (IsWithAdapter(kept.id, same->second)) {
+        reading_.out.running_names.emplace(same->second, kept.id);
+      }
     }
     if (found == reading_.by_name.end()) {
       return tl::unexpected<Error>(OtherForm(
@@ -51,7 +54,25 @@ Status Optimizer::MatchNames() {
     }
     entries_.push_back({entry});
   }
+  FindTies();
   return {};
+}
+
+/// Finds tied entries of FSDP1: the optimizer lists only the first name.
+void Optimizer::FindTies() {
+  std::set<std::uint32_t> listed;
+  for (const std::vector<std::uint32_t>& entries : entries_) {
+    listed.insert(entries.begin(), entries.end());
+  }
+  std::vector<std::uint32_t> spread;
+  for (std::uint32_t i = 0; i < reading_.entries.size(); ++i) {
+    const Entry& entry = reading_.entries[i];
+    const bool plain = entry.spread.first.kind == RankTensor::Kind::kPlain;
+    if (!plain && entry.alias_of.empty()) spread.push_back(i);
+  }
+  for (const auto& [entry, holder] : EqualEntries(reading_, spread)) {
+    if (!listed.contains(entry) && listed.contains(holder)) TieTo(&reading_, entry, holder);
+  }
 }
 
 std::vector<std::uint32_t> Optimizer::ByShapes(std::vector<std::uint32_t> candidates) const {

@@ -82,6 +82,14 @@ bool IsAdapterName(std::string_view name) {
   return found;
 }
 
+bool IsWithAdapter(std::string_view full, std::string_view name) {
+  if (full.size() <= name.size() || PlainName(full) != PlainName(name)) return false;
+  bool wrapped = false;
+  ForParts(full,
+           [&](std::string_view part, bool /*last*/) { wrapped = wrapped || IsWrapper(part); });
+  return !wrapped;
+}
+
 std::unordered_map<std::string_view, std::string_view> MatchNames(
     std::span<const std::string_view> model, std::span<const std::string_view> optimizer) {
   std::unordered_map<std::string_view, std::string_view> matched;

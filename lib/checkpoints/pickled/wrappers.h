@@ -17,6 +17,11 @@ std::string PlainName(std::string_view name);
 /// Returns true if a parameter belongs to an adapter, such as "lora_A.default.weight".
 bool IsAdapterName(std::string_view name);
 
+/// Returns true if `full` is `name` with an adapter's name in it: "lora_A.default.weight" for
+/// "lora_A.weight".
+/// Pure.
+bool IsWithAdapter(std::string_view full, std::string_view name);
+
 /// Maps the optimizer's parameter names to the model's names. Names match if they are equal, or
 /// if exactly one name of the model is equal after wrapper parts are removed. A prefix "module." or
 /// "model." on all names of the model or of the optimizer is also removed. Leaves out names without

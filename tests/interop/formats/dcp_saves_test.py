@@ -245,6 +245,21 @@ class Saves(unittest.TestCase):
         dcp.load(read, checkpoint_id=out, no_dist=True)
         self.equal(read["model"], weights)
 
+    def test_each_parameter_keeps_its_type(self):
+        model = two_layers()
+        model[0].bfloat16()  # the second layer is its own master weight
+        optimizer = torch.optim.AdamW(model.parameters(), foreach=False)
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+        weights, states = get_state_dict(model, optimizer)
+        out = self.folder / "out"
+        self.ucp.run("ucp-load", save({"model": weights, "optim": states}, self.folder / "mixed"), out, "--format", "dcp",
+                     "--target", "dp_shard=2")
+        index = dcp.FileSystemReader(out).read_metadata().state_dict_metadata
+        self.assertEqual({name: index["model." + name].properties.dtype for name in weights},
+                         {name: weight.dtype for name, weight in weights.items()})
+
     def test_an_adapter_becomes_a_folder_that_peft_loads(self):
         import peft
         import transformers

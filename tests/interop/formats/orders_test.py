@@ -7,6 +7,7 @@ torch.distributed.checkpoint, and DeepSpeed's own round robin of gradients. Deep
 All weights have the same shape, so only their values show an exchange.
 """
 
+import json
 import pathlib
 import sys
 import unittest
@@ -24,7 +25,7 @@ from deepspeed.utils import safe_get_full_optimizer_state
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FullStateDictConfig, FullyShardedDataParallel, StateDictType
+from torch.distributed.fsdp import FullStateDictConfig, FullyShardedDataParallel, ShardedStateDictConfig, StateDictType
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 
 warnings.filterwarnings("ignore")
@@ -59,6 +60,12 @@ class Net(nn.Module):
         return x
 
 
+def tied_net():
+    net = Net()
+    net.head.weight = net.embed.weight
+    return net
+
+
 def make_optimizer(parameters):
     return torch.optim.AdamW(parameters, lr=0.01, foreach=False)
 
@@ -77,14 +84,39 @@ def named(weights, state_of):
     return found | {f"{name}/{key}": state_of(name, key) for name in weights for key in STATES}
 
 
-def flat_vectors(folder):
-    """Collective. Trains with FSDP1 and saves as DCP and as Accelerate does; both have names."""
+def fsdp1(net):
     torch.manual_seed(1)
     mesh = init_device_mesh("cpu", (torch.distributed.get_world_size(),))
-    model = FullyShardedDataParallel(Net(), auto_wrap_policy=ModuleWrapPolicy({Block}), device_mesh=mesh,
+    model = FullyShardedDataParallel(net, auto_wrap_policy=ModuleWrapPolicy({Block}), device_mesh=mesh,
                                      device_id=torch.device("cpu"), use_orig_params=False)
     optimizer = make_optimizer(model.parameters())
     train(model, optimizer)
+    return model, optimizer
+
+
+def tied_vectors(folder):
+    """Collective. Trains with FSDP1 and saves as verl does. Each name of a tied weight is a tensor of its own there."""
+    model, optimizer = fsdp1(tied_net())
+    ranks_of = f"world_size_{torch.distributed.get_world_size()}_rank_{torch.distributed.get_rank()}.pt"
+    (folder / "verl").mkdir(exist_ok=True)
+    with FullyShardedDataParallel.state_dict_type(model, StateDictType.SHARDED_STATE_DICT,
+                                                  ShardedStateDictConfig(offload_to_cpu=False)):
+        torch.save(model.state_dict(), folder / "verl" / f"model_{ranks_of}")
+    torch.save(optimizer.state_dict(), folder / "verl" / f"optim_{ranks_of}")
+    torch.save({"lr_scheduler": None, "rng": None}, folder / "verl" / f"extra_state_{ranks_of}")
+    with FullyShardedDataParallel.state_dict_type(model, StateDictType.FULL_STATE_DICT,
+                                                  FullStateDictConfig(rank0_only=False)):
+        weights, states = model.state_dict(), FullyShardedDataParallel.optim_state_dict(model, optimizer)
+    if torch.distributed.get_rank() == 0:
+        config = {"FSDP_version": 1, "world_size": torch.distributed.get_world_size()}
+        (folder / "verl" / "fsdp_config.json").write_text(json.dumps(config))
+        del weights["head.weight"]
+        torch.save(named(weights, lambda name, key: states["state"][name][key]), folder / "expected.pt")
+
+
+def flat_vectors(folder):
+    """Collective. Trains with FSDP1 and saves as DCP and as Accelerate does; both have names."""
+    model, optimizer = fsdp1(Net())
     weights, states = get_state_dict(model, optimizer)
     dcp.save({"model": weights, "optim": states}, checkpoint_id=folder / "dcp")
     with FullyShardedDataParallel.state_dict_type(model, StateDictType.FULL_STATE_DICT,
@@ -192,6 +224,12 @@ class Orders(unittest.TestCase):
                 with self.subTest(source=name, fsdp_version=version):
                     files = self.load(source, f"verl{version}-{name}", *verl[:-1], verl[-1] + version)
                     self.resumes(files, f"from-verl{version}-{name}")
+
+    def test_tied_flat_vectors(self):
+        ranks.run(2, tied_vectors, self.folder)
+        self.resumes(self.folder / "verl", "native", tied_net)
+        again = self.load(self.folder / "verl", "again", "--target", "dp_shard=3")
+        self.resumes(again, "native-again", tied_net)
 
     def test_pipelines(self):
         for name, parts in PIPELINES.items():

@@ -12,6 +12,14 @@ namespace {
 
 using Names = std::vector<std::string_view>;
 
+TEST(Wrappers, AdaptersHaveTheirNameInTheModel) {
+  EXPECT_TRUE(IsWithAdapter("q.lora_A.default.weight", "q.lora_A.weight"));
+  EXPECT_TRUE(IsWithAdapter("lm_head.modules_to_save.default.weight", "lm_head.weight"));
+  EXPECT_FALSE(IsWithAdapter("q.lora_A.weight", "q.lora_A.weight"));
+  EXPECT_FALSE(IsWithAdapter("q.lora_B.default.weight", "q.lora_A.weight"));
+  EXPECT_FALSE(IsWithAdapter("_orig_mod.q.lora_A.default.weight", "q.lora_A.weight"));
+}
+
 TEST(Wrappers, PlainNamesAreWithoutThem) {
   EXPECT_EQ(PlainName("_orig_mod.layers.0.weight"), "layers.0.weight");
   EXPECT_EQ(PlainName("layers.0._checkpoint_wrapped_module.mlp.weight"), "layers.0.mlp.weight");
