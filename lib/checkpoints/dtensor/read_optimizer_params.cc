@@ -58,19 +58,20 @@ Status Optimizer::MatchNames() {
   return {};
 }
 
-/// Finds tied entries of FSDP1: the optimizer lists only the first name.
+/// Finds tied entries of FSDP1: the optimizer lists only the first name. FSDP1 saves ShardedTensors
+/// here. Tied DTensors of FSDP2 share their storage, so equal ones are different parameters.
 void Optimizer::FindTies() {
   std::set<std::uint32_t> listed;
   for (const std::vector<std::uint32_t>& entries : entries_) {
     listed.insert(entries.begin(), entries.end());
   }
-  std::vector<std::uint32_t> spread;
+  std::vector<std::uint32_t> sharded;
   for (std::uint32_t i = 0; i < reading_.entries.size(); ++i) {
     const Entry& entry = reading_.entries[i];
-    const bool plain = entry.spread.first.kind == RankTensor::Kind::kPlain;
-    if (!plain && entry.alias_of.empty()) spread.push_back(i);
+    const bool of_fsdp1 = entry.spread.first.kind == RankTensor::Kind::kSharded;
+    if (of_fsdp1 && entry.alias_of.empty()) sharded.push_back(i);
   }
-  for (const auto& [entry, holder] : EqualEntries(reading_, spread)) {
+  for (const auto& [entry, holder] : EqualEntries(reading_, sharded)) {
     if (!listed.contains(entry) && listed.contains(holder)) TieTo(&reading_, entry, holder);
   }
 }
