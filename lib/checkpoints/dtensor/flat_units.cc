@@ -26,11 +26,10 @@ bool SameParams(const std::vector<FlatUnit>& a, const std::vector<FlatUnit>& b) 
 
 }  // namespace
 
-std::vector<FlatUnit> UnitsOf(const std::vector<std::string>& names,
-                              const std::vector<Shape>& shapes, BlockIndex index) {
-  const std::vector<std::string_view> views(names.begin(), names.end());
+std::vector<FlatUnit> UnitsOf(std::span<const std::string_view> names,
+                              std::span<const Shape> shapes, BlockIndex index) {
   std::vector<FlatUnit> units;
-  for (std::vector<std::uint32_t>& params : UnitParams(views, index)) {
+  for (std::vector<std::uint32_t>& params : UnitParams(names, index)) {
     FlatUnit& unit = units.emplace_back();
     for (const std::uint32_t one : params) {
       unit.offsets.push_back(unit.elems);
@@ -41,8 +40,8 @@ std::vector<FlatUnit> UnitsOf(const std::vector<std::string>& names,
   return units;
 }
 
-Result<FoundUnits> UnitsOfLengths(const std::vector<std::string>& names,
-                                  const std::vector<Shape>& shapes,
+Result<FoundUnits> UnitsOfLengths(std::span<const std::string_view> names,
+                                  std::span<const Shape> shapes,
                                   const std::vector<std::uint64_t>& lengths, std::uint64_t shards) {
   std::vector<FlatUnit> first = UnitsOf(names, shapes, BlockIndex::kFirst);
   std::vector<FlatUnit> last = UnitsOf(names, shapes, BlockIndex::kLast);

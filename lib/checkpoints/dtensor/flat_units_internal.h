@@ -2,7 +2,8 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
+#include <span>
+#include <string_view>
 #include <vector>
 
 #include "checkpoints/pickled/unit_order.h"
@@ -20,8 +21,8 @@ struct FlatUnit {
 
 /// Returns the units of a model that wraps its blocks (UnitParams).
 /// \pre names.size() == shapes.size(); the products of shapes fit
-std::vector<FlatUnit> UnitsOf(const std::vector<std::string>& names,
-                              const std::vector<Shape>& shapes, BlockIndex index);
+std::vector<FlatUnit> UnitsOf(std::span<const std::string_view> names,
+                              std::span<const Shape> shapes, BlockIndex index);
 
 /// Units that yield flat vectors of the given lengths on each of `shards` ranks.
 /// UnitsOfLengths tries both values of BlockIndex and returns the one that fits.
@@ -30,8 +31,8 @@ struct FoundUnits {
   std::vector<FlatUnit> units;
   BlockIndex index = BlockIndex::kFirst;
 };
-Result<FoundUnits> UnitsOfLengths(const std::vector<std::string>& names,
-                                  const std::vector<Shape>& shapes,
+Result<FoundUnits> UnitsOfLengths(std::span<const std::string_view> names,
+                                  std::span<const Shape> shapes,
                                   const std::vector<std::uint64_t>& lengths, std::uint64_t shards);
 
 }  // namespace shardwright::checkpoints::dtensor

@@ -121,7 +121,7 @@ class UnitFinder {
 };
 
 Result<FoundUnits> UnitFinder::UnitsOfEntries(const std::vector<std::uint32_t>& entries) const {
-  std::vector<std::string> names;
+  std::vector<std::string_view> names;
   std::vector<Shape> shapes;
   for (const std::uint32_t at : entries) {
     names.push_back(reading_.entries[at].name);

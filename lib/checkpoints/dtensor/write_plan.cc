@@ -247,7 +247,7 @@ Status CheckAllAreListed(const FilesPlan& plan) {
 
 Status Planner::AddUnits() {
   if (plan_.layout.fsdp_version != 1) return {};
-  std::vector<std::string> names;
+  std::vector<std::string_view> names;
   std::vector<Shape> shapes;
   for (std::uint32_t i = 0; i < plan_.params.size(); ++i) {
     const PlannedParam& planned = plan_.params[i];

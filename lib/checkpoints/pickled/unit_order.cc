@@ -7,30 +7,16 @@
 #include <unordered_map>
 #include <unordered_set>
 
+#include "checkpoints/model/name_parts.h"
+
 namespace shardwright::checkpoints {
 namespace {
-
-bool IsNumber(std::string_view word) {
-  return !word.empty() &&
-         std::all_of(word.begin(), word.end(), [](char c) { return c >= '0' && c <= '9'; });
-}
-
-/// Calls visit(word, end) for each module in a name, without the parameter itself. `end` is the
-/// length of the name up to and including the word. Stops when visit returns false.
-template <class Visit>
-void ForEachModule(std::string_view name, Visit&& visit) {
-  std::size_t at = 0;
-  for (std::size_t dot = name.find('.'); dot != std::string_view::npos; dot = name.find('.', at)) {
-    if (!visit(name.substr(at, dot - at), dot)) return;
-    at = dot + 1;
-  }
-}
 
 /// Returns the name up to and including the number of its block. Empty outside of blocks.
 std::string_view BlockOf(std::string_view name, BlockIndex index) {
   std::string_view block;
   ForEachModule(name, [&](std::string_view word, std::size_t end) {
-    if (!IsNumber(word)) return true;
+    if (!IsListIndex(word)) return true;
     block = name.substr(0, end);
     return index == BlockIndex::kLast;
   });
@@ -92,7 +78,7 @@ bool ListsAscend(std::span<const std::string_view> names) {
     bool ascend = true;
     ForEachModule(name, [&](std::string_view word, std::size_t end) {
       std::uint64_t number = 0;
-      if (!IsNumber(word)) return true;
+      if (!IsListIndex(word)) return true;
       std::from_chars(word.data(), word.data() + word.size(), number);
       const auto [at, fresh] = last.emplace(name.substr(0, end - word.size()), number);
       ascend = ascend && (fresh || at->second <= number);
@@ -112,7 +98,7 @@ bool InOneList(std::string_view a, std::string_view b) {
     const std::size_t dot = b.find('.', list.size());
     if (dot == std::string_view::npos) return false;
     const std::string_view other = b.substr(list.size(), dot - list.size());
-    found = IsNumber(word) && IsNumber(other);
+    found = IsListIndex(word) && IsListIndex(other);
     return !found && word == other;
   });
   return found;

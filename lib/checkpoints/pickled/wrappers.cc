@@ -8,6 +8,8 @@
 #include <unordered_set>
 #include <vector>
 
+#include "checkpoints/model/name_parts.h"
+
 namespace shardwright::checkpoints {
 namespace {
 
@@ -25,15 +27,6 @@ bool IsWrapper(std::string_view part) {
 bool HoldsAdapters(std::string_view part) {
   return part.starts_with("lora_") || part.starts_with("ia3_") || part.starts_with("vera_") ||
          part == "modules_to_save";
-}
-
-template <class Visit>
-void ForParts(std::string_view name, Visit&& visit) {
-  for (std::size_t at = 0; at <= name.size();) {
-    const std::size_t dot = std::min(name.find('.', at), name.size());
-    visit(name.substr(at, dot - at), dot == name.size());
-    at = dot + 1;
-  }
 }
 
 void AddPart(std::string* text, std::string_view part) {
@@ -66,27 +59,31 @@ ByPlain PlainNames(std::span<const std::string_view> names, std::string_view fro
 std::string PlainName(std::string_view name) {
   std::string plain;
   bool adapter = false;  // the previous part contains adapters
-  ForParts(name, [&](std::string_view part, bool /*last*/) {
+  ForEachPart(name, [&](std::string_view part, std::size_t /*end*/) {
     const bool is_name = adapter && part != "weight" && part != "bias";
     adapter = HoldsAdapters(part);
-    if (IsWrapper(part) || is_name || part == "modules_to_save") return;
-    AddPart(&plain, part);
+    if (!IsWrapper(part) && !is_name && part != "modules_to_save") AddPart(&plain, part);
+    return true;
   });
   return plain;
 }
 
 bool IsAdapterName(std::string_view name) {
   bool found = false;
-  ForParts(name,
-           [&](std::string_view part, bool /*last*/) { found = found || HoldsAdapters(part); });
+  ForEachPart(name, [&](std::string_view part, std::size_t /*end*/) {
+    found = HoldsAdapters(part);
+    return !found;
+  });
   return found;
 }
 
 bool IsWithAdapter(std::string_view full, std::string_view name) {
   if (full.size() <= name.size() || PlainName(full) != PlainName(name)) return false;
   bool wrapped = false;
-  ForParts(full,
-           [&](std::string_view part, bool /*last*/) { wrapped = wrapped || IsWrapper(part); });
+  ForEachPart(full, [&](std::string_view part, std::size_t /*end*/) {
+    wrapped = IsWrapper(part);
+    return !wrapped;
+  });
   return !wrapped;
 }
 
@@ -133,12 +130,13 @@ Unwrapped Unwrap(std::span<const std::string_view> names, bool lightning) {
   std::set<std::string> wrappers;
   for (const std::string_view name : names) {
     std::string plain;
-    ForParts(name, [&](std::string_view part, bool last) {
-      if (IsWrapper(part) && !last) {
+    ForEachPart(name, [&](std::string_view part, std::size_t end) {
+      if (IsWrapper(part) && end < name.size()) {
         wrappers.insert(std::string(part) + ".");
       } else {
         AddPart(&plain, part);
       }
+      return true;
     });
     out.names.push_back(std::move(plain));
   }

@@ -8,6 +8,7 @@
 #include <span>
 #include <utility>
 
+#include "checkpoints/model/name_parts.h"
 #include "engine/layout/states.h"
 #include "support/base/limits.h"
 
@@ -16,34 +17,16 @@ namespace {
 
 using layout::LogicalTensor;
 
-bool IsNumber(std::string_view word) {
-  return !word.empty() &&
-         std::all_of(word.begin(), word.end(), [](char c) { return c >= '0' && c <= '9'; });
-}
-
-std::vector<std::string_view> Words(std::string_view name) {
-  std::vector<std::string_view> words;
-  for (std::size_t at = 0;;) {
-    const std::size_t dot = name.find('.', at);
-    words.push_back(name.substr(at, dot == std::string_view::npos ? dot : dot - at));
-    if (dot == std::string_view::npos) return words;
-    at = dot + 1;
-  }
-}
-
-/// Returns the module name of a parameter that belongs to no expert.
+/// Returns the module name of a parameter that belongs to no expert: up to the part after the first
+/// index of a list, "layers.3.attention" of "layers.3.attention.query.weight".
 std::string NonExpertModule(std::string_view name) {
-  const std::vector<std::string_view> words = Words(name);
-  if (words.size() == 1) return std::string(name);
-  const auto path = std::span(words).first(words.size() - 1);
-  const auto number = std::find_if(path.begin(), path.end(), IsNumber);
-  std::size_t keep = path.size();
-  if (number != path.end()) {
-    keep = std::min(keep, static_cast<std::size_t>(number - path.begin()) + 2);
-  }
-  const std::string_view last = words[keep - 1];
-  return std::string(
-      name.substr(0, static_cast<std::size_t>(last.data() - name.data()) + last.size()));
+  std::size_t length = 0;
+  bool indexed = false;  // the part before is the index of a list
+  checkpoints::ForEachModule(name, [&](std::string_view part, std::size_t end) {
+    length = end;
+    return !std::exchange(indexed, checkpoints::IsListIndex(part));
+  });
+  return std::string(length == 0 ? name : name.substr(0, length));
 }
 
 /// Sort key of a module under construction, in the order of Model.

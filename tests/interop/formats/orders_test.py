@@ -94,6 +94,13 @@ def fsdp1(net):
     return model, optimizer
 
 
+def full_state(model, optimizer):
+    """Collective. The complete weights and optimizer states of FSDP1, by name."""
+    with FullyShardedDataParallel.state_dict_type(model, StateDictType.FULL_STATE_DICT,
+                                                  FullStateDictConfig(rank0_only=False)):
+        return model.state_dict(), FullyShardedDataParallel.optim_state_dict(model, optimizer)
+
+
 def tied_vectors(folder):
     """Collective. Trains with FSDP1 and saves as verl does. Each name of a tied weight is a tensor of its own there."""
     model, optimizer = fsdp1(tied_net())
@@ -104,9 +111,7 @@ def tied_vectors(folder):
         torch.save(model.state_dict(), folder / "verl" / f"model_{ranks_of}")
     torch.save(optimizer.state_dict(), folder / "verl" / f"optim_{ranks_of}")
     torch.save({"lr_scheduler": None, "rng": None}, folder / "verl" / f"extra_state_{ranks_of}")
-    with FullyShardedDataParallel.state_dict_type(model, StateDictType.FULL_STATE_DICT,
-                                                  FullStateDictConfig(rank0_only=False)):
-        weights, states = model.state_dict(), FullyShardedDataParallel.optim_state_dict(model, optimizer)
+    weights, states = full_state(model, optimizer)
     if torch.distributed.get_rank() == 0:
         config = {"FSDP_version": 1, "world_size": torch.distributed.get_world_size()}
         (folder / "verl" / "fsdp_config.json").write_text(json.dumps(config))
@@ -119,9 +124,7 @@ def flat_vectors(folder):
     model, optimizer = fsdp1(Net())
     weights, states = get_state_dict(model, optimizer)
     dcp.save({"model": weights, "optim": states}, checkpoint_id=folder / "dcp")
-    with FullyShardedDataParallel.state_dict_type(model, StateDictType.FULL_STATE_DICT,
-                                                  FullStateDictConfig(rank0_only=False)):
-        weights, states = model.state_dict(), FullyShardedDataParallel.optim_state_dict(model, optimizer)
+    weights, states = full_state(model, optimizer)
     if torch.distributed.get_rank() == 0:
         (folder / "accelerate").mkdir()
         torch.save(weights, folder / "accelerate" / "pytorch_model_fsdp.bin")

@@ -204,7 +204,7 @@ TEST(DTensor, NamesOfProcessGroups) {
 }
 
 TEST(DTensor, UnitsOfFlatVectorsFollowFromLengths) {
-  const std::vector<std::string> names = {
+  const std::vector<std::string_view> names = {
       "embed.w",    "layers.0.a", "layers.0.experts.0.w", "layers.0.experts.1.w",
       "layers.1.a", "head.w"};
   const std::vector<Shape> shapes = {{5}, {3}, {2, 2}, {2, 2}, {7}, {4}};

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <utility>
 
+#include "checkpoints/model/name_parts.h"
 #include "engine/tensor/shape.h"
 
 namespace shardwright::checkpoints {
@@ -69,16 +70,12 @@ namespace {
 /// Returns a name with "#" in place of each part that is a number.
 std::string WithoutNumbers(std::string_view name) {
   std::string out;
-  while (true) {
-    const std::size_t dot = std::min(name.find('.'), name.size());
-    const std::string_view part = name.substr(0, dot);
-    const bool number =
-        !part.empty() && part.find_first_not_of("0123456789") == std::string_view::npos;
-    out += number ? "#" : part;
-    if (dot == name.size()) return out;
-    out += '.';
-    name.remove_prefix(dot + 1);
-  }
+  ForEachPart(name, [&](std::string_view part, std::size_t end) {
+    out += IsListIndex(part) ? "#" : part;
+    if (end < name.size()) out += '.';
+    return true;
+  });
+  return out;
 }
 
 }  // namespace
