@@ -11,6 +11,7 @@
 #include "checkpoints/registry.h"
 #include "support/base/text.h"
 #include "support/os/directory.h"
+#include "support/os/real_path.h"
 
 namespace shardwright::checkpoints {
 namespace {
@@ -32,7 +33,7 @@ class Folder {
       : path_(path), set_(set), by_name_(*by_name), format_(FindFormat(set->format)) {}
 
   Status Read() {
-    const std::string real = os::RealPath(path_);
+    SW_TRY_ASSIGN(const std::string real, os::ResolvePath(path_));
     SW_TRY_ASSIGN(const std::vector<os::Entry> entries, os::ListDir(path_));
     const std::size_t before = set_->siblings.size();
     for (const os::Entry& entry : entries) {
@@ -118,7 +119,12 @@ class Folder {
   /// Follows a link only if IsLinkAllowed permits it: a downloaded checkpoint
   /// must not be able to copy arbitrary files of this machine into the output.
   Status AddLink(const std::string& name, const std::string& real_folder) {
-    const std::string real = os::RealPath(path_ + "/" + name);
+    auto found = os::ResolvePath(path_ + "/" + name);
+    if (!found && found.error().sys == EACCES) {
+      LeaveOutSurprising(name, "a link into a folder that this user may not read");
+      return {};
+    }
+    SW_TRY_ASSIGN(const std::string real, std::move(found));
     if (real.empty()) {
       LeaveOutSurprising(name, "a link that leads nowhere");
       return {};
@@ -230,7 +236,8 @@ Status FindSiblingFiles(SourceSet* set) {
   std::set<std::string> seen;
   ByName by_name;
   for (const std::string& folder : set->save_folders) {
-    if (!seen.insert(os::RealPath(folder)).second) continue;
+    SW_TRY_ASSIGN(std::string real, os::ResolvePath(folder));
+    if (!seen.insert(std::move(real)).second) continue;
     SW_TRY(Folder(folder, set, &by_name).Read());
   }
   std::sort(set->siblings.begin(), set->siblings.end(),

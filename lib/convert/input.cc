@@ -23,6 +23,7 @@
 #include "support/base/version.h"
 #include "support/json/json.h"
 #include "support/os/dir.h"
+#include "support/os/real_path.h"
 #include "support/os/sha256.h"
 
 namespace shardwright::convert {
@@ -266,9 +267,11 @@ Status CheckNew(const std::string& output) {
 /// \error kNotFound  the parent directory does not exist; kUsage  the output is the source
 Status CheckPlace(const InputOptions& options) {
   SW_TRY_ASSIGN(const os::ParentName place, os::SplitOutput(options.output));
-  const std::string output = os::RealPath(place.Path());
+  SW_TRY_ASSIGN(const std::string output, os::ResolvePath(place.Path()));
+  if (output.empty()) return {};
   for (const std::string& source : options.source_paths) {
-    if (output.empty() || os::RealPath(source) != output) continue;
+    SW_TRY_ASSIGN(const std::string input, os::ResolvePath(source));
+    if (input != output) continue;
     return Fail(Errc::kUsage, options.output,
                 ": OUTPUT is the same path as INPUT, and inputs are never changed; choose another "
                 "OUTPUT");

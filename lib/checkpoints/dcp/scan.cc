@@ -14,6 +14,7 @@
 #include "support/base/limits.h"
 #include "support/base/text.h"
 #include "support/os/dir.h"
+#include "support/os/real_path.h"
 
 namespace shardwright::checkpoints::dcp {
 
@@ -65,14 +66,14 @@ void AddNames(const std::string& path, const std::vector<os::Entry>& entries, Pa
 
 /// Returns the model's and the optimizer's folders by name if the user specified
 /// them directly; empty unless both are listed and no other folder is.
-std::map<std::string, Part> NamedParts(const Listing& listing) {
+Result<std::map<std::string, Part>> NamedParts(const Listing& listing) {
   std::map<std::string, Part> parts;
   bool has_model = false;
   bool has_optimizer = false;
   for (const Listing::Folder& folder : listing.folders) {
-    const std::string real = os::RealPath(folder.path);
+    SW_TRY_ASSIGN(const std::string real, os::ResolvePath(folder.path));
     const std::string name = real.substr(real.rfind('/') + 1);
-    if (!IsModelFolder(name) && !IsOptimizerFolder(name)) return {};
+    if (!IsModelFolder(name) && !IsOptimizerFolder(name)) return std::map<std::string, Part>();
     has_model = has_model || IsModelFolder(name);
     has_optimizer = has_optimizer || IsOptimizerFolder(name);
     Part& part = parts[name];
@@ -93,7 +94,7 @@ bool HasNumbered(const Listing& listing) {
 
 /// Returns the listing as one part, or its model and optimizer folders as two parts.
 Result<std::vector<Part>> PartsOf(const Listing& listing) {
-  std::map<std::string, Part> below = NamedParts(listing);
+  SW_TRY_ASSIGN(auto below, NamedParts(listing));
   Part whole;
   for (const Listing::Folder& folder : listing.folders) {
     AddNames(folder.path, folder.entries, &whole);

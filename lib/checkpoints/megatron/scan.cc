@@ -17,6 +17,7 @@
 #include "support/base/text.h"
 #include "support/json/json.h"
 #include "support/os/dir.h"
+#include "support/os/real_path.h"
 
 namespace shardwright::checkpoints::megatron {
 namespace {
@@ -169,7 +170,7 @@ Result<std::vector<Container>> ReadItems(const Found& found, const os::File& fil
 
 /// Adds NeMo's description of the model, which is next to the folder of the weights.
 Status AddNemoConfig(const std::string& folder, std::vector<Found>* found) {
-  const std::string real = os::RealPath(folder);
+  SW_TRY_ASSIGN(const std::string real, os::ResolvePath(folder));
   const std::size_t slash = real.rfind('/');
   if (slash == std::string::npos || real.substr(slash + 1) != kNemoFolder) return {};
   const std::string path = real.substr(0, slash + 1) + std::string(kNemoConfig);

@@ -7,6 +7,7 @@
 
 #include "checkpoints/model/links.h"
 #include "support/os/dir.h"
+#include "support/os/real_path.h"
 
 namespace shardwright::checkpoints {
 namespace {
@@ -20,7 +21,7 @@ Result<FoundFiles::Opened> OpenLinked(const Found& found) {
   if (found.stays) {
     SW_TRY_ASSIGN(opened.real, RealPathInFolder(found.path));
   } else {
-    opened.real = os::RealPath(found.path);
+    SW_TRY_ASSIGN(opened.real, os::ResolvePath(found.path));
   }
   // If the path is broken, opening it reports the reason.
   SW_TRY_ASSIGN(opened.file, opened.real.empty()

@@ -4,6 +4,7 @@
 #include <string_view>
 
 #include "support/os/directory.h"
+#include "support/os/real_path.h"
 
 namespace shardwright::checkpoints {
 namespace {
@@ -27,15 +28,15 @@ bool IsLinkAllowed(const std::string& folder, const std::string& file) {
 }
 
 Result<std::string> RealPathInFolder(const std::string& path) {
-  std::string real = os::RealPath(path);
+  SW_TRY_ASSIGN(std::string real, os::ResolvePath(path));
   if (real.empty()) {
     // Opening the file reports the reason.
     SW_TRY(os::File::OpenRead(path));
     return Fail(Errc::kNotFound, path, ": cannot be resolved");
   }
   const std::size_t slash = path.rfind('/');
-  const std::string folder =
-      os::RealPath(slash == std::string::npos ? "." : path.substr(0, slash + 1));
+  SW_TRY_ASSIGN(const std::string folder,
+                os::ResolvePath(slash == std::string::npos ? "." : path.substr(0, slash + 1)));
   if (IsLinkAllowed(folder, real)) return real;
   return Fail(Errc::kBadInput, path, ": the link leads out of the folder, to ", real,
               ": replace it with the file itself");

@@ -11,6 +11,7 @@
 #include "support/json/json.h"
 #include "support/os/dir.h"
 #include "support/os/file.h"
+#include "support/os/real_path.h"
 
 namespace shardwright::exec {
 namespace {
@@ -55,9 +56,12 @@ Status CheckReplaceable(const std::string& folder, std::span<const std::string> 
   const std::string output = split.Path();
   SW_TRY_ASSIGN(const bool is_dir, os::IsDir(output));
   if (!is_dir) return {};  // the code that opens it reports the error
-  const std::string inside = os::RealPath(output) + "/";
+  SW_TRY_ASSIGN(const std::string real, os::ResolvePath(output));
+  if (real.empty()) return {};
+  const std::string inside = real + "/";
   for (const std::string& source : sources) {
-    if (!os::RealPath(source).starts_with(inside)) continue;
+    SW_TRY_ASSIGN(const std::string path, os::ResolvePath(source));
+    if (!path.starts_with(inside)) continue;
     std::string message = output;
     message += ": OUTPUT contains a file of INPUT, " + source;
     return Fail(Errc::kUsage, message);

@@ -17,6 +17,7 @@
 
 #include "support/base/checked.h"
 #include "support/os/directory.h"
+#include "support/os/real_path.h"
 #include "support/os/sys_internal.h"
 
 namespace shardwright::os {
@@ -296,11 +297,12 @@ Result<ParentName> SplitOutput(const std::string& path) {
   }
   std::string parent = slash == std::string::npos ? "." : trimmed.substr(0, slash);
   if (parent.empty()) parent = "/";
-  std::string canonical = RealPath(parent);
-  if (canonical.empty()) {
+  Result<std::string> real = ResolvePath(parent);
+  if (!real || real->empty()) {
     return SysFail(Errc::kNotFound, path, "cannot find the parent directory " + EscapedName(parent),
-                   errno);
+                   real ? ENOENT : real.error().sys);
   }
+  std::string canonical = *std::move(real);
   SW_TRY_ASSIGN(const bool is_dir, IsDir(canonical));
   if (!is_dir) {
     return Fail(Errc::kNotFound, path, ": parent ", EscapedName(parent), " is not a directory");
@@ -370,9 +372,13 @@ Result<FreeSpace> FreeSpaceAt(const std::string& path) {
   return space;
 }
 
-std::string RealPath(const std::string& path) {
+std::string RealPath(const std::string& path) { return ResolvePath(path).value_or(""); }
+
+Result<std::string> ResolvePath(const std::string& path) {
   const std::unique_ptr<char, decltype(&::free)> real(sys::RealPath(path), &::free);
-  return real == nullptr ? std::string() : std::string(real.get());
+  if (real != nullptr) return std::string(real.get());
+  if (errno == ENOENT || errno == ENOTDIR || errno == ELOOP) return std::string();
+  return SysFail(Errc::kNotFound, path, "cannot resolve", errno);
 }
 
 Result<std::string> ReadLink(const std::string& path) {
@@ -452,8 +458,8 @@ Result<Tree> WalkTree(const std::string& path) {
 
 Status RemoveTree(const std::string& path, const std::string& root) {
   SW_TRY_ASSIGN(const ParentName split, SplitOutput(path));
-  std::string prefix = RealPath(root);
-  if (prefix.empty()) return SysFail(Errc::kNotFound, root, "cannot resolve", errno);
+  SW_TRY_ASSIGN(std::string prefix, ResolvePath(root));
+  if (prefix.empty()) return SysFail(Errc::kNotFound, root, "cannot resolve", ENOENT);
   if (prefix.back() != '/') prefix += '/';
   const std::string parent = split.parent == "/" ? "/" : split.parent + "/";
   if (parent.rfind(prefix, 0) != 0) {

@@ -9,6 +9,7 @@
 
 #include "scratch.h"
 #include "support/os/fault.h"
+#include "support/os/real_path.h"
 
 namespace shardwright::os {
 namespace {
@@ -306,9 +307,11 @@ TEST_F(DirTest, RealPathEndsWhereLinksLead) {
   Put("a", "data");
   ASSERT_EQ(::symlink("a", At("link").c_str()), 0);
   ASSERT_EQ(::symlink("loop", At("loop").c_str()), 0);
-  EXPECT_EQ(RealPath(At("link")), RealPath(At("a")));
-  EXPECT_EQ(RealPath(At("loop")), "");
-  EXPECT_EQ(RealPath(At("absent")), "");
+  EXPECT_EQ(RealPath(At("link")), *ResolvePath(At("a")));
+  EXPECT_EQ(*ResolvePath(At("loop")), "");
+  EXPECT_EQ(*ResolvePath(At("absent")), "");
+  const ScopedFault fault(*ParseFault("stat:1:eio"));
+  EXPECT_EQ(ResolvePath(At("a")).error().sys, EIO);
 }
 
 TEST_F(DirTest, WholeFilesRoundTripWithinTheirCap) {
