@@ -8,6 +8,7 @@
 
 #include <nlohmann/json.hpp>
 
+#include "checkpoints/name_maps/config_of.h"
 #include "checkpoints/torchtitan_fused_qkv.h"
 #include "support/base/limits.h"
 #include "support/base/text.h"
@@ -419,6 +420,7 @@ Result<std::vector<MapUsed>> UseMaps(const std::vector<MapChoice>& choices, cons
                                      checkpoints::Checkpoint* checkpoint, Sink& sink) {
   SW_TRY_ASSIGN(const checkpoints::KnownConfig facts,
                 checkpoints::MergeConfigs(config, *checkpoint));
+  checkpoint->facts = facts.values;
   if (std::ranges::all_of(choices, [](const MapChoice& one) { return one.map.has_value(); })) {
     SW_TRY(CheckSizes(choices, *checkpoint));
   } else if (facts.origin.empty()) {
@@ -465,6 +467,7 @@ Result<std::vector<MapUsed>> UseMaps(const std::vector<MapChoice>& choices, cons
     SW_TRY_ASSIGN(checkpoints::Mapped mapped,
                   checkpoints::ApplyMap(*choice.map, choice.use, std::move(*checkpoint), patterns));
     *checkpoint = std::move(mapped.checkpoint);
+    checkpoint->facts.merge(checkpoints::ConfigOf(*choice.map, mapped.sizes));
     MapUsed& used = all.emplace_back();
     used.name = choice.map->name();
     used.from = mapped.from;

@@ -69,11 +69,16 @@ std::string MegatronLayout::Json() const {
   if (last > 0) json["last"] = last;
   if (bucket > 0) json["bucket"] = bucket;
   if (sequence_parallel) json["sp"] = true;
+  if (run) {
+    json["lr"] = run->max_rate;
+    json["min_lr"] = run->min_rate;
+    json["heads"] = run->heads;
+    json["samples"] = run->samples;
+  }
   return json.dump();
 }
 
 Result<std::string> TagOf(std::string_view pointed) {
-  constexpr std::string_view kRelease = "release";
   if (pointed == kRelease) return std::string(kRelease);
   std::uint64_t iteration = 0;
   const auto [end, error] =

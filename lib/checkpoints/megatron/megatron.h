@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -27,6 +28,8 @@
 namespace shardwright::checkpoints::megatron {
 
 inline constexpr std::string_view kTracker = "latest_checkpointed_iteration.txt";
+/// In the tracker file and as a folder: weights to begin a run with, not an iteration to resume.
+inline constexpr std::string_view kRelease = "release";
 
 /// A value of a source file, and the storages of its tensors.
 struct Value {
@@ -67,6 +70,15 @@ enum class OptimizerForm : std::uint8_t {
   kFullyShardedModelSpace,  ///< the same in flat ranges, written by releases of 2024
 };
 
+/// Values that Megatron-LM compares with its own arguments when it resumes. A checkpoint of another
+/// trainer does not record it.
+struct NewRun {
+  double max_rate = 0;        ///< --lr: part of the identity of parameter groups
+  double min_rate = 0;        ///< --min-lr, the same
+  std::uint64_t heads = 0;    ///< --num-attention-heads
+  std::uint64_t samples = 0;  ///< consumed so far; the steps of Megatron's schedules
+};
+
 /// A Megatron layout: the mesh and Megatron's own options.
 struct MegatronLayout : OwnLayout {
   Mesh mesh;
@@ -79,6 +91,7 @@ struct MegatronLayout : OwnLayout {
   std::uint64_t bucket = 0;  ///< elements of a gradient bucket, 0: no limit
   bool sequence_parallel = false;
   DType dtype = DType::kF32;
+  std::optional<NewRun> run;  ///< set: Megatron-LM resumes another trainer's optimizer
 
   std::string Json() const override;
 };
@@ -112,7 +125,9 @@ Result<Checkpoint> Read(const SourceSet& source, const Patterns& patterns);
 /// Implements Format::read_weights.
 Result<Checkpoint> ReadWeights(const SourceSet& source, const Patterns& patterns);
 
-/// Chooses a layout. \error kUnsupported  layers, heads or experts are not divisible by their ranks
+/// Chooses a layout.
+/// \error kUnsupported  layers, heads or experts are not divisible by their
+/// ranks, or `lr` for a checkpoint that no new run can resume; kUsage  keys that `lr` needs
 Result<Layout> Resolve(const TargetSpec& spec, const Checkpoint& source);
 
 /// Returns the naming schemes of Megatron-Core. Those with Transformer Engine come first.
@@ -126,12 +141,14 @@ Result<Written> Write(const Checkpoint& source, const Layout& layout);
 /// Implements TargetKey::check. \error kUsage
 Status CheckRanks(std::string_view key, std::string_view value);
 Status CheckWord(std::string_view key, std::string_view value);
+Status CheckCount(std::string_view key, std::string_view value);
+Status CheckRate(std::string_view key, std::string_view value);
 
 }  // namespace shardwright::checkpoints::megatron
 
 namespace shardwright::checkpoints {
 
-inline constexpr std::array<TargetKey, 11> kMegatronKeys = {{
+inline constexpr std::array<TargetKey, 15> kMegatronKeys = {{
     {.name = "tp", .help = "tensor-parallel ranks", .check = megatron::CheckRanks},
     {.name = "pp", .help = "pipeline stages", .check = megatron::CheckRanks},
     {.name = "vpp", .help = "virtual chunks of a stage", .check = megatron::CheckRanks},
@@ -154,6 +171,16 @@ inline constexpr std::array<TargetKey, 11> kMegatronKeys = {{
     {.name = "bucket",
      .help = "elements of a gradient bucket (dp_reshardable), 0: no limit",
      .check = megatron::CheckRanks},
+    {.name = "lr",
+     .help = "--lr of the Megatron-LM run that resumes another trainer's checkpoint",
+     .check = megatron::CheckRate},
+    {.name = "min_lr", .help = "with lr: its --min-lr (default: 0)", .check = megatron::CheckRate},
+    {.name = "heads",
+     .help = "with lr: its --num-attention-heads (default: from the map or the checkpoint)",
+     .check = megatron::CheckCount},
+    {.name = "samples",
+     .help = "with lr: samples consumed so far (default: from the checkpoint)",
+     .check = megatron::CheckCount},
 }};
 
 }  // namespace shardwright::checkpoints

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "checkpoints/megatron/notes.h"
 
+#include "checkpoints/megatron/args.h"
 #include "engine/layout/states.h"
 #include "support/base/limits.h"
 
@@ -12,6 +13,9 @@ using pickle::Kind;
 using pickle::Node;
 
 constexpr std::size_t kFields = 6;
+
+/// Not a style of Megatron's, so a run fails that takes its schedule from the checkpoint.
+constexpr std::string_view kStyle = "of --override-opt_param-scheduler";
 
 tl::unexpected<Error> BadNotes() {
   return Fail(Errc::kBadInput, "notes of Shardwright in a form that is not known");
@@ -174,6 +178,30 @@ Result<Notes> ParseNotes(const Node* node) {
     notes.params.push_back(std::move(parsed));
   }
   return notes;
+}
+
+std::optional<NewRun> FindNewRun(const Node* common) {
+  const Node* schedule = FindIn(common, "opt_param_scheduler");
+  const Node* args = AttributesOf(FindIn(common, "args"));
+  const Result<std::string_view> style = pickle::AsString(FindIn(schedule, "lr_decay_style"));
+  if (args == nullptr || !style || *style != kStyle) return std::nullopt;
+  const Result<double> max_rate = pickle::AsFloat(schedule->Find("max_lr"));
+  const Result<double> min_rate = pickle::AsFloat(schedule->Find("min_lr"));
+  const Result<std::uint64_t> samples = pickle::AsCount(schedule->Find("num_steps"));
+  const Result<std::uint64_t> heads = pickle::AsCount(args->Find("num_attention_heads"));
+  if (!max_rate || !min_rate || !samples || !heads) return std::nullopt;
+  return NewRun{*max_rate, *min_rate, *heads, *samples};
+}
+
+const Node* ScheduleNode(Arena& arena, const NewRun& run) {
+  Node* schedule = arena.Dict();
+  Set(arena, schedule, "max_lr", arena.Float(run.max_rate));
+  Set(arena, schedule, "min_lr", arena.Float(run.min_rate));
+  Set(arena, schedule, "num_steps", arena.Int(static_cast<std::int64_t>(run.samples)));
+  Set(arena, schedule, "lr_decay_style", arena.String(std::string(kStyle)));
+  Set(arena, schedule, "lr_warmup_steps", arena.Int(0));
+  Set(arena, schedule, "lr_decay_steps", arena.Int(1));
+  return schedule;
 }
 
 }  // namespace shardwright::checkpoints::megatron

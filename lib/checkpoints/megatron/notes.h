@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "checkpoints/megatron/megatron.h"
 #include "checkpoints/model/checkpoint.h"
 #include "files/pickle/node.h"
 #include "support/base/result.h"
@@ -30,5 +31,14 @@ const pickle::Node* NotesNode(pickle::Arena& arena, const Checkpoint& checkpoint
 
 /// Parses the notes. \error kBadInput  they have another form
 Result<Notes> ParseNotes(const pickle::Node* node);
+
+/// Returns what CommonState wrote for a new run. Nothing if it wrote none.
+/// \param common  the common state of a checkpoint with Shardwright's notes
+/// Pure.
+std::optional<NewRun> FindNewRun(const pickle::Node* common);
+
+/// Returns the state of the learning rate's schedule. The run that resumes supplies all values
+/// except the step, with --override-opt_param-scheduler. Without this flag it fails.
+const pickle::Node* ScheduleNode(pickle::Arena& arena, const NewRun& run);
 
 }  // namespace shardwright::checkpoints::megatron

@@ -224,6 +224,13 @@ Result<bool> IsGated(std::span<const std::string> names, std::span<const Shape> 
   return gated.value_or(false);
 }
 
+bool HasDecay(const Args& args, std::string_view name, const Shape& shape) {
+  const auto has = [&](std::string_view part) { return name.find(part) != std::string_view::npos; };
+  if (args.spares_embeddings && has("embedding")) return false;
+  if (args.decays_qk_norms && (has("q_layernorm.") || has("k_layernorm."))) return true;
+  return !name.ends_with(".bias") && shape.size() != 1;
+}
+
 std::uint64_t RanksOf(const Args& args, std::string_view name) {
   return ParseName(name).expert ? args.etp : args.tp;
 }

@@ -6,6 +6,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "checkpoints/megatron/args.h"
@@ -64,6 +65,13 @@ Result<std::vector<Part>> PartsOf(const Whole& whole, std::uint64_t ranks, std::
 /// Returns true if MLPs are gated, from parameters' names and whole or partial shapes.
 /// \error kBadInput  rows of a first layer that fit neither kind of MLP; names it
 Result<bool> IsGated(std::span<const std::string> names, std::span<const Shape> shapes);
+
+/// Returns true if Megatron's optimizer applies weight decay to a parameter: to matrices, but not
+/// to vectors and biases. Args has the exceptions.
+/// \param shape  of the parameter or of a shard
+/// Source: megatron/core/optimizer/__init__.py, get_standard_config_overrides (from 0.16) and
+/// _get_param_groups (before).
+bool HasDecay(const Args& args, std::string_view name, const Shape& shape);
 
 /// Returns the number of tensor-parallel ranks that share a parameter. Experts may differ.
 std::uint64_t RanksOf(const Args& args, std::string_view name);

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <charconv>
 
+#include "checkpoints/name_maps/config_of.h"
 #include "checkpoints/name_maps/map_internal.h"
 #include "support/base/checked.h"
 #include "support/base/text.h"
@@ -356,6 +357,16 @@ ModelSizes ModelMap::SizesIn(const ModelConfig& facts) const {
     }
   }
   return sizes;
+}
+
+ModelConfig ConfigOf(const ModelMap& map, const ModelSizes& sizes) {
+  ModelConfig facts;
+  for (const auto& [name, value] : sizes) {
+    const auto keys = map.impl().sizes.find(name);
+    if (keys == map.impl().sizes.end() || keys->second.empty()) continue;
+    facts.emplace(keys->second.front(), std::to_string(value));
+  }
+  return facts;
 }
 
 }  // namespace shardwright::checkpoints

@@ -55,6 +55,9 @@ class Auto(ModelTest):
         self.assertEqual((used["name"], used["from"], used["to"]), ("llama", "hf", "megatron_te"))
         self.assertEqual(used["why"], "model_type=llama of hf/config.json")
         self.assertEqual((used["sizes"]["kv_heads"], used["sizes"]["heads"]), (2, 6))
+        # Megatron-LM begins a run with weights of no iteration.
+        self.assertEqual((self.work / "out/latest_checkpointed_iteration.txt").read_text(), "release")
+        self.assertTrue((self.work / "out/release/.metadata").exists())
         # The names are the same, and only the source of the sizes differs.
         (self.work / "hf" / "config.json").unlink()
         self.run_in("ucp-load", "hf", "named", "--format", "megatron", "--map", "llama:megatron_te", "--map-sizes",

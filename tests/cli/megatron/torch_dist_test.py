@@ -17,7 +17,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "crash"))
 import harness  # pylint: disable=wrong-import-position
 import moe_checkpoint  # pylint: disable=wrong-import-position
 
-MISSING, BAD, UNSUPPORTED, INFEASIBLE = 3, 4, 9, 10
+USAGE, MISSING, BAD, UNSUPPORTED, INFEASIBLE = 2, 3, 4, 9, 10
 LAYERS = 4
 SHAPES = {"input_layernorm.weight": (8,), "self_attention.linear_proj.weight": (8, 8),
           "self_attention.linear_qkv.weight": (24, 8), "pre_mlp_layernorm.weight": (8,),
@@ -113,6 +113,49 @@ class TorchDist(unittest.TestCase):
         done = harness.run(self.load(there, self.work / "none", "--format", "deepspeed", "--target", "zero=1,dp=2,ep=2"))
         self.assertEqual(done.code, INFEASIBLE)
         self.assertIn("the model has no experts", done.stderr)
+
+    def layout(self, out):
+        return json.loads((out / "shardwright.json").read_text())["layout"]
+
+    def test_megatron_lm_gets_what_it_compares(self):
+        """hops_test.py of the interoperability tests resumes such outputs."""
+        first, then, weights = self.work / "first", self.work / "then", self.work / "weights"
+        run = {"lr": 3e-4, "min_lr": 1e-5, "heads": 2, "samples": 56}
+        words = ",".join(f"{key}={value}" for key, value in run.items())
+        done = harness.run(self.load(self.base, first, "--format", "megatron", "--target", words))
+        self.assertEqual(done.code, 0, done)
+        self.assertNotIn("--finetune", done.stderr)
+        common = (first / "iter_0000007/common.pt").read_bytes()
+        for key in (b"opt_param_scheduler", b"num_attention_heads", b"hidden_size"):
+            self.assertIn(key, common)
+        self.assertEqual(self.check(self.base, first).code, 0)
+        harness.succeed(self.load(first, then, "--format", "megatron", "--target", "pp=2"))
+        for out in (first, then):
+            self.assertLessEqual(run.items(), self.layout(out).items())
+        done = harness.run(self.load(self.base, weights, "--format", "megatron"))
+        self.assertIn("--finetune", done.stderr)
+        self.assertNotIn("lr", self.layout(weights))
+
+    def test_a_run_that_cannot_resume_is_refused(self):
+        for target, code, message in (
+                ("min_lr=1e-5", USAGE, "target min_lr: add lr"), ("lr=0,heads=2", USAGE, "a learning rate expected"),
+                ("lr=nan,heads=2", USAGE, "a learning rate expected"), ("lr=3e-4", USAGE, "add heads=N"),
+                ("lr=3e-4,min_lr=1e-3,heads=2", USAGE, "more than lr=3e-4"), ("lr=3e-4,heads=0", USAGE, "from 1 expected"),
+                ("lr=3e-4,heads=3,samples=8,tp=2", UNSUPPORTED, "3 attention heads do not divide"),
+                ("lr=3e-4,heads=2,samples=8,files=torch", UNSUPPORTED, "legacy files require the arguments")):
+            with self.subTest(target):
+                done = harness.run(self.load(self.base, self.work / "out", "--format", "megatron", "--target", target))
+                self.assertEqual(done.code, code, done)
+                self.assertIn(message, done.stderr)
+        dcp, out = self.work / "dcp", self.work / "out"
+        harness.succeed(self.load(self.base, dcp, "--format", "dcp"))
+        done = harness.run(self.load(dcp, out, "--format", "megatron", "--target", "lr=3e-4,heads=2"))
+        self.assertEqual(done.code, USAGE, done)
+        self.assertIn("add samples=N, the samples of its 7 iterations", done.stderr)
+        source = harness.SOURCE / "tests/data/megatron/dist_full_tp2/ckpt"
+        done = harness.run(self.load(source, out, "--format", "megatron", "--target", "lr=3e-4,heads=2"))
+        self.assertEqual(done.code, UNSUPPORTED, done)
+        self.assertIn("leave lr out", done.stderr)
 
     def test_what_no_rule_cuts_is_refused(self):
         done = harness.run(self.load(self.made, self.work / "out", "--format", "megatron", "--target", "tp=2"))

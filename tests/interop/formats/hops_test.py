@@ -143,6 +143,49 @@ class Hops(unittest.TestCase):
         return self.in_other("megatron_hop.py", family, source, steps, ranks=2, tp=2 if family == "llama" else 1,
                              ep=1 if family == "llama" else 2)
 
+    def test_into_megatron_lm(self):
+        """Megatron-LM itself resumes weights, optimizer, iteration and consumed samples."""
+        sizes = ("--map-sizes", "heads=4,kv_heads=2")
+        rates = f"lr={hops.RATE},min_lr={hops.RATE / 20}"
+        tp2, pp2, ep2, dp2 = ({"tp": 1, "pp": 1, "ep": 1, "dp": 1} | one
+                              for one in ({"tp": 2}, {"pp": 2}, {"ep": 2, "dp": 2}, {"dp": 2}))
+        for family, stage, layout, optimizer in (
+                ("llama", 2, tp2, "none"), ("llama", None, dp2, "fully_reshardable"),
+                ("llama", 3, pp2, "fully_reshardable"), ("mixtral", 1, ep2, "fully_reshardable")):
+            with self.subTest(family, stage=stage, layout=layout, optimizer=optimizer):
+                scratch = self.scratch()
+                first, made = scratch / "first", scratch / "made"
+                target = ",".join(f"{key}={value}" for key, value in layout.items())
+                target += f",optimizer={optimizer},{rates}"
+                steps = (STEPS, 2 * STEPS)
+                if stage is None:  # DCP folders have no place for the number of samples
+                    ranks.run(2, hops.in_fsdp2, family, None, first, (0, STEPS))
+                    stayed = ranks.run(2, hops.in_fsdp2, family, first, None, steps)
+                    target += f",samples={STEPS * hops.BATCH}"
+                else:
+                    ranks.run(2, hops.in_deepspeed, family, stage, None, first, (0, STEPS))
+                    stayed = ranks.run(2, hops.in_deepspeed, family, stage, first, None, steps)
+                self.ucp.run("ucp-load", first, made, "--format", "megatron", "--target", target, "--map",
+                             f"{family}:megatron", *sizes)
+                moved = self.in_other("megatron_lm_hop.py", family, made, steps, ranks=2, min_rate=hops.RATE / 20,
+                                      layout=layout | {"optimizer": optimizer})
+                off = max(abs(a - b) for a, b in zip(stayed, moved, strict=True))
+                print(f"{family}, from {'FSDP2' if stage is None else f'stage {stage}'}: in Megatron-LM with {target}, "
+                      f"losses off by {off:.2g}")
+                self.assertLessEqual(off, TOLERANCE, f"{stayed} and {moved}")
+
+    def test_weights_begin_a_run_of_megatron_lm(self):
+        """Weights of a model hub have no iteration. Megatron-LM loads them without --finetune."""
+        scratch, steps = self.scratch(), (0, STEPS)
+        hops.make_model("llama", 5).save_pretrained(scratch / "hub")
+        self.ucp.run("ucp-load", scratch / "hub", scratch / "made", "--format", "megatron", "--target", "tp=2", "--map", "auto")
+        expected = ranks.run(2, hops.in_fsdp2, "llama", None, None, steps)
+        begun = self.in_other("megatron_lm_hop.py", "llama", scratch / "made", steps, ranks=2, min_rate=hops.RATE / 20,
+                              layout={"tp": 2, "pp": 1, "ep": 1, "dp": 1, "optimizer": "none"})
+        off = max(abs(a - b) for a, b in zip(expected, begun, strict=True))
+        print(f"llama: a run of Megatron-LM that begins with weights of a model hub, losses off by {off:.2g}")
+        self.assertLessEqual(off, TOLERANCE, f"{expected} and {begun}")
+
     def by_way_of_torchtitan(self, first, stayed, *, fused):
         """`first` continues in torchtitan, and the torchtitan checkpoint in DeepSpeed."""
         sizes = ("--map-sizes", "heads=4,kv_heads=2")

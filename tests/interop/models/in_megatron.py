@@ -100,7 +100,7 @@ def command_line(model, layout, load):
     if model["experts"]:
         words += f"""--num-experts {model["experts"]} --moe-router-topk 2 --moe-ffn-hidden-size 6 --moe-token-dispatcher-type alltoall
             --moe-router-load-balancing-type none --moe-router-dtype fp32""".split()
-    return [*words, *(["--load", str(load)] if load else [])]
+    return [*words, *model.get("more", ()), *(["--load", str(load)] if load else [])]
 
 
 def build(model, layout, load):

@@ -23,15 +23,6 @@ double NumberIn(const Node* options, std::string_view key, double otherwise) {
   return flag ? static_cast<double>(*flag) : otherwise;
 }
 
-bool HasNoDecay(const Args& args, const Param& param, const Shape& shape) {
-  const auto has = [&](std::string_view part) {
-    return param.name.find(part) != std::string::npos;
-  };
-  if (args.spares_embeddings && has("embedding")) return true;
-  if (args.decays_qk_norms && (has("q_layernorm.") || has("k_layernorm."))) return false;
-  return param.name.ends_with(".bias") || shape.size() == 1;
-}
-
 /// Returns true for the group of embedding and output layer, if they have a learning rate of their
 /// own. Releases before 0.16 mark it, later ones only give it that rate.
 bool HasOwnRate(const Args& args, const Node* group) {
@@ -292,7 +283,7 @@ Result<std::vector<std::vector<std::size_t>>> ShareOut(const Args& args,
   for (std::size_t i = 0; i < locals.size(); ++i) {
     const Param& param = checkpoint.params[locals[i].param];
     const bool own = own_rate && IsOfVocabulary(param.name) && !param.name.ends_with(".bias");
-    const auto kind = kinds.find({HasNoDecay(args, param, locals[i].shape), own});
+    const auto kind = kinds.find({!HasDecay(args, param.name, locals[i].shape), own});
     if (kind == kinds.end()) return unknown("no group for \"" + param.name + "\"");
     shared[kind->second].push_back(i);
   }

@@ -202,6 +202,10 @@ Status Dist::ReadCommon() {
     auto parsed = ParseNotes(notes);
     if (!parsed) return Within(tag(), parsed.error());
     notes_ = *std::move(parsed);
+    // Unlike Megatron, another trainer's checkpoint states the query groups only if they are known.
+    const Node* attributes = AttributesOf(told);
+    const bool known = attributes != nullptr && attributes->Find("num_query_groups") != nullptr;
+    if (!known) args_.groups = 0;
     for (std::size_t i = 0; i < notes_->params.size(); ++i) {
       if (noted_.emplace(notes_->params[i].name, i).second) continue;
       return Fail(Errc::kBadInput, "\"", notes_->params[i].name,
@@ -384,6 +388,7 @@ Status Dist::ReadRunState() {
   MegatronLayout layout;
   layout.files = Files::kTorchDist;
   layout.optimizer = form_;
+  if (own->noted) layout.run = FindNewRun(common_.value);
   FillLayout(args_, layout, &out);
   if (!told_vocab_.empty()) out.facts.emplace("vocab_size", told_vocab_);
   return {};

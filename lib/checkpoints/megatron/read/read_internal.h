@@ -125,12 +125,9 @@ struct Local {
   DType dtype = DType::kF32;
 };
 
-/// Assigns the parameters of a rank to its optimizer groups by Megatron's rules: matrices have
-/// weight decay, vectors and biases do not. Args has the exceptions.
+/// Assigns the parameters of a rank to its optimizer groups by Megatron's rules (HasDecay).
 /// \returns by group: indices into `locals`, ascending
 /// \error kUnsupported  the groups follow another rule
-/// Source: megatron/core/optimizer/__init__.py, get_standard_config_overrides (from 0.16) and
-/// _get_param_groups (before).
 Result<std::vector<std::vector<std::size_t>>> ShareOut(const Args& args,
                                                        const Checkpoint& checkpoint,
                                                        const std::vector<Local>& locals,

@@ -5,6 +5,7 @@
 
 #include "checkpoints/megatron/names.h"
 #include "checkpoints/megatron/notes.h"
+#include "checkpoints/megatron/write/new_run.h"
 #include "checkpoints/megatron/write/shards.h"
 #include "checkpoints/megatron/write/write_internal.h"
 #include "engine/layout/states.h"
@@ -21,36 +22,17 @@ const Node* CountNode(Arena& arena, std::uint64_t count) {
   return arena.Int(static_cast<std::int64_t>(count));
 }
 
-/// Returns all options that identify a group in Megatron, and those of torch's Adam.
+constexpr double kDefaultRate = 1e-3;
+
+/// Returns Megatron's options of a group, or those that fit a group of another trainer best.
 Node* OptionsOf(Arena& arena, const Group& group) {
   if (group.options != nullptr && group.options->is_dict() &&
       group.options->Find("wd_mult") != nullptr) {
     return CopyDict(arena, group.options);
   }
   const HyperParams& hyper = group.hyper;
-  const double decay = hyper.weight_decay.value_or(0.0);
-  const double rate = hyper.lr.value_or(1e-3);
-  const auto [first, second] = hyper.betas.value_or(std::pair(0.9, 0.999));
-  Node* options = arena.Dict();
-  Set(arena, options, "is_expert_parallel", arena.Bool(false));
-  Set(arena, options, "default_config", arena.Bool(true));
-  Set(arena, options, "wd_mult", arena.Float(decay == 0 ? 0.0 : 1.0));
-  Set(arena, options, "lr_mult", arena.Float(1.0));
-  Set(arena, options, "is_decoupled_lr", arena.Bool(false));
-  Set(arena, options, "max_lr", arena.Float(rate));
-  Set(arena, options, "min_lr", arena.Float(0.0));
-  Set(arena, options, "lr", arena.Float(rate));
-  Set(arena, options, "betas", arena.Tuple({arena.Float(first), arena.Float(second)}));
-  Set(arena, options, "eps", arena.Float(hyper.eps.value_or(1e-8)));
-  Set(arena, options, "weight_decay", arena.Float(decay));
-  Set(arena, options, "amsgrad", arena.Bool(false));
-  Set(arena, options, "maximize", arena.Bool(false));
-  Set(arena, options, "foreach", arena.None());
-  Set(arena, options, "capturable", arena.Bool(false));
-  Set(arena, options, "differentiable", arena.Bool(false));
-  Set(arena, options, "fused", arena.None());
-  Set(arena, options, "decoupled_weight_decay", arena.Bool(true));
-  return options;
+  return NewOptions(arena, hyper, hyper.lr.value_or(kDefaultRate), 0.0,
+                    hyper.weight_decay.value_or(0.0) != 0);
 }
 
 double NumberIn(const Node* options, const char* key) {
@@ -78,9 +60,10 @@ const char* FormText(OptimizerForm form) {
 }
 
 /// Builds the common part of one optimizer.
-Result<const Node*> OptimizerNode(Document& document, const Checkpoint& source,
-                                  const MegatronLayout& to, bool chained, bool experts,
-                                  std::optional<double> step) {
+Result<const Node*> OptimizerNode(Document& document, const Writing& writing, bool chained,
+                                  bool experts, std::optional<double> step) {
+  const Checkpoint& source = writing.source;
+  const MegatronLayout& to = writing.to;
   Arena& arena = document.arena;
   const bool distributed = to.optimizer != OptimizerForm::kNone;
   Node* outer = arena.Dict();
@@ -100,7 +83,7 @@ Result<const Node*> OptimizerNode(Document& document, const Checkpoint& source,
     step.reset();
   }
   std::vector<const Node*> groups;
-  for (const TargetGroup& group : GroupsOf(arena, source, chained, experts, step)) {
+  for (const TargetGroup& group : GroupsOf(arena, writing, chained, experts, step)) {
     groups.push_back(group.options);
   }
   Set(arena, inner, "param_groups", arena.List(std::move(groups)));
@@ -113,15 +96,15 @@ Result<const Node*> OptimizerNode(Document& document, const Checkpoint& source,
   return outer;
 }
 
-Result<const Node*> OptimizersNode(Document& document, const Checkpoint& source,
-                                   const MegatronLayout& to, const std::optional<double>& step) {
+Result<const Node*> OptimizersNode(Document& document, const Writing& writing,
+                                   const std::optional<double>& step) {
   Arena& arena = document.arena;
-  const bool chained = IsChained(source, to);
-  if (!chained) return OptimizerNode(document, source, to, false, false, step);
+  const bool chained = IsChained(writing.source, writing.to);
+  if (!chained) return OptimizerNode(document, writing, false, false, step);
   Node* all = arena.Dict();
   for (const bool experts : {false, true}) {
     all->items.push_back(arena.Int(experts ? 1 : 0));
-    SW_TRY_ASSIGN(const Node* one, OptimizerNode(document, source, to, true, experts, step));
+    SW_TRY_ASSIGN(const Node* one, OptimizerNode(document, writing, true, experts, step));
     all->items.push_back(one);
   }
   return all;
@@ -141,6 +124,31 @@ const Node* ContentNode(Arena& arena, const MegatronLayout& to) {
 }
 
 }  // namespace
+
+Node* NewOptions(Arena& arena, const HyperParams& hyper, double max_rate, double min_rate,
+                 bool decays) {
+  const auto [first, second] = hyper.betas.value_or(std::pair(0.9, 0.999));
+  Node* options = arena.Dict();
+  Set(arena, options, "is_expert_parallel", arena.Bool(false));
+  Set(arena, options, "default_config", arena.Bool(true));
+  Set(arena, options, "wd_mult", arena.Float(decays ? 1.0 : 0.0));
+  Set(arena, options, "lr_mult", arena.Float(1.0));
+  Set(arena, options, "is_decoupled_lr", arena.Bool(false));
+  Set(arena, options, "max_lr", arena.Float(max_rate));
+  Set(arena, options, "min_lr", arena.Float(min_rate));
+  Set(arena, options, "lr", arena.Float(hyper.lr.value_or(kDefaultRate)));
+  Set(arena, options, "betas", arena.Tuple({arena.Float(first), arena.Float(second)}));
+  Set(arena, options, "eps", arena.Float(hyper.eps.value_or(1e-8)));
+  Set(arena, options, "weight_decay", arena.Float(decays ? hyper.weight_decay.value_or(0.0) : 0.0));
+  Set(arena, options, "amsgrad", arena.Bool(false));
+  Set(arena, options, "maximize", arena.Bool(false));
+  Set(arena, options, "foreach", arena.None());
+  Set(arena, options, "capturable", arena.Bool(false));
+  Set(arena, options, "differentiable", arena.Bool(false));
+  Set(arena, options, "fused", arena.None());
+  Set(arena, options, "decoupled_weight_decay", arena.Bool(true));
+  return options;
+}
 
 const Node* ArgsNode(Arena& arena, const Writing& writing) {
   const Checkpoint& source = writing.source;
@@ -187,7 +195,6 @@ const Node* ArgsNode(Arena& arena, const Writing& writing) {
   if (source.iteration) set("iteration", *source.iteration);
   if (source.consumed_samples) set("consumed_train_samples", *source.consumed_samples);
   if (before == nullptr) {
-    set_or_none("num_layers", args.layers);
     set_or_none("num_experts", args.experts);
     set_or_none("mtp_num_layers", args.mtp);
     Set(arena, all, "transformer_impl",
@@ -199,18 +206,35 @@ const Node* ArgsNode(Arena& arena, const Writing& writing) {
     Set(arena, all, "hetereogenous_dist_checkpoint", arena.Bool(args.layers_differ));
     Set(arena, all, "untie_embeddings_and_output_weights", arena.Bool(args.untied));
   }
+  if (!IsOfMegatron(source)) {
+    // Megatron-LM compares these three unless --finetune is given.
+    const std::uint64_t heads = to.run ? to.run->heads : KnownSize(source, kHeadsFact);
+    const std::uint64_t groups = KnownSize(source, kGroupsFact);
+    const std::pair<const char*, std::uint64_t> sizes[] = {{"num_layers", args.layers},
+                                                           {"hidden_size", HiddenSize(source)},
+                                                           {"num_attention_heads", heads},
+                                                           {"num_query_groups", groups}};
+    for (const auto& [key, size] : sizes) {
+      if (size > 0) set(key, size);
+    }
+    if (heads > 0 && groups > 0) {
+      Set(arena, all, "group_query_attention", arena.Bool(groups != heads));
+    }
+  }
+  if (to.run) set("consumed_train_samples", to.run->samples);
   return arena.Object("argparse.Namespace", all);
 }
 
-std::vector<TargetGroup> GroupsOf(Arena& arena, const Checkpoint& source, bool chained,
-                                  bool experts, const std::optional<double>& step) {
+std::vector<TargetGroup> GroupsOf(Arena& arena, const Writing& writing, bool chained, bool experts,
+                                  const std::optional<double>& step) {
   std::vector<TargetGroup> groups;
   std::vector<std::vector<double>> identities;
-  for (std::uint32_t g = 0; g < source.groups.size(); ++g) {
-    const Group& group = source.groups[g];
-    const bool any = std::any_of(
-        group.params.begin(), group.params.end(),
-        [&](std::uint32_t index) { return !chained || IsExpert(source.params[index]) == experts; });
+  for (std::uint32_t g = 0; g < writing.groups.size(); ++g) {
+    const Group& group = writing.groups[g];
+    const bool any =
+        std::any_of(group.params.begin(), group.params.end(), [&](std::uint32_t index) {
+          return !chained || IsExpert(writing.source.params[index]) == experts;
+        });
     if (!any) continue;
     Node* options = OptionsOf(arena, group);
     Set(arena, options, "is_expert_parallel", arena.Bool(experts));
@@ -326,8 +350,10 @@ Result<Document> CommonState(const Writing& writing) {
   Set(arena, root, "iteration", CountNode(arena, source.iteration ? *source.iteration : 0));
   if (writing.has_optimizer) {
     SW_TRY_ASSIGN(const std::optional<double> step, StepOf(source));
-    SW_TRY_ASSIGN(const Node* optimizers, OptimizersNode(document, source, writing.to, step));
+    SW_TRY_ASSIGN(const Node* optimizers, OptimizersNode(document, writing, step));
     Set(arena, root, "optimizer", optimizers);
+    if (writing.to.run)
+      Set(arena, root, "opt_param_scheduler", ScheduleNode(arena, *writing.to.run));
   }
   Set(arena, root, "content_metadata", ContentNode(arena, writing.to));
   SW_TRY(AddOthers(source, &document, root));

@@ -335,8 +335,7 @@ Status DistWriter::AddIndex() {
                    "{\"sharded_backend\": \"torch_dist\", \"sharded_backend_version\": 1, "
                    "\"common_backend\": \"torch\", \"common_backend_version\": 1}");
   if (!source_.digests.empty()) AddIntegrity();
-  builder_.AddText(std::string(kTracker),
-                   std::to_string(source_.iteration ? *source_.iteration : 0));
+  builder_.AddText(std::string(kTracker), TrackerText(source_));
   return {};
 }
 
@@ -352,6 +351,7 @@ Result<Written> DistWriter::Run() {
   items_.Finish();
   SW_TRY(AddIndex());
   out_.not_carried = writing_.Left();
+  out_.warnings = writing_.Warnings();
   out_.target = std::move(builder_).Take();
   return std::move(out_);
 }

@@ -108,7 +108,7 @@ Status DistWriter::AddGroupObjects(BucketKey key, const std::vector<StateBuffer>
   Document document;
   std::vector<const Node*> groups;
   for (const TargetGroup& group :
-       GroupsOf(document.arena, source_, key.chained, key.part == 1, step_)) {
+       GroupsOf(document.arena, writing_, key.chained, key.part == 1, step_)) {
     groups.push_back(group.options);
   }
   Node* optimizer = document.arena.Dict();

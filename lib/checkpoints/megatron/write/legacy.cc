@@ -184,7 +184,7 @@ Result<const Node*> LegacyWriter::OptimizerNode(OpenFile* file, bool experts) {
   std::int64_t id = 0;
   bool half = false;
   for (const TargetGroup& group :
-       GroupsOf(arena, source_, shards_->chained(), experts, buffers ? step_ : std::nullopt)) {
+       GroupsOf(arena, w_, shards_->chained(), experts, buffers ? step_ : std::nullopt)) {
     std::vector<const Node*> ids;
     std::vector<const Node*> of_group;
     for (const Mine& one : mine) {
@@ -330,8 +330,7 @@ Result<Written> LegacyWriter::Run() {
     }
   }
   w_.items.Finish();
-  w_.builder.AddText(std::string(kTracker),
-                     std::to_string(source_.iteration ? *source_.iteration : 0));
+  w_.builder.AddText(std::string(kTracker), TrackerText(source_));
   Written out;
   out.not_carried = w_.Left();
   out.target = std::move(w_.builder).Take();

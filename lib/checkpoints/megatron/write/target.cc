@@ -8,6 +8,7 @@
 #include "checkpoints/megatron/megatron.h"
 #include "checkpoints/megatron/names.h"
 #include "checkpoints/megatron/stages.h"
+#include "checkpoints/megatron/write/new_run.h"
 #include "checkpoints/megatron/write/write_internal.h"
 #include "support/base/limits.h"
 
@@ -194,6 +195,10 @@ Result<Layout> Resolve(const TargetSpec& spec, const Checkpoint& source) {
   if (args.experts % mesh.ep != 0) return Indivisible("ep", mesh.ep, "experts", args.experts);
   if (args.heads > 0 && args.heads % mesh.tp != 0) {
     return Indivisible("tp", mesh.tp, "attention heads", args.heads);
+  }
+  SW_TRY_ASSIGN(to->run, NewRunOf(spec, source));
+  if (to->run && to->run->heads % mesh.tp != 0) {
+    return Indivisible("tp", mesh.tp, "attention heads", to->run->heads);
   }
   Layout layout;
   layout.mesh = mesh;

@@ -33,6 +33,9 @@ const RunState* RunStateOf(const Checkpoint& source);
 /// Returns the arguments of a run that resumes in a layout.
 Args TargetArgs(const Checkpoint& source, const MegatronLayout& to);
 
+/// Returns the text of the tracker file: an iteration from 1 on, or "release".
+std::string TrackerText(const Checkpoint& source);
+
 /// State that both writers share while they build a target.
 class Writing {
  public:
@@ -49,10 +52,14 @@ class Writing {
   bool KeepsPadding(const Param& param, std::string_view state, const Shape& padding) const;
   /// Describes the source's own state that the target cannot store.
   std::vector<std::string> Left() const;
+  /// Returns the reasons why Megatron-LM cannot resume the target.
+  std::vector<std::string> Warnings() const;
 
   const Checkpoint& source;
   const MegatronLayout& to;
   Args args;
+  /// Groups of the target: the source's, or those of a new Megatron run (NewRun).
+  std::vector<Group> groups;
   plan::TargetBuilder builder;
   Items items;
   std::string tag;
@@ -61,6 +68,9 @@ class Writing {
   std::uint64_t vocab_rows = 0;  ///< with padding; 0: unknown
 
  private:
+  std::vector<Group> GroupsOfNewRun();
+
+  pickle::Arena arena_;  ///< owns the options of the groups of a new run
   layout::TensorIndex index_of_source_;
   std::optional<Rules> rules_;  // nothing if first linear layers of MLPs fit no Megatron model
   std::map<std::pair<std::string, std::string>, std::uint32_t> tensors_;  // by name and state
@@ -69,13 +79,19 @@ class Writing {
 /// A group of one of the target's optimizers.
 struct TargetGroup {
   pickle::Node* options = nullptr;
-  std::vector<std::uint32_t> from;  ///< groups of the source
+  std::vector<std::uint32_t> from;  ///< indexes into Writing::groups
 };
 
 /// Returns the groups of a chained optimizer, those with weight decay first.
 /// \param experts  selects the second optimizer
-std::vector<TargetGroup> GroupsOf(pickle::Arena& arena, const Checkpoint& source, bool chained,
+std::vector<TargetGroup> GroupsOf(pickle::Arena& arena, const Writing& writing, bool chained,
                                   bool experts, const std::optional<double>& step);
+
+/// Returns the options of a group of Megatron: all that identify it, and those of torch's Adam.
+/// \param max_rate, min_rate  learning rates of the schedule
+/// \param decays  the group has weight decay
+pickle::Node* NewOptions(pickle::Arena& arena, const HyperParams& hyper, double max_rate,
+                         double min_rate, bool decays);
 
 /// Returns true if experts have a separate optimizer.
 bool IsChained(const Checkpoint& source, const MegatronLayout& to);

@@ -3,11 +3,20 @@
 #include <span>
 
 #include "checkpoints/megatron/names.h"
+#include "checkpoints/megatron/write/new_run.h"
 #include "checkpoints/megatron/write/write_internal.h"
 #include "engine/layout/states.h"
 
 namespace shardwright::checkpoints::megatron {
 namespace {
+
+/// Returns the tag folder, which the tracker file names: Megatron-LM accepts no iteration 0.
+std::string TagFor(const Checkpoint& source) {
+  const std::string text = TrackerText(source);
+  const Result<std::string> tag = TagOf(text);
+  SW_CHECK(tag.has_value());
+  return *tag;
+}
 
 bool HasOptimizer(const Checkpoint& source) {
   return !source.states.empty() &&
@@ -34,6 +43,11 @@ bool KeepsRandom(const Checkpoint& source, const MegatronLayout& to) {
 
 }  // namespace
 
+std::string TrackerText(const Checkpoint& source) {
+  const bool resumes = source.iteration && *source.iteration > 0;
+  return resumes ? std::to_string(*source.iteration) : std::string(kRelease);
+}
+
 Writing::Writing(const Checkpoint& from, const MegatronLayout& layout)
     : source(from),
       to(layout),
@@ -42,10 +56,8 @@ Writing::Writing(const Checkpoint& from, const MegatronLayout& layout)
       has_optimizer(HasOptimizer(from)),
       keeps_random(KeepsRandom(from, layout)),
       index_of_source_(from.map) {
-  char text[40];
-  std::snprintf(text, sizeof text, "iter_%07llu",
-                static_cast<unsigned long long>(from.iteration ? *from.iteration : 0));
-  tag = text;
+  tag = TagFor(from);
+  groups = to.run ? GroupsOfNewRun() : from.groups;
   std::vector<std::string> names;
   std::vector<Shape> shapes;
   for (const Param& param : from.params) {
@@ -53,6 +65,27 @@ Writing::Writing(const Checkpoint& from, const MegatronLayout& layout)
     shapes.push_back(param.shape);
   }
   if (const Result<bool> gated = IsGated(names, shapes)) rules_.emplace(args, *gated);
+}
+
+std::vector<Group> Writing::GroupsOfNewRun() {
+  std::vector<Group> made(2);
+  for (const bool decays : {true, false}) {
+    Group& group = made[decays ? 0 : 1];
+    bool found = false;  // a group of the source to take the betas and eps from
+    for (const Group& from : source.groups) {
+      if (from.params.empty()) continue;
+      const bool has_decay = from.hyper.weight_decay.value_or(0.0) != 0;
+      if (!found || has_decay == decays) group.hyper = from.hyper;
+      found = true;
+    }
+    group.options = NewOptions(arena_, group.hyper, to.run->max_rate, to.run->min_rate, decays);
+  }
+  for (std::uint32_t i = 0; i < source.params.size(); ++i) {
+    const Param& param = source.params[i];
+    if (param.group < 0 || !param.alias_of.empty()) continue;
+    made[HasDecay(args, param.name, param.shape) ? 0 : 1].params.push_back(i);
+  }
+  return made;
 }
 
 Whole Writing::WholeFor(const Param& param) const {
@@ -92,18 +125,19 @@ bool Writing::KeepsPadding(const Param& param, std::string_view state, const Sha
   return kept != nullptr && kept->shape == padding;
 }
 
+std::vector<std::string> Writing::Warnings() const {
+  if (IsOfMegatron(source) || !has_optimizer || to.run) return {};
+  return {
+      "Megatron-LM loads only the weights of this output (--finetune), because it does not have "
+      "the arguments and the schedule of a Megatron run; --target lr=RATE,min_lr=RATE adds what "
+      "Megatron-LM needs to resume the optimizer"};
+}
+
 std::vector<std::string> Writing::Left() const {
   const RunState* own = RunStateOf(source);
   std::vector<std::string> left;
   if (own == nullptr) {
     if (source.own != nullptr) left = source.own->Contents();
-    if (has_optimizer) {
-      left.emplace_back(
-          "the arguments and the learning rate schedule of a Megatron run, so Megatron-LM loads "
-          "the "
-          "weights alone (--finetune); Megatron-Core's dist_checkpointing loads the optimizer, "
-          "too");
-    }
     return left;
   }
   if (!own->random.empty() && !keeps_random) {
