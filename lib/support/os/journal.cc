@@ -170,19 +170,28 @@ Status Journal::WriteWaiting(std::unique_lock<std::mutex> lock) {
     lock.lock();
   }
   // A record after a truncated one could not be read, so later calls fail after an error.
-  writer_->broken = !written;
+  writer_->broken = writer_->broken || !written;
   writer_->writing = false;
   return written;
 }
 
-Status Journal::Sync() const { return file_.Sync(); }
+Status Journal::Sync() const {
+  Status synced = file_.Sync();
+  if (!synced) {
+    const std::lock_guard lock(writer_->mutex);
+    writer_->broken = true;
+  }
+  return synced;
+}
 
 Status Journal::Clear() {
   const std::lock_guard lock(writer_->mutex);
   SW_CHECK(!writer_->writing);
   SW_TRY(file_.Allocate(kHeaderBytes));
   writer_->end = kHeaderBytes;
-  return file_.Sync();
+  // A sync after a failed one proves nothing. Records that a power failure brings back do no harm,
+  // because a run that resumes reads their units again.
+  return writer_->broken ? Status() : file_.Sync();
 }
 
 Status Journal::Close() { return file_.Close(); }

@@ -163,6 +163,20 @@ TEST_F(JournalTest, NothingFollowsAFailedWrite) {
   EXPECT_EQ(journal->Append(huge).error().code, Errc::kLimit);
 }
 
+TEST_F(JournalTest, NoSyncFollowsAFailedSync) {
+  auto journal = Journal::Open(Here(), "j", Print(1));
+  ASSERT_TRUE(journal && journal->Append(AsBytes("a")));
+  {
+    const ScopedFault fault(*ParseFault("sync:1:eio"));
+    EXPECT_EQ(journal->Sync().error().sys, EIO);
+  }
+  const ScopedFault fault(*ParseFault("sync:1:eio"));
+  EXPECT_TRUE(journal->Clear());
+  EXPECT_FALSE(journal->Append(AsBytes("b")));
+  const std::vector<std::string> paths = {"j"};
+  EXPECT_TRUE(ReadJournals(Here(), paths, Print(1))->records.empty());
+}
+
 TEST_F(JournalTest, TakesNoMoreThanIsReadAgain) {
   constexpr std::uint64_t kMost = 32 + 2 * (8 + 5);
   {
