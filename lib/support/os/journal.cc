@@ -46,9 +46,6 @@ std::array<std::byte, kHeaderBytes> Header(const Fingerprint& fingerprint) {
 
 Status CheckHeader(const std::string& path, std::span<const std::byte> header,
                    const Fingerprint& fingerprint) {
-  if (std::memcmp(header.data(), kMagic.data(), kMagic.size()) != 0) {
-    return Fail(Errc::kBadInput, path, ": not a journal");
-  }
   const std::uint32_t version = Load32(header.subspan(8, 4));
   if (version != kJournalVersion) {
     return Fail(Errc::kUnsupported, path, ": journal version ", kJournalVersion,
@@ -88,7 +85,7 @@ Status CheckOwn(const Directory& folder, const std::string& name, const NameStat
   return Fail(Errc::kBusy, folder.PathOf(name), ": not resumed: ", why);
 }
 
-// Returns the records of one journal; valid_bytes is 0 if the file ends inside its header.
+// Returns the records of one journal; valid_bytes is 0 if the file has no complete header.
 Result<JournalRecords> Read(const File& file, const Fingerprint& fingerprint, std::uint64_t most) {
   const std::string& path = file.path();
   SW_TRY_ASSIGN(const Identity identity, file.Stat());
@@ -97,14 +94,14 @@ Result<JournalRecords> Read(const File& file, const Fingerprint& fingerprint, st
   }
   std::vector<std::byte> bytes(static_cast<std::size_t>(identity.bytes));
   SW_TRY(file.ReadAt(0, bytes));
-  if (bytes.size() < kHeaderBytes) {
-    // A kill during creation leaves such a file. Fails for other short files, which are not ours.
-    const std::size_t magic_bytes = std::min(bytes.size(), kMagic.size());
-    if (magic_bytes > 0 && std::memcmp(bytes.data(), kMagic.data(), magic_bytes) != 0) {
-      return Fail(Errc::kBadInput, path, ": not a journal");
-    }
+  const bool has_magic =
+      bytes.size() >= kMagic.size() && std::memcmp(bytes.data(), kMagic.data(), kMagic.size()) == 0;
+  // A kill can leave a part of the header, and a power failure other bytes in place of a header
+  // that was not synced. Records follow a synced header only, so a longer file is not a journal.
+  if (bytes.size() < kHeaderBytes || (bytes.size() == kHeaderBytes && !has_magic)) {
     return JournalRecords{{}, 0, bytes.size()};
   }
+  if (!has_magic) return Fail(Errc::kBadInput, path, ": not a journal");
   SW_TRY(CheckHeader(path, bytes, fingerprint));
   return Split(bytes);
 }
@@ -180,6 +177,7 @@ Status Journal::Sync() const {
   if (!synced) {
     const std::lock_guard lock(writer_->mutex);
     writer_->broken = true;
+    writer_->sync_failed = true;
   }
   return synced;
 }
@@ -191,7 +189,7 @@ Status Journal::Clear() {
   writer_->end = kHeaderBytes;
   // A sync after a failed one proves nothing. Records that a power failure brings back do no harm,
   // because a run that resumes reads their units again.
-  return writer_->broken ? Status() : file_.Sync();
+  return writer_->sync_failed ? Status() : file_.Sync();
 }
 
 Status Journal::Close() { return file_.Close(); }

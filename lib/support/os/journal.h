@@ -65,7 +65,9 @@ class Journal {
   /// Makes appended records durable. Thread-safe. \error kIo
   Status Sync() const;
 
-  /// Removes all records, if the data they refer to may not be on the device. \error kIo
+  /// Removes all records, if the data they refer to may not be on the device. After a failed Sync,
+  /// does not sync again.
+  /// \error kIo
   Status Clear();
 
   /// Closes the file. \error kIo
@@ -76,7 +78,8 @@ class Journal {
     std::mutex mutex;
     std::uint64_t end = 0;  // with the records that wait
     std::uint64_t most = kJournalBytes;
-    bool broken = false;
+    bool broken = false;             // a write or a sync has failed
+    bool sync_failed = false;        // a second sync would prove nothing
     bool writing = false;            // by a thread without the lock
     std::vector<std::byte> waiting;  // records for the next write
   };
@@ -89,7 +92,7 @@ class Journal {
 };
 
 /// Reads journals, one per rank, without changing them. The result has the records of all files
-/// in the order of the names. A file that ends inside its header has no records.
+/// in the order of the names. A file without a complete header has no records.
 /// \error as Journal::Open
 /// Local.
 Result<JournalRecords> ReadJournals(const Directory& folder, std::span<const std::string> names,

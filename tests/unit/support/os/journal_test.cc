@@ -98,6 +98,22 @@ TEST_F(JournalTest, EveryCutKeepsTheWholeRecordsAndCanGoOn) {
   }
 }
 
+// A power failure before the header is synced leaves any bytes in its place.
+TEST_F(JournalTest, AGarbledHeaderIsWrittenAgain) {
+  for (const unsigned bytes : {1U, 8U, 31U, 32U}) {
+    Put("j", std::string(bytes, '\xa5'));
+    const std::vector<std::string> paths = {"j"};
+    EXPECT_EQ(ReadJournals(Here(), paths, Print(1))->torn_bytes, bytes);
+    {
+      auto journal = Journal::Open(Here(), "j", Print(1));
+      ASSERT_TRUE(journal) << journal.error().message;
+      EXPECT_TRUE(journal->found().records.empty());
+      ASSERT_TRUE(journal->Append(AsBytes("one")));
+    }
+    EXPECT_EQ(Texts(*ReadJournals(Here(), paths, Print(1))), (std::vector<std::string>{"one"}));
+  }
+}
+
 TEST_F(JournalTest, AChangedBitOrATailOfZerosEndsTheJournal) {
   {
     auto journal = Journal::Open(Here(), "j", Print(1));
@@ -124,7 +140,8 @@ TEST_F(JournalTest, RefusesWhatIsNotItsOwn) {
   other[8] = 2;
   Put("j", other);
   EXPECT_EQ(Journal::Open(Here(), "j", Print(1)).error().code, Errc::kUnsupported);
-  for (const std::string& text : {std::string("not"), std::string(100, 'x')}) {
+  for (const unsigned bytes : {33U, 100U}) {
+    const std::string text(bytes, 'x');
     Put("j", text);
     EXPECT_EQ(Journal::Open(Here(), "j", Print(1)).error().code, Errc::kBadInput);
     EXPECT_EQ(Get("j"), text);
@@ -175,6 +192,17 @@ TEST_F(JournalTest, NoSyncFollowsAFailedSync) {
   EXPECT_FALSE(journal->Append(AsBytes("b")));
   const std::vector<std::string> paths = {"j"};
   EXPECT_TRUE(ReadJournals(Here(), paths, Print(1))->records.empty());
+}
+
+TEST_F(JournalTest, AFailedWriteDoesNotKeepClearFromSyncing) {
+  auto journal = Journal::Open(Here(), "j", Print(1));
+  ASSERT_TRUE(journal);
+  {
+    const ScopedFault fault(*ParseFault("write:1:enospc"));
+    EXPECT_FALSE(journal->Append(AsBytes("a")));
+  }
+  const ScopedFault fault(*ParseFault("sync:1:eio"));
+  EXPECT_EQ(journal->Clear().error().sys, EIO);
 }
 
 TEST_F(JournalTest, TakesNoMoreThanIsReadAgain) {
