@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "support/base/bytes.h"
+#include "support/base/checked.h"
 #include "support/base/limits.h"
 #include "support/base/text.h"
 
@@ -109,14 +110,13 @@ Result<placement::JoinedLoads> ParseJoined(const std::string& text) {
   const std::size_t equals = text.rfind('=');
   joined.path = text.substr(0, equals);
   if (equals == std::string::npos) return joined;
-  const char* const begin = text.data() + equals + 1;
-  const char* const end = text.data() + text.size();
-  const auto [rest, code] = std::from_chars(begin, end, joined.weight);
+  const std::string_view weight = std::string_view(text).substr(equals + 1);
+  joined.weight = NumberIn<double>(weight).value_or(0);
   const bool fits = joined.weight > 0 && joined.weight <= 1e9;
-  if (!joined.path.empty() && code == std::errc() && rest == end && fits) return joined;
+  if (!joined.path.empty() && fits) return joined;
   return Usage("--join \"", text,
                "\": expected FILE or FILE=WEIGHT with a weight above 0, up to 1e9; found \"",
-               std::string_view(begin, end), "\"");
+               weight, "\"");
 }
 
 /// Parses --effort: a number of steps, or a time with its unit.

@@ -23,6 +23,7 @@
 #include "support/json/json.h"
 #include "support/os/dir.h"
 #include "support/os/directory.h"
+#include "support/os/real_path.h"
 #include "support/os/socket.h"
 #include "support/text/text.h"
 
@@ -46,7 +47,7 @@ struct Found {
 std::vector<std::string> RuntimeFolders() {
   std::vector<std::string> folders;
   const auto add = [&](const std::string& folder) {
-    const std::string real = os::RealPath(folder);  // empty: it does not exist
+    const std::string real = os::ResolvePath(folder).value_or("");
     if (!real.empty() && std::ranges::find(folders, real) == folders.end()) folders.push_back(real);
   };
   for (const char* name : {"XDG_RUNTIME_DIR", "TMPDIR"}) {

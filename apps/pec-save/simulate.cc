@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <charconv>
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -12,6 +11,7 @@
 #include "pec-save/job_flags.h"
 #include "pec-save/save_flags.h"
 #include "pec-save/subcommands.h"
+#include "support/base/checked.h"
 #include "support/text/text.h"
 
 namespace shardwright::apps {
@@ -35,11 +35,8 @@ struct SimulateFlags {
 
 /// Parses a number as a rate. Returns nothing for other texts, which are paths.
 std::optional<double> AsRate(const std::string& text) {
-  double rate = 0;
-  const char* end = text.data() + text.size();
-  const auto [at, error] = std::from_chars(text.data(), end, rate);
-  if (error != std::errc() || at != end || !std::isfinite(rate)) return std::nullopt;
-  return rate;
+  const auto rate = NumberIn<double>(text);
+  return rate && std::isfinite(*rate) ? rate : std::nullopt;
 }
 
 void SimulateFlags::AddTo(cli::App& app) {

@@ -2,7 +2,6 @@
 #include "ucp-load/check.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cstdint>
 #include <ostream>
 #include <set>
@@ -15,6 +14,7 @@
 #include "convert/check.h"
 #include "convert/describe.h"
 #include "support/base/bytes.h"
+#include "support/base/checked.h"
 #include "support/base/text.h"
 
 namespace shardwright::apps {
@@ -100,10 +100,8 @@ Status WarnOfLayout(cli::Context& context, const convert::Input& input,
   if (!facts) return {};
   const auto heads = facts->values.find("num_key_value_heads");
   if (heads == facts->values.end()) return {};
-  std::uint64_t count = 0;
-  const char* const end = heads->second.data() + heads->second.size();
-  const auto [last, error] = std::from_chars(heads->second.data(), end, count);
-  if (error != std::errc() || last != end || count == 0 || count % tp == 0) return {};
+  const std::uint64_t count = NumberIn<std::uint64_t>(heads->second).value_or(0);
+  if (count % tp == 0) return {};
   context.sink().Warn(
       StrCat("tp=", tp, " does not divide the ", count, " key-value heads of ", facts->origin,
              " evenly: without a rule with granule (docs/patterns.md, "

@@ -34,10 +34,6 @@ void NameAsRunning(Checkpoint* checkpoint) {
   for (layout::LogicalTensor& tensor : checkpoint->map.tensors) name_as_running(&tensor.name);
 }
 
-bool HasRunningNames(const Format& format) {
-  return format.name == "deepspeed" || format.name == "universal";
-}
-
 void NameAlike(Checkpoint* a, Checkpoint* b) {
   NameLike(a, *b);
   NameLike(b, *a);

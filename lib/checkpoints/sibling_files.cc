@@ -2,13 +2,13 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <charconv>
 #include <map>
 #include <set>
 #include <utility>
 
 #include "checkpoints/model/links.h"
 #include "checkpoints/registry.h"
+#include "support/base/checked.h"
 #include "support/base/text.h"
 #include "support/os/directory.h"
 #include "support/os/real_path.h"
@@ -262,9 +262,7 @@ std::optional<std::uint64_t> RankOfSibling(std::string_view name) {
     if (name.size() <= begin.size() + end.size()) continue;
     const std::string_view digits =
         name.substr(begin.size(), name.size() - begin.size() - end.size());
-    std::uint64_t rank = 0;
-    const auto [stop, error] = std::from_chars(digits.data(), digits.data() + digits.size(), rank);
-    if (error == std::errc() && stop == digits.data() + digits.size()) return rank;
+    if (const auto rank = NumberIn<std::uint64_t>(digits)) return rank;
   }
   return std::nullopt;
 }

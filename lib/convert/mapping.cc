@@ -2,14 +2,13 @@
 #include "convert/mapping.h"
 
 #include <algorithm>
-#include <charconv>
 #include <optional>
 #include <set>
 
 #include <nlohmann/json.hpp>
 
-#include "checkpoints/name_maps/config_of.h"
 #include "checkpoints/torchtitan_fused_qkv.h"
+#include "support/base/checked.h"
 #include "support/base/limits.h"
 #include "support/base/text.h"
 #include "support/json/json.h"
@@ -54,12 +53,10 @@ Result<checkpoints::ModelSizes> ParseSizes(std::string_view text) {
     const std::string_view item = text.substr(0, text.find(','));
     text.remove_prefix(std::min(item.size() + 1, text.size()));
     const std::size_t sign = item.find('=');
-    std::uint64_t value = 0;
-    const char* const begin = item.data() + std::min(sign, item.size() - 1) + 1;
-    const char* const end = item.data() + item.size();
-    const auto [at, error] = std::from_chars(begin, end, value);
-    if (sign == std::string_view::npos || error != std::errc() || at != end || value == 0 ||
-        !sizes.emplace(item.substr(0, sign), value).second) {
+    const std::uint64_t value = sign == std::string_view::npos
+                                    ? 0
+                                    : NumberIn<std::uint64_t>(item.substr(sign + 1)).value_or(0);
+    if (value == 0 || !sizes.emplace(item.substr(0, sign), value).second) {
       return Fail(Errc::kUsage, "--map-sizes: NAME=NUMBER,... expected, found ",
                   Quoted(std::string(item)));
     }
@@ -467,7 +464,7 @@ Result<std::vector<MapUsed>> UseMaps(const std::vector<MapChoice>& choices, cons
     SW_TRY_ASSIGN(checkpoints::Mapped mapped,
                   checkpoints::ApplyMap(*choice.map, choice.use, std::move(*checkpoint), patterns));
     *checkpoint = std::move(mapped.checkpoint);
-    checkpoint->facts.merge(checkpoints::ConfigOf(*choice.map, mapped.sizes));
+    checkpoint->facts.merge(choice.map->ConfigOf(mapped.sizes));
     MapUsed& used = all.emplace_back();
     used.name = choice.map->name();
     used.from = mapped.from;

@@ -3,7 +3,6 @@
 // of SGLang's recorder, or physical counts with their map.
 
 #include <algorithm>
-#include <charconv>
 #include <optional>
 #include <string>
 #include <utility>
@@ -97,10 +96,9 @@ std::optional<Shape> NumpyShape(std::string_view tuple) {
   Shape shape;
   while (!Trimmed(rest).empty()) {
     const std::string_view part = Trimmed(rest.substr(0, rest.find(',')));
-    std::uint64_t extent = 0;
-    const auto [end, error] = std::from_chars(part.data(), part.data() + part.size(), extent);
-    if (error != std::errc() || end != part.data() + part.size()) return std::nullopt;
-    shape.push_back(extent);
+    const auto extent = NumberIn<std::uint64_t>(part);
+    if (!extent) return std::nullopt;
+    shape.push_back(*extent);
     rest.remove_prefix(std::min(
         rest.size(), rest.find(',') == std::string_view::npos ? rest.size() : rest.find(',') + 1));
   }

@@ -5,7 +5,6 @@
 // Without a heading: a row per layer, a column per expert.
 
 #include <algorithm>
-#include <charconv>
 #include <optional>
 #include <set>
 #include <string>
@@ -75,16 +74,12 @@ std::vector<std::string_view> Cells(std::string_view line) {
 }
 
 Result<std::uint64_t> Number(std::string_view cell, const std::string& where) {
-  std::uint64_t whole = 0;
-  const char* const end = cell.data() + cell.size();
-  const auto [at, error] = std::from_chars(cell.data(), end, whole);
-  if (!cell.empty() && error == std::errc() && at == end) return WholeCountOf(whole, where);
-  double real = 0;
-  const auto [stop, wrong] = std::from_chars(cell.data(), end, real);
-  if (cell.empty() || wrong != std::errc() || stop != end) {
+  if (const auto whole = NumberIn<std::uint64_t>(cell)) return WholeCountOf(*whole, where);
+  const auto real = NumberIn<double>(cell);
+  if (!real) {
     return Fail(Errc::kBadInput, where, ": \"", cell.substr(0, 24), "\" is not a count");
   }
-  return CountOf(real, where);
+  return CountOf(*real, where);
 }
 
 bool IsHeading(const std::vector<std::string_view>& cells) {

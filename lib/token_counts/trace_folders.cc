@@ -3,13 +3,13 @@
 // model files of a checkpoint.
 
 #include <algorithm>
-#include <charconv>
 #include <optional>
 #include <set>
 #include <string>
 #include <utility>
 
 #include "files/safetensors/header.h"
+#include "support/base/checked.h"
 #include "support/base/limits.h"
 #include "support/os/dir.h"
 #include "token_counts/tensor_counts_internal.h"
@@ -18,13 +18,6 @@
 
 namespace shardwright::token_counts {
 namespace {
-
-std::optional<std::uint64_t> WholeNumber(std::string_view text) {
-  std::uint64_t number = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  const bool whole = !text.empty() && error == std::errc() && end == text.data() + text.size();
-  return whole ? std::optional(number) : std::nullopt;
-}
 
 // TensorRT-LLM.
 
@@ -42,10 +35,11 @@ Status AddRank(RankFile* rank, TokenTrace* trace, std::map<std::uint64_t, Record
   for (const safetensors::Entry& entry : header.entries) {
     const std::string where = path + ": tensor \"" + entry.name + "\"";
     const std::size_t split = entry.name.find('_');
-    const auto iteration = WholeNumber(std::string_view(entry.name).substr(0, split));
-    const auto layer = split == std::string::npos
-                           ? std::nullopt
-                           : WholeNumber(std::string_view(entry.name).substr(split + 1));
+    const auto iteration = NumberIn<std::uint64_t>(std::string_view(entry.name).substr(0, split));
+    const auto layer =
+        split == std::string::npos
+            ? std::nullopt
+            : NumberIn<std::uint64_t>(std::string_view(entry.name).substr(split + 1));
     if (!iteration || !layer || entry.shape.size() != 1) {
       return Fail(Errc::kBadInput, where, ": a list named <iteration>_<layer> expected");
     }
@@ -88,11 +82,11 @@ std::optional<std::uint64_t> LayerOf(std::string_view file, std::string_view nam
   constexpr std::string_view kPrefix = "layer_";
   if (file.starts_with(kPrefix)) {
     file.remove_prefix(kPrefix.size());
-    return WholeNumber(file.substr(0, file.find_first_not_of("0123456789")));
+    return NumberIn<std::uint64_t>(file.substr(0, file.find_first_not_of("0123456789")));
   }
   while (!name.empty()) {
     const std::string_view part = name.substr(0, name.find('.'));
-    if (const auto number = WholeNumber(part)) return number;
+    if (const auto number = NumberIn<std::uint64_t>(part)) return number;
     name.remove_prefix(std::min(name.size(), part.size() + 1));
   }
   return std::nullopt;

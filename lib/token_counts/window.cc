@@ -2,7 +2,6 @@
 #include "token_counts/window.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <numeric>
 #include <set>
@@ -18,14 +17,12 @@ namespace shardwright::token_counts {
 namespace {
 
 Result<std::uint32_t> LayerNumber(std::string_view text, std::string_view whole) {
-  std::uint32_t number = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (text.empty() || error != std::errc() || end != text.data() + text.size() ||
-      number >= limits::kMoeLayers) {
+  const auto number = NumberIn<std::uint32_t>(text);
+  if (!number || *number >= limits::kMoeLayers) {
     return Fail(Errc::kUsage, "\"", whole, "\": a list of layers below ", limits::kMoeLayers,
                 " expected, such as 0-11,14");
   }
-  return number;
+  return *number;
 }
 
 /// Returns the indices of a window's layers; all layers if it lists none.
@@ -325,10 +322,8 @@ Result<std::vector<std::uint64_t>> ParseWindows(std::string_view text) {
   std::string_view rest = text;
   while (true) {
     const std::string_view part = rest.substr(0, rest.find(','));
-    std::uint64_t records = 0;
-    const auto [end, error] = std::from_chars(part.data(), part.data() + part.size(), records);
-    const bool number = error == std::errc() && end == part.data() + part.size() && records > 0;
-    if (part != "all" && !number) {
+    const std::uint64_t records = NumberIn<std::uint64_t>(part).value_or(0);
+    if (part != "all" && records == 0) {
       return Fail(Errc::kUsage, "--window \"", text,
                   "\": expected numbers of iterations above 0, or all, with "
                   "commas between them, such as 10 or 1,100,all");

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "checkpoints/pickled/weight_sets.h"
+#include "support/base/checked.h"
 #include "support/base/limits.h"
 #include "support/base/text.h"
 
@@ -15,12 +16,8 @@ namespace shardwright::checkpoints::dcp {
 namespace {
 
 Result<std::uint64_t> CountOf(std::string_view key, std::string_view value) {
-  std::uint64_t count = 0;
-  const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), count);
-  if (error == std::errc() && end == value.data() + value.size() && count >= 1 &&
-      count <= limits::kRanks) {
-    return count;
-  }
+  const auto count = NumberIn<std::uint64_t>(value);
+  if (count && *count >= 1 && *count <= limits::kRanks) return *count;
   return Fail(Errc::kUsage, "target ", key, "=", value, ": a number from 1 to ", limits::kRanks,
               " expected");
 }

@@ -2,13 +2,13 @@
 #include "checkpoints/dcp/sort_internal.h"
 
 #include <algorithm>
-#include <charconv>
 #include <optional>
 #include <unordered_map>
 #include <unordered_set>
 
 #include "checkpoints/pickled/weight_sets.h"
 #include "checkpoints/pickled/wrappers.h"
+#include "support/base/checked.h"
 #include "support/base/text.h"
 
 namespace shardwright::checkpoints::dcp {
@@ -21,12 +21,8 @@ constexpr std::string_view kState = "state";
 constexpr std::string_view kGroups = "param_groups";
 
 std::optional<std::uint64_t> NumberOf(std::string_view text) {
-  std::uint64_t number = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (error != std::errc() || end != text.data() + text.size() || number > 1'000'000) {
-    return std::nullopt;
-  }
-  return number;
+  const auto number = NumberIn<std::uint64_t>(text);
+  return number && *number <= 1'000'000 ? number : std::nullopt;
 }
 
 /// An entry that may belong to an optimizer; `root` is the length of the optimizer's prefix.

@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <utility>
 
 #include <nlohmann/json.hpp>
@@ -11,6 +10,7 @@
 #include "checkpoints/dtensor/layout_internal.h"
 #include "checkpoints/dtensor/names_internal.h"
 #include "checkpoints/tp_rules/rule_source.h"
+#include "support/base/checked.h"
 #include "support/base/limits.h"
 #include "support/base/text.h"
 
@@ -23,10 +23,8 @@ tl::unexpected<Error> BadValue(std::string_view key, std::string_view value,
 }
 
 Result<std::uint64_t> RanksOf(std::string_view key, std::string_view value) {
-  std::uint64_t count = 0;
-  const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), count);
-  const bool whole = error == std::errc() && end == value.data() + value.size();
-  if (whole && count > 0 && count <= limits::kRanks) return count;
+  const std::uint64_t count = NumberIn<std::uint64_t>(value).value_or(0);
+  if (count > 0 && count <= limits::kRanks) return count;
   return BadValue(key, value, StrCat("a number from 1 to ", limits::kRanks));
 }
 

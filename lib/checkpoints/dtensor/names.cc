@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
-#include <charconv>
 #include <map>
 
 #include "checkpoints/dtensor/item_table_internal.h"
 #include "checkpoints/dtensor/names_internal.h"
 #include "checkpoints/pickled/weight_sets.h"
+#include "support/base/checked.h"
 #include "support/base/limits.h"
 #include "support/base/text.h"
 #include "support/json/json.h"
@@ -22,12 +22,8 @@ std::optional<std::uint64_t> TakeNumber(std::string_view* text) {
   std::size_t at = text->size();
   while (at > 0 && (*text)[at - 1] >= '0' && (*text)[at - 1] <= '9') --at;
   const std::string_view digits = text->substr(at);
-  std::uint64_t number = 0;
-  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), number);
-  if (digits.empty() || error != std::errc() || end != digits.data() + digits.size()) {
-    return std::nullopt;
-  }
-  if (digits.size() > 1 && digits.front() == '0') return std::nullopt;
+  const auto number = NumberIn<std::uint64_t>(digits);
+  if (!number || (digits.size() > 1 && digits.front() == '0')) return std::nullopt;
   text->remove_suffix(digits.size());
   return number;
 }

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "checkpoints/megatron/folder.h"
 
-#include <charconv>
 #include <cstdio>
+
+#include "support/base/checked.h"
 
 namespace shardwright::checkpoints::megatron {
 namespace {
@@ -20,16 +21,13 @@ std::optional<Folder> ParseFolder(std::string_view name) {
   for (std::size_t part = 0;; ++part) {
     const std::string_view digits = name.substr(0, name.find('_'));
     const std::size_t least = part == 0 ? kTensorDigits : kOtherDigits;
-    std::uint64_t number = 0;
-    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), number);
+    const auto number = NumberIn<std::uint64_t>(digits);
     const bool padded = digits.size() == least || (digits.size() > least && digits[0] != '0');
-    if (error != std::errc() || end != digits.data() + digits.size() || !padded || part > 2) {
-      return std::nullopt;
-    }
+    if (!number || !padded || part > 2) return std::nullopt;
     if (part == 0) {
-      folder.tensor = number;
+      folder.tensor = *number;
     } else {
-      folder.more.push_back(number);
+      folder.more.push_back(*number);
     }
     if (digits.size() == name.size()) return folder;
     name.remove_prefix(digits.size() + 1);

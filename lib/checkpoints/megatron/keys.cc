@@ -2,7 +2,8 @@
 #include "checkpoints/megatron/keys.h"
 
 #include <array>
-#include <charconv>
+
+#include "support/base/checked.h"
 
 namespace shardwright::checkpoints::megatron {
 namespace {
@@ -18,20 +19,13 @@ constexpr std::array<Alias, 2> kAliases = {
     {{"input_layernorm.", "self_attention.linear_qkv.layer_norm_"},
      {"pre_mlp_layernorm.", "mlp.linear_fc1.layer_norm_"}}};
 
-std::optional<std::uint64_t> Number(std::string_view text) {
-  std::uint64_t number = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
-  return number;
-}
-
 /// Removes a prefix like "name_12." and returns its number.
 std::optional<std::uint64_t> TakeIndex(std::string_view start, std::string_view* text) {
   if (!text->starts_with(start)) return std::nullopt;
   const std::string_view rest = text->substr(start.size());
   const std::size_t dot = rest.find('.');
   if (dot == std::string_view::npos) return std::nullopt;
-  const auto number = Number(rest.substr(0, dot));
+  const auto number = NumberIn<std::uint64_t>(rest.substr(0, dot));
   if (number) *text = rest.substr(dot + 1);
   return number;
 }
@@ -40,7 +34,7 @@ Result<std::vector<std::uint64_t>> Numbers(std::string_view text, std::string_vi
   std::vector<std::uint64_t> numbers;
   while (true) {
     const std::string_view one = text.substr(0, text.find('.'));
-    const auto number = Number(one);
+    const auto number = NumberIn<std::uint64_t>(one);
     if (!number) {
       return Fail(Errc::kBadInput, "\"", key, "\": not a valid object key");
     }

@@ -3,10 +3,11 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <cstdio>
 
 #include <nlohmann/json.hpp>
+
+#include "support/base/checked.h"
 
 namespace shardwright::checkpoints::megatron {
 
@@ -80,14 +81,12 @@ std::string MegatronLayout::Json() const {
 
 Result<std::string> TagOf(std::string_view pointed) {
   if (pointed == kRelease) return std::string(kRelease);
-  std::uint64_t iteration = 0;
-  const auto [end, error] =
-      std::from_chars(pointed.data(), pointed.data() + pointed.size(), iteration);
-  if (error != std::errc() || end != pointed.data() + pointed.size()) {
+  const auto iteration = NumberIn<std::uint64_t>(pointed);
+  if (!iteration) {
     return Fail(Errc::kBadInput, "an iteration or \"release\" expected, found \"", pointed, "\"");
   }
   char text[40];
-  std::snprintf(text, sizeof text, "iter_%07llu", static_cast<unsigned long long>(iteration));
+  std::snprintf(text, sizeof text, "iter_%07llu", static_cast<unsigned long long>(*iteration));
   return std::string(text);
 }
 

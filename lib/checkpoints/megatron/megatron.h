@@ -71,7 +71,7 @@ enum class OptimizerForm : std::uint8_t {
 };
 
 /// Values that Megatron-LM compares with its own arguments when it resumes. A checkpoint of another
-/// trainer does not record it.
+/// trainer does not record them.
 struct NewRun {
   double max_rate = 0;        ///< --lr: part of the identity of parameter groups
   double min_rate = 0;        ///< --min-lr, the same
@@ -139,9 +139,8 @@ std::span<const std::string_view> Sides(const TargetSpec& spec);
 Result<Written> Write(const Checkpoint& source, const Layout& layout);
 
 /// Implements TargetKey::check. \error kUsage
-Status CheckRanks(std::string_view key, std::string_view value);
-Status CheckWord(std::string_view key, std::string_view value);
 Status CheckCount(std::string_view key, std::string_view value);
+Status CheckWord(std::string_view key, std::string_view value);
 Status CheckRate(std::string_view key, std::string_view value);
 
 }  // namespace shardwright::checkpoints::megatron
@@ -149,18 +148,18 @@ Status CheckRate(std::string_view key, std::string_view value);
 namespace shardwright::checkpoints {
 
 inline constexpr std::array<TargetKey, 15> kMegatronKeys = {{
-    {.name = "tp", .help = "tensor-parallel ranks", .check = megatron::CheckRanks},
-    {.name = "pp", .help = "pipeline stages", .check = megatron::CheckRanks},
-    {.name = "vpp", .help = "virtual chunks of a stage", .check = megatron::CheckRanks},
-    {.name = "ep", .help = "expert-parallel ranks", .check = megatron::CheckRanks},
-    {.name = "etp", .help = "tensor-parallel ranks of experts", .check = megatron::CheckRanks},
-    {.name = "dp", .help = "data-parallel ranks", .check = megatron::CheckRanks},
+    {.name = "tp", .help = "tensor-parallel ranks", .check = megatron::CheckCount},
+    {.name = "pp", .help = "pipeline stages", .check = megatron::CheckCount},
+    {.name = "vpp", .help = "virtual chunks of a stage", .check = megatron::CheckCount},
+    {.name = "ep", .help = "expert-parallel ranks", .check = megatron::CheckCount},
+    {.name = "etp", .help = "tensor-parallel ranks of experts", .check = megatron::CheckCount},
+    {.name = "dp", .help = "data-parallel ranks", .check = megatron::CheckCount},
     {.name = "first",
      .help = "layers of the first stage, 0: as many as the others",
-     .check = megatron::CheckRanks},
+     .check = megatron::CheckCount},
     {.name = "last",
      .help = "layers of the last stage, 0: as many as the others",
-     .check = megatron::CheckRanks},
+     .check = megatron::CheckCount},
     {.name = "files",
      .help = "torch_dist, or torch for legacy files",
      .check = megatron::CheckWord},
@@ -170,7 +169,7 @@ inline constexpr std::array<TargetKey, 15> kMegatronKeys = {{
      .check = megatron::CheckWord},
     {.name = "bucket",
      .help = "elements of a gradient bucket (dp_reshardable), 0: no limit",
-     .check = megatron::CheckRanks},
+     .check = megatron::CheckCount},
     {.name = "lr",
      .help = "--lr of the Megatron-LM run that resumes another trainer's checkpoint",
      .check = megatron::CheckRate},

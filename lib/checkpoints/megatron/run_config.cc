@@ -2,12 +2,12 @@
 #include "checkpoints/megatron/run_config.h"
 
 #include <array>
-#include <charconv>
 #include <cstdint>
 #include <optional>
 #include <utility>
 #include <vector>
 
+#include "support/base/checked.h"
 #include "support/base/text.h"
 
 namespace shardwright::checkpoints::megatron {
@@ -58,15 +58,6 @@ struct Level {
   std::size_t indent = 0;
   std::string path;  // with a trailing dot
 };
-
-/// Parses a whole text as a number.
-template <class Number>
-std::optional<Number> NumberIn(std::string_view text) {
-  Number number = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
-  return number;
-}
 
 /// Adds the exceptions to Megatron's rules for weight decay and learning rates (Args).
 void SetOptimizer(pickle::Arena& arena, const std::map<std::string, std::string>& scalars,

@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "support/base/checked.h"
+
 namespace shardwright::checkpoints {
 
 const std::string* TargetSpec::Find(std::string_view key) const {
@@ -10,6 +12,11 @@ const std::string* TargetSpec::Find(std::string_view key) const {
     if (name == key) return &value;
   }
   return nullptr;
+}
+
+std::uint64_t TargetSpec::NumberOr(std::string_view key, std::uint64_t otherwise) const {
+  const std::string* value = Find(key);
+  return value == nullptr ? otherwise : NumberIn<std::uint64_t>(*value).value_or(otherwise);
 }
 
 bool Listing::HasFolder(std::string_view name) const {

@@ -50,6 +50,8 @@ struct TargetSpec {
 
   /// Returns the value of a key, or null.
   const std::string* Find(std::string_view key) const;
+  /// Returns the value of a key that contains a whole number; `otherwise` if the key is missing.
+  std::uint64_t NumberOr(std::string_view key, std::uint64_t otherwise) const;
 };
 
 /// Names of all entries in the folders of a checkpoint. A checkpoint
@@ -134,6 +136,9 @@ struct Format {
   /// Files of this format contain weights but no optimizer state, so this
   /// format can be written even if the source's optimizer is unreadable.
   bool only_weights = false;
+  /// Files have the names of the running model, which differ for adapters
+  /// (Checkpoint::running_names).
+  bool running_names = false;
   /// Returns the full layout that --target requests, checked against the
   /// checkpoint, which may be of any format. Null: the format is read-only.
   /// \error kUnsupported, kInfeasible  names both values: "ep=3: 8 experts do not divide"

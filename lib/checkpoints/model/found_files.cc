@@ -39,7 +39,7 @@ std::shared_ptr<const FoundFiles::Folder> FoundFiles::FolderOf(const std::string
   if (known != folders_.end()) return known->second;
   if (folders_.size() >= kFoldersOpen) return nullptr;
   std::shared_ptr<const Folder> folder;
-  std::string real = os::RealPath(path);
+  std::string real = os::ResolvePath(path).value_or("");
   auto directory = os::Directory::Open(path);
   if (!real.empty() && directory) {
     folder = std::make_shared<const Folder>(Folder{std::move(real), *std::move(directory)});

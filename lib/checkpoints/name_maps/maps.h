@@ -50,6 +50,8 @@ class ModelMap {
   std::vector<std::string> sizes() const;
   /// Returns the map's sizes that the model config contains; ignores values of the wrong type.
   ModelSizes SizesIn(const ModelConfig& facts) const;
+  /// Returns the model config's values that follow from sizes of this map. Inverts SizesIn.
+  ModelConfig ConfigOf(const ModelSizes& sizes) const;
   /// Returns the values that identify a model of this map ("model_type=llama"), if any do.
   std::optional<std::string> ToldBy(const ModelConfig& facts) const;
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
-#include <charconv>
 #include <set>
 
 #include "checkpoints/name_maps/map_internal.h"
+#include "support/base/checked.h"
 #include "support/base/limits.h"
 #include "support/base/text.h"
 #include "support/json/json.h"
@@ -68,11 +68,8 @@ std::vector<std::string> Words(std::string_view text) {
 }
 
 Result<std::uint64_t> NumberOf(std::string_view text) {
-  std::uint64_t number = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (error != std::errc() || end != text.data() + text.size() || number == 0) {
-    return BadInput(Quoted(text), ": a number of at least 1 expected");
-  }
+  const std::uint64_t number = NumberIn<std::uint64_t>(text).value_or(0);
+  if (number == 0) return BadInput(Quoted(text), ": a number of at least 1 expected");
   return number;
 }
 

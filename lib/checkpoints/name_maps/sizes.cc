@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
-#include <charconv>
 
-#include "checkpoints/name_maps/config_of.h"
 #include "checkpoints/name_maps/map_internal.h"
 #include "support/base/checked.h"
 #include "support/base/text.h"
@@ -348,10 +346,8 @@ ModelSizes ModelMap::SizesIn(const ModelConfig& facts) const {
     for (const std::string& key : keys) {
       const auto fact = facts.find(key);
       if (fact == facts.end()) continue;
-      const char* const end = fact->second.data() + fact->second.size();
-      std::uint64_t value = 0;
-      const auto [at, error] = std::from_chars(fact->second.data(), end, value);
-      if (error != std::errc() || at != end || value == 0) continue;
+      const std::uint64_t value = NumberIn<std::uint64_t>(fact->second).value_or(0);
+      if (value == 0) continue;
       sizes.emplace(name, value);
       break;
     }
@@ -359,11 +355,11 @@ ModelSizes ModelMap::SizesIn(const ModelConfig& facts) const {
   return sizes;
 }
 
-ModelConfig ConfigOf(const ModelMap& map, const ModelSizes& sizes) {
+ModelConfig ModelMap::ConfigOf(const ModelSizes& sizes) const {
   ModelConfig facts;
   for (const auto& [name, value] : sizes) {
-    const auto keys = map.impl().sizes.find(name);
-    if (keys == map.impl().sizes.end() || keys->second.empty()) continue;
+    const auto keys = impl_->sizes.find(name);
+    if (keys == impl_->sizes.end() || keys->second.empty()) continue;
     facts.emplace(keys->second.front(), std::to_string(value));
   }
   return facts;

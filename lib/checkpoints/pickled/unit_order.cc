@@ -2,12 +2,12 @@
 #include "checkpoints/pickled/unit_order.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cstddef>
 #include <unordered_map>
 #include <unordered_set>
 
 #include "checkpoints/model/name_parts.h"
+#include "support/base/checked.h"
 
 namespace shardwright::checkpoints {
 namespace {
@@ -77,9 +77,8 @@ bool ListsAscend(std::span<const std::string_view> names) {
   for (const std::string_view name : names) {
     bool ascend = true;
     ForEachModule(name, [&](std::string_view word, std::size_t end) {
-      std::uint64_t number = 0;
       if (!IsListIndex(word)) return true;
-      std::from_chars(word.data(), word.data() + word.size(), number);
+      const std::uint64_t number = NumberIn<std::uint64_t>(word).value_or(0);
       const auto [at, fresh] = last.emplace(name.substr(0, end - word.size()), number);
       ascend = ascend && (fresh || at->second <= number);
       at->second = number;

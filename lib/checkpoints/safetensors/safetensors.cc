@@ -3,13 +3,13 @@
 
 #include <algorithm>
 #include <array>
-#include <charconv>
 
 #include <nlohmann/json.hpp>
 
 #include "files/safetensors/header.h"
 #include "files/safetensors/index.h"
 #include "support/base/bytes.h"
+#include "support/base/checked.h"
 
 namespace shardwright::checkpoints::safetensors {
 namespace {
@@ -35,9 +35,8 @@ Result<std::uint64_t> ShardBytesOf(std::string_view key, std::string_view value)
 }
 
 Result<std::uint64_t> AlphaOf(std::string_view key, std::string_view value) {
-  std::uint64_t alpha = 0;
-  const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), alpha);
-  if (error == std::errc() && end == value.data() + value.size() && alpha > 0) return alpha;
+  const std::uint64_t alpha = NumberIn<std::uint64_t>(value).value_or(0);
+  if (alpha > 0) return alpha;
   return Fail(Errc::kUsage, "target ", key, "=", value, ": a whole number above 0 expected");
 }
 
@@ -90,17 +89,10 @@ std::optional<Numbered> ParseNumbered(std::string_view name) {
   if (name.size() <= kTail || name[name.size() - kTail] != '-') return std::nullopt;
   const std::string_view tail = name.substr(name.size() - kTail + 1);
   if (tail.substr(kDigits, kOf.size()) != kOf) return std::nullopt;
-  Numbered numbered;
-  numbered.stem = name.substr(0, name.size() - kTail);
-  const auto number = [](std::string_view digits, std::uint64_t* value) {
-    const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), *value);
-    return error == std::errc() && end == digits.data() + digits.size();
-  };
-  if (!number(tail.substr(0, kDigits), &numbered.number) ||
-      !number(tail.substr(kDigits + kOf.size()), &numbered.count)) {
-    return std::nullopt;
-  }
-  return numbered;
+  const auto number = NumberIn<std::uint64_t>(tail.substr(0, kDigits));
+  const auto count = NumberIn<std::uint64_t>(tail.substr(kDigits + kOf.size()));
+  if (!number || !count) return std::nullopt;
+  return Numbered{std::string(name.substr(0, name.size() - kTail)), *number, *count};
 }
 
 bool StandsAlone(std::string_view name) {

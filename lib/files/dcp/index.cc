@@ -2,7 +2,6 @@
 #include "files/dcp/index.h"
 
 #include <algorithm>
-#include <charconv>
 #include <unordered_set>
 #include <utility>
 
@@ -36,11 +35,8 @@ std::optional<std::uint64_t> RankOfIndex(std::string_view name) {
   name.remove_prefix(kBefore.size());
   if (name.size() <= kIndexName.size()) return std::nullopt;
   name.remove_suffix(kIndexName.size());
-  std::uint64_t rank = 0;
-  const auto [end, error] = std::from_chars(name.data(), name.data() + name.size(), rank);
   const bool plain = name.size() == 1 || name.front() != '0';
-  const bool whole = error == std::errc() && end == name.data() + name.size();
-  return whole && plain ? std::optional(rank) : std::nullopt;
+  return plain ? NumberIn<std::uint64_t>(name) : std::nullopt;
 }
 
 std::uint32_t Index::FileNumber(std::string_view name) {

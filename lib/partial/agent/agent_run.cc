@@ -27,6 +27,7 @@
 #include "support/os/fault.h"
 #include "support/os/file.h"
 #include "support/os/lock.h"
+#include "support/os/real_path.h"
 
 namespace shardwright::partial {
 namespace {
@@ -65,7 +66,7 @@ class Runner {
     commands_.plan = plan_.get();
     if (const auto last = LastRestore()) seen_restore_ = last->sequence;
     commands_.self = {Hello::Role::kAgent, options.name, {}};
-    commands_.checkpoints = os::RealPath(options.input.source_paths.front());
+    commands_.checkpoints = os::ResolvePath(options.input.source_paths.front()).value_or("");
     commands_.snapshot = [this](const std::string& tag, const Agent::Copied& copied,
                                 const FillSource& fill) -> Result<std::uint64_t> {
       SW_TRY_ASSIGN(const RecoveryFile restore, LastRestore());

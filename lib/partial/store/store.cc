@@ -14,13 +14,13 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <cstdio>
 #include <iterator>
 #include <utility>
 
 #include "checkpoints/open_source.h"
 #include "engine/exec/zpack.h"
+#include "support/base/checked.h"
 #include "support/base/limits.h"
 #include "support/base/text.h"
 #include "support/os/commit.h"
@@ -45,25 +45,18 @@ std::string Padded(std::uint64_t number) {
   return text;
 }
 
-std::optional<std::uint64_t> Number(std::string_view text) {
-  std::uint64_t value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  if (text.empty() || error != std::errc() || end != text.data() + text.size()) return std::nullopt;
-  return value;
-}
-
 /// Returns the number in "<number><suffix>"; nullopt for temporary and unknown names.
-std::optional<std::uint64_t> NumberIn(std::string_view name, std::string_view suffix) {
+std::optional<std::uint64_t> NumberBefore(std::string_view name, std::string_view suffix) {
   if (!name.ends_with(suffix)) return std::nullopt;
-  return Number(name.substr(0, name.size() - suffix.size()));
+  return NumberIn<std::uint64_t>(name.substr(0, name.size() - suffix.size()));
 }
 
 std::optional<StoredCheckpoint> CheckpointOf(std::string_view name) {
   constexpr std::string_view kSuffix = ".json";
   const std::size_t dash = name.find('-');
   if (dash == std::string_view::npos || !name.ends_with(kSuffix)) return std::nullopt;
-  const auto sequence = Number(name.substr(0, dash));
-  const auto iteration = NumberIn(name.substr(dash + 1), kSuffix);
+  const auto sequence = NumberIn<std::uint64_t>(name.substr(0, dash));
+  const auto iteration = NumberBefore(name.substr(dash + 1), kSuffix);
   if (!sequence || !iteration) return std::nullopt;
   return StoredCheckpoint{*sequence, *iteration, false};
 }
@@ -194,7 +187,7 @@ Status Store::ForRecoveriesAfter(std::uint64_t sequence, ReadRecord read,
   SW_TRY_ASSIGN(const std::vector<os::Entry> entries, ListIfThere(path_ + "/recoveries"));
   std::set<std::uint64_t> found;
   for (const os::Entry& entry : entries) {
-    const auto number = NumberIn(entry.name, ".json");
+    const auto number = NumberBefore(entry.name, ".json");
     if (number && *number > sequence) found.insert(*number);
   }
   for (const std::uint64_t number : found) {
@@ -287,7 +280,7 @@ Result<std::uint64_t> Store::NextSequence() const {
   if (!abandoned.empty()) last = std::max(last, *abandoned.rbegin());
   SW_TRY_ASSIGN(const std::vector<os::Entry> catalogues, os::ListDir(path_ + "/catalogues"));
   for (const os::Entry& entry : catalogues) {
-    last = std::max(last, NumberIn(entry.name, ".swc").value_or(0));
+    last = std::max(last, NumberBefore(entry.name, ".swc").value_or(0));
   }
   SW_TRY_ASSIGN(const std::vector<std::uint64_t> tokens, ListTokens());
   if (!tokens.empty()) last = std::max(last, tokens.back());
@@ -346,7 +339,7 @@ Result<std::vector<std::uint64_t>> Store::ListTokens() const {
   std::vector<std::uint64_t> sequences;
   SW_TRY_ASSIGN(const std::vector<os::Entry> entries, ListIfThere(path_ + "/tokens"));
   for (const os::Entry& entry : entries) {
-    if (const auto number = NumberIn(entry.name, ".json")) sequences.push_back(*number);
+    if (const auto number = NumberBefore(entry.name, ".json")) sequences.push_back(*number);
   }
   std::sort(sequences.begin(), sequences.end());
   return sequences;
@@ -365,7 +358,7 @@ Result<std::optional<RecoveryFile>> Store::LastRecoveryFile() const {
   std::uint64_t last = 0;
   SW_TRY_ASSIGN(const std::vector<os::Entry> entries, ListIfThere(path_ + "/recoveries"));
   for (const os::Entry& entry : entries) {
-    last = std::max(last, NumberIn(entry.name, ".json").value_or(0));
+    last = std::max(last, NumberBefore(entry.name, ".json").value_or(0));
   }
   if (last == 0) return std::optional<RecoveryFile>();
   SW_TRY_ASSIGN(const os::File file, os::File::OpenRead(RecoveryPath(last)));
@@ -473,7 +466,7 @@ Status Store::Remove(const std::vector<StoredCheckpoint>& checkpoints,
   for (const StoredCheckpoint& checkpoint : left) kept.insert(checkpoint.sequence);
   SW_TRY_ASSIGN(const std::vector<os::Entry> entries, os::ListDir(path_ + "/catalogues"));
   for (const os::Entry& entry : entries) {
-    const auto sequence = NumberIn(entry.name, ".swc");
+    const auto sequence = NumberBefore(entry.name, ".swc");
     if (sequence && kept.contains(*sequence)) continue;
     SW_TRY(os::RemoveFile(path_ + "/catalogues/" + entry.name));
   }

@@ -2,10 +2,10 @@
 #include "placement/core/node_events.h"
 
 #include <algorithm>
-#include <charconv>
 #include <map>
 #include <utility>
 
+#include "support/base/checked.h"
 #include "support/base/limits.h"
 #include "support/os/dir.h"
 
@@ -22,11 +22,12 @@ Result<NodeEvent> ParseLine(std::string_view line, const std::string& where) {
   }
   NodeEvent event;
   const std::string_view time = line.substr(0, first);
-  const auto [end, error] = std::from_chars(time.data(), time.data() + time.size(), event.time_ms);
-  if (time.empty() || error != std::errc() || end != time.data() + time.size()) {
+  const auto milliseconds = NumberIn<std::uint64_t>(time);
+  if (!milliseconds) {
     return Fail(Errc::kBadInput, where, ": \"", time.substr(0, 24),
                 "\" is not a number of milliseconds");
   }
+  event.time_ms = *milliseconds;
   const std::string_view what = line.substr(first + 1, second - first - 1);
   if (what != "add" && what != "remove") {
     return Fail(Errc::kBadInput, where, ": \"", what.substr(0, 24), "\" is neither add nor remove");

@@ -2,12 +2,12 @@
 // Reads plans of other programs from text (docs/formats/plan.md).
 
 #include <algorithm>
-#include <charconv>
 #include <optional>
 #include <string>
 #include <utility>
 
 #include "placement/io/plan_file_internal.h"
+#include "support/base/checked.h"
 #include "support/base/limits.h"
 #include "support/base/text.h"
 
@@ -25,13 +25,6 @@ Status AddMatrixLayers(const Json& matrix, const std::string& where, PlanFile* p
     SW_TRY(AddLayer(plan, layer++, std::move(slots), place));
   }
   return {};
-}
-
-std::optional<std::uint64_t> Number(std::string_view text) {
-  std::uint64_t number = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  const bool whole = !text.empty() && error == std::errc() && end == text.data() + text.size();
-  return whole ? std::optional(number) : std::nullopt;
 }
 
 /// Reads the subset of YAML in TensorRT-LLM's files: `key: value` at the top level, and below
@@ -82,7 +75,7 @@ class TensorrtReader {
     if (line.front() == ' ' || line.front() == '\t') return LayerLine(key, value);
     in_assignments_ = key == "initial_global_assignments";
     if (key == "num_slots") {
-      num_slots_ = Number(value);
+      num_slots_ = NumberIn<std::uint64_t>(value);
       if (!num_slots_) return Bad("num_slots: a whole number expected");
     }
     return {};
@@ -90,7 +83,7 @@ class TensorrtReader {
 
   Status LayerLine(std::string_view key, std::string_view value) {
     if (!in_assignments_) return {};
-    layer_ = Number(key);
+    layer_ = NumberIn<std::uint64_t>(key);
     if (!layer_) return Bad(StrCat("a layer number expected, found \"", key, "\""));
     if (value.empty()) return {};
     if (value.front() != '[') return Bad("a list of experts expected");
@@ -114,7 +107,7 @@ class TensorrtReader {
   }
 
   Status Item(std::string_view item) {
-    const auto expert = Number(item);
+    const auto expert = NumberIn<std::uint64_t>(item);
     if (!expert || *expert >= limits::kMoeExperts) {
       return Bad(StrCat("the number of an expert expected, found \"", item.substr(0, 24), "\""));
     }
@@ -205,7 +198,7 @@ Result<PlanFile> ParseVllmPlan(const Json& root, const std::string& where) {
   plan.format = "vllm";
   plan.positions = true;
   for (const auto& [name, row] : map->items()) {
-    const auto layer = Number(name);
+    const auto layer = NumberIn<std::uint64_t>(name);
     std::string place = where;
     place.append(": layer ").append(name);
     if (!layer) return Fail(Errc::kBadInput, place.append(": a number expected"));

@@ -1,12 +1,28 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 
+#include <charconv>
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <string_view>
+#include <system_error>
 
 #include "support/base/result.h"
 
 namespace shardwright {
+
+/// Parses a whole text as one number, in the notation of std::from_chars: no white space, no plus
+/// sign, no minus sign for unsigned types. Returns nothing for other texts and for numbers that
+/// `Number` cannot hold.
+/// Pure.
+template <class Number>
+std::optional<Number> NumberIn(std::string_view text) {
+  Number number{};
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  return number;
+}
 
 /// Adds two counts that came from a file.
 /// \error kBadInput if the sum does not fit in 64 bits

@@ -9,11 +9,11 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <cstring>
 #include <iterator>
-#include <system_error>
 #include <vector>
+
+#include "support/base/checked.h"
 
 namespace shardwright {
 namespace {
@@ -24,10 +24,7 @@ constexpr std::size_t kEntryBytes = std::size_t{64} << 10;
 }  // namespace
 
 Result<std::uint32_t> ParseUser(const std::string& text) {
-  std::uint32_t number = 0;
-  const char* const last = text.data() + text.size();
-  const auto [end, error] = std::from_chars(text.data(), last, number);
-  if (!text.empty() && error == std::errc() && end == last) return number;
+  if (const auto number = NumberIn<std::uint32_t>(text)) return *number;
   passwd entry{};
   passwd* found = nullptr;
   std::vector<char> buffer(kEntryBytes);

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "support/base/bytes.h"
+#include "support/base/checked.h"
 
 namespace shardwright::cli {
 namespace {
@@ -27,10 +28,8 @@ Result<E> ParseWord(std::string_view text,
 }  // namespace
 
 Result<std::uint64_t> ParseCount(std::string_view text, std::uint64_t first, std::uint64_t last) {
-  std::uint64_t count = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), count);
-  const bool whole = error == std::errc() && end == text.data() + text.size();
-  if (whole && count >= first && count <= last) return count;
+  const auto count = NumberIn<std::uint64_t>(text);
+  if (count && *count >= first && *count <= last) return *count;
   return Fail(Errc::kUsage, "\"", text, "\" is not a whole number from ", first, " to ", last);
 }
 
@@ -60,10 +59,8 @@ std::string RealText(double value) {
 }
 
 Result<double> ParseReal(std::string_view text, double first, double last) {
-  double value = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
-  const bool whole = error == std::errc() && end == text.data() + text.size();
-  if (whole && std::isfinite(value) && value >= first && value <= last) return value;
+  const auto value = NumberIn<double>(text);
+  if (value && std::isfinite(*value) && *value >= first && *value <= last) return *value;
   return Fail(Errc::kUsage, "\"", text, "\" is not a number from ", RealText(first), " to ",
               RealText(last));
 }

@@ -5,11 +5,11 @@
 #include <unistd.h>
 
 #include <array>
-#include <charconv>
 #include <cstdlib>
 #include <span>
 #include <utility>
 
+#include "support/base/checked.h"
 #include "support/base/plugin.h"
 #include "support/base/system.h"
 
@@ -33,14 +33,6 @@ const FamilyNames& NamesOf(MpiFamily family) {
                                            kOpenMpiFiles};
   static constexpr FamilyNames kMpich = {"mpich", "MPICH", "MPI_Init_thread", kMpichFiles};
   return family == MpiFamily::kOpenMpi ? kOpenMpi : kMpich;
-}
-
-std::optional<std::uint64_t> Number(std::string_view text) {
-  std::uint64_t value = 0;
-  const char* const end = text.data() + text.size();
-  const auto [stop, error] = std::from_chars(text.data(), end, value);
-  if (error != std::errc() || stop != end) return std::nullopt;
-  return value;
 }
 
 /// Opens a library with symbols visible to plugins. Never closes it, as MPI has its own threads.
@@ -119,11 +111,11 @@ Result<MpiChoice> ChooseMpi(const Environment& env) {
 
 std::optional<std::uint64_t> LauncherSize(const Environment& env) {
   for (const char* const name : {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"}) {
-    if (const auto size = Number(env(name))) return size;
+    if (const auto size = NumberIn<std::uint64_t>(env(name))) return size;
   }
   // A rank above 0 implies several ranks.
   for (const char* const name : {"PMI_RANK", "PMIX_RANK"}) {
-    if (const auto rank = Number(env(name)); rank && *rank > 0) return *rank + 1;
+    if (const auto rank = NumberIn<std::uint64_t>(env(name)); rank && *rank > 0) return *rank + 1;
   }
   return std::nullopt;
 }

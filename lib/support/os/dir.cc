@@ -372,8 +372,6 @@ Result<FreeSpace> FreeSpaceAt(const std::string& path) {
   return space;
 }
 
-std::string RealPath(const std::string& path) { return ResolvePath(path).value_or(""); }
-
 Result<std::string> ResolvePath(const std::string& path) {
   const std::unique_ptr<char, decltype(&::free)> real(sys::RealPath(path), &::free);
   if (real != nullptr) return std::string(real.get());

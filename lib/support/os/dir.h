@@ -123,9 +123,6 @@ Status RemoveTree(const std::string& path, const std::string& root);
 /// \error kIo
 Result<bool> CloneInto(const File& from, const File& to);
 
-/// Returns the path without links and dots, empty if a component is missing or links form a loop.
-std::string RealPath(const std::string& path);
-
 /// Reads a file of at most `cap` bytes. \error kNotFound; kLimit if it is larger
 Result<std::vector<std::byte>> ReadWholeFile(const std::string& path, std::uint64_t cap);
 

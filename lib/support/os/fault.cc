@@ -6,13 +6,13 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <charconv>
 #include <cstdlib>
 #include <map>
 #include <mutex>
 #include <optional>
 #include <utility>
 
+#include "support/base/checked.h"
 #include "support/os/sys_internal.h"
 
 namespace shardwright::os {
@@ -263,9 +263,8 @@ Result<FaultRule> ParseFault(std::string_view spec) {
     rule.onward = true;
     number.remove_suffix(1);
   }
-  const char* const end = number.data() + number.size();
-  const auto [stop, error] = std::from_chars(number.data(), end, rule.first);
-  if (error != std::errc() || stop != end || rule.first == 0) {
+  rule.first = NumberIn<decltype(rule.first)>(number).value_or(0);
+  if (rule.first == 0) {
     return wrong("\"" + std::string(number) + "\" is not a call number (the first is 1)");
   }
   return ParseAction(std::move(rule), spec.substr(last_colon + 1), spec);

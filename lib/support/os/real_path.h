@@ -7,8 +7,7 @@
 
 namespace shardwright::os {
 
-/// Resolves links and dots in a path, for callers that decide by the answer. RealPath (dir.h) does
-/// not distinguish a failed lookup from a missing path.
+/// Resolves links and dots in a path.
 /// \returns an empty text if a component is missing or links form a loop
 /// \error kNotFound  the path cannot be looked up for another reason, such as an I/O error
 /// Local.

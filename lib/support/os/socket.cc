@@ -10,12 +10,12 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
-#include <charconv>
 #include <chrono>
 #include <cstring>
 #include <memory>
 #include <utility>
 
+#include "support/base/checked.h"
 #include "support/base/peer.h"
 #include "support/os/sockets/socket_calls.h"
 #include "support/os/sys_internal.h"
@@ -206,10 +206,9 @@ Result<Address> ParseAddress(std::string_view text) {
     return refuse("an IPv6 host needs brackets");
   }
   const std::string_view port = text.substr(colon + 1);
-  const auto [end, error] = std::from_chars(port.data(), port.data() + port.size(), address.port);
-  if (host.empty() || port.empty() || error != std::errc() || end != port.data() + port.size()) {
-    return refuse("expected unix:PATH or HOST:PORT");
-  }
+  const auto number = NumberIn<std::uint16_t>(port);
+  if (host.empty() || !number) return refuse("expected unix:PATH or HOST:PORT");
+  address.port = *number;
   address.host = host;
   return address;
 }

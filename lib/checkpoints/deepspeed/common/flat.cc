@@ -2,7 +2,6 @@
 #include "checkpoints/deepspeed/common/flat.h"
 
 #include <algorithm>
-#include <charconv>
 #include <limits>
 
 #include "support/base/checked.h"
@@ -104,13 +103,9 @@ Result<std::string> WithExpertId(std::string_view name, std::uint64_t id) {
 
 Result<std::uint32_t> ExpertIdOf(std::string_view name) {
   SW_TRY_ASSIGN(const IdPlace place, FindExpertId(name));
-  std::uint32_t id = 0;
-  const char* const last = name.data() + place.last;
-  const auto [end, error] = std::from_chars(name.data() + place.first, last, id);
-  if (error != std::errc() || end != last) {
-    return Fail(Errc::kBadInput, "\"", name, "\": expert id out of range");
-  }
-  return id;
+  const auto id = NumberIn<std::uint32_t>(name.substr(place.first, place.last - place.first));
+  if (!id) return Fail(Errc::kBadInput, "\"", name, "\": expert id out of range");
+  return *id;
 }
 
 std::string ExpertModuleOf(std::string_view name) {

@@ -2,7 +2,6 @@
 #include "checkpoints/deepspeed/common/target.h"
 
 #include <algorithm>
-#include <charconv>
 #include <map>
 #include <set>
 
@@ -10,6 +9,7 @@
 #include "checkpoints/deepspeed/common/pipeline_stages.h"
 #include "checkpoints/tp_rules/rule_source.h"
 #include "engine/layout/rule.h"
+#include "support/base/checked.h"
 #include "support/base/limits.h"
 
 namespace shardwright::checkpoints {
@@ -23,13 +23,12 @@ tl::unexpected<Error> BadValue(std::string_view key, std::string_view value,
 
 Result<std::uint64_t> ParseCount(std::string_view key, std::string_view value, std::uint64_t first,
                                  std::uint64_t last) {
-  std::uint64_t count = 0;
-  const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), count);
-  if (error != std::errc() || end != value.data() + value.size() || count < first || count > last) {
+  const auto count = NumberIn<std::uint64_t>(value);
+  if (!count || *count < first || *count > last) {
     return BadValue(key, value,
                     "a number from " + std::to_string(first) + " to " + std::to_string(last));
   }
-  return count;
+  return *count;
 }
 
 Result<bool> ParseFlag(std::string_view key, std::string_view value) {

@@ -2,13 +2,13 @@
 #include "checkpoints/megatron/write/new_run.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "checkpoints/megatron/names.h"
+#include "support/base/checked.h"
 #include "support/base/text.h"
 
 namespace shardwright::checkpoints::megatron {
@@ -16,22 +16,8 @@ namespace {
 
 /// Parses a finite number.
 std::optional<double> RateOf(std::string_view text) {
-  double rate = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), rate);
-  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
-  return std::isfinite(rate) ? std::optional(rate) : std::nullopt;
-}
-
-std::optional<std::uint64_t> CountIn(std::string_view text) {
-  std::uint64_t number = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
-  return number;
-}
-
-std::optional<std::uint64_t> CountOf(const TargetSpec& spec, std::string_view key) {
-  const std::string* value = spec.Find(key);
-  return value == nullptr ? std::nullopt : CountIn(*value);
+  const auto rate = NumberIn<double>(text);
+  return rate && std::isfinite(*rate) ? rate : std::nullopt;
 }
 
 /// Checks that one group of Megatron's can have the options of all groups.
@@ -63,7 +49,7 @@ std::uint64_t HiddenSize(const Checkpoint& source) {
 
 std::uint64_t KnownSize(const Checkpoint& source, const char* key) {
   const auto size = source.facts.find(key);
-  return size == source.facts.end() ? 0 : CountIn(size->second).value_or(0);
+  return size == source.facts.end() ? 0 : NumberIn<std::uint64_t>(size->second).value_or(0);
 }
 
 Result<std::optional<NewRun>> NewRunOf(const TargetSpec& spec, const Checkpoint& source) {
@@ -105,7 +91,7 @@ Result<std::optional<NewRun>> NewRunOf(const TargetSpec& spec, const Checkpoint&
     return Fail(Errc::kUsage, "target min_lr=", *spec.Find("min_lr"), ": more than lr=", *rate);
   }
   const std::uint64_t heads = KnownSize(source, kHeadsFact);
-  run.heads = CountOf(spec, "heads").value_or(heads);
+  run.heads = spec.NumberOr("heads", heads);
   if (heads > 0 && run.heads != heads) {
     return Fail(Errc::kUsage, "target heads=", run.heads, ": the model has ", heads,
                 " attention heads, by the map or the checkpoint");
@@ -114,20 +100,13 @@ Result<std::optional<NewRun>> NewRunOf(const TargetSpec& spec, const Checkpoint&
     return Fail(Errc::kUsage, "target lr: add heads=N, the --num-attention-heads of the run; ",
                 source.tag, " does not record it");
   }
-  run.samples = CountOf(spec, "samples").value_or(source.consumed_samples.value_or(0));
+  run.samples = spec.NumberOr("samples", source.consumed_samples.value_or(0));
   if (run.samples == 0) {
     return Fail(Errc::kUsage, "target lr: add samples=N, the samples of its ", *source.iteration,
                 " iterations (iterations x global batch size); ", source.tag,
                 " does not record them");
   }
   return run;
-}
-
-Status CheckCount(std::string_view key, std::string_view value) {
-  constexpr std::uint64_t kMost = std::uint64_t{1} << 53;
-  const auto number = CountIn(value);
-  if (number && *number >= 1 && *number <= kMost) return {};
-  return Fail(Errc::kUsage, "target ", key, "=", value, ": a number from 1 expected");
 }
 
 Status CheckRate(std::string_view key, std::string_view value) {

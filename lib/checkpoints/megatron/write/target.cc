@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
 #include <array>
-#include <charconv>
 #include <map>
 #include <span>
 
@@ -10,6 +9,7 @@
 #include "checkpoints/megatron/stages.h"
 #include "checkpoints/megatron/write/new_run.h"
 #include "checkpoints/megatron/write/write_internal.h"
+#include "support/base/checked.h"
 #include "support/base/limits.h"
 
 namespace shardwright::checkpoints::megatron {
@@ -18,18 +18,6 @@ namespace {
 constexpr std::array<std::string_view, 2> kFilesWords = {"torch_dist", "torch"};
 constexpr std::array<std::string_view, 3> kFormWords = {"none", "dp_reshardable",
                                                         "fully_reshardable"};
-
-std::optional<std::uint64_t> NumberOf(std::string_view text) {
-  std::uint64_t number = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
-  return number;
-}
-
-std::uint64_t Wanted(const TargetSpec& spec, std::string_view key, std::uint64_t otherwise) {
-  const std::string* value = spec.Find(key);
-  return value == nullptr ? otherwise : NumberOf(*value).value_or(otherwise);
-}
 
 tl::unexpected<Error> Indivisible(const std::string& key, std::uint64_t ranks,
                                   const std::string& what, std::uint64_t count) {
@@ -76,7 +64,7 @@ Status ResolveFiles(const TargetSpec& spec, MegatronLayout* to) {
                 "bucket: only a distributed optimizer's gradient buffers have buckets "
                 "(optimizer=dp_reshardable)");
   }
-  to->bucket = buckets ? Wanted(spec, "bucket", to->bucket) : 0;
+  to->bucket = buckets ? spec.NumberOr("bucket", to->bucket) : 0;
   return {};
 }
 
@@ -113,10 +101,12 @@ bool LayersDiffer(const Checkpoint& source) {
 
 }  // namespace
 
-Status CheckRanks(std::string_view key, std::string_view value) {
-  const auto number = NumberOf(value);
+Status CheckCount(std::string_view key, std::string_view value) {
+  const bool ranks = key != "heads" && key != "samples";
   const std::uint64_t least = key == "first" || key == "last" || key == "bucket" ? 0 : 1;
-  if (number && *number >= least && *number <= limits::kRanks) return {};
+  const std::uint64_t most = ranks ? limits::kRanks : std::uint64_t{1} << 53;
+  const auto number = NumberIn<std::uint64_t>(value);
+  if (number && *number >= least && *number <= most) return {};
   return Fail(Errc::kUsage, "target ", key, "=", value, ": a number from ", least, " expected");
 }
 
@@ -172,18 +162,18 @@ Result<Layout> Resolve(const TargetSpec& spec, const Checkpoint& source) {
   to->mesh = source.layout.mesh;
   Mesh& mesh = to->mesh;
   const Mesh before = mesh;
-  mesh.tp = Wanted(spec, "tp", mesh.tp);
-  mesh.pp = Wanted(spec, "pp", mesh.pp);
-  mesh.ep = Wanted(spec, "ep", mesh.ep);
-  to->etp = Wanted(spec, "etp", mesh.tp != before.tp || from == nullptr ? mesh.tp : to->etp);
+  mesh.tp = spec.NumberOr("tp", mesh.tp);
+  mesh.pp = spec.NumberOr("pp", mesh.pp);
+  mesh.ep = spec.NumberOr("ep", mesh.ep);
+  to->etp = spec.NumberOr("etp", mesh.tp != before.tp || from == nullptr ? mesh.tp : to->etp);
   // Another number of stages yields other chunks.
   const bool same_stages = from != nullptr && mesh.pp == before.pp;
-  to->vpp = Wanted(spec, "vpp", same_stages ? to->vpp : 1);
-  to->first = Wanted(spec, "first", same_stages ? to->first : 0);
-  to->last = Wanted(spec, "last", same_stages ? to->last : 0);
+  to->vpp = spec.NumberOr("vpp", same_stages ? to->vpp : 1);
+  to->first = spec.NumberOr("first", same_stages ? to->first : 0);
+  to->last = spec.NumberOr("last", same_stages ? to->last : 0);
   to->dtype = source.layout.dtype;
   SW_TRY(ResolveFiles(spec, to.get()));
-  const std::uint64_t dp = Wanted(spec, "dp", mesh.dp());
+  const std::uint64_t dp = spec.NumberOr("dp", mesh.dp());
   const bool shares = to->optimizer != OptimizerForm::kNone;
   mesh.dp_shard = shares ? dp : 1;
   mesh.dp_replicate = shares ? 1 : dp;

@@ -2,9 +2,9 @@
 #include "partial/planner/forecast/fault_list.h"
 
 #include <algorithm>
-#include <charconv>
 #include <cstdint>
 
+#include "support/base/checked.h"
 #include "support/base/limits.h"
 #include "support/base/text.h"
 #include "support/os/dir.h"
@@ -14,27 +14,22 @@ namespace {
 
 constexpr std::uint64_t kMostBytes = std::uint64_t{256} << 20;
 
-template <class T>
-bool ParseWhole(std::string_view text, T* value) {
-  const char* end = text.data() + text.size();
-  const auto [at, error] = std::from_chars(text.data(), end, *value);
-  return error == std::errc() && at == end;
-}
-
 /// Parses a line such as "3" or "3 0,2": an iteration and lost nodes. False: invalid.
 bool ParseLine(std::string_view line, SimulatedFault* fault) {
   const std::size_t gap = line.find_first_of(" \t");
-  if (!ParseWhole(line.substr(0, gap), &fault->iteration)) return false;
+  const auto iteration = NumberIn<std::uint64_t>(line.substr(0, gap));
+  if (!iteration) return false;
+  fault->iteration = *iteration;
   if (gap == std::string_view::npos) return true;
   std::string_view rest = Trimmed(line.substr(gap));
   for (;;) {
     const std::size_t comma = rest.find(',');
-    std::uint32_t node = 0;
-    if (!ParseWhole(Trimmed(rest.substr(0, comma)), &node)) return false;
+    const auto node = NumberIn<std::uint32_t>(Trimmed(rest.substr(0, comma)));
+    if (!node) return false;
     const bool twice =
-        std::find(fault->nodes.begin(), fault->nodes.end(), node) != fault->nodes.end();
+        std::find(fault->nodes.begin(), fault->nodes.end(), *node) != fault->nodes.end();
     if (twice) return false;
-    fault->nodes.push_back(node);
+    fault->nodes.push_back(*node);
     if (comma == std::string_view::npos) return true;
     rest.remove_prefix(comma + 1);
   }

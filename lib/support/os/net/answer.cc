@@ -3,9 +3,9 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <charconv>
 #include <optional>
 
+#include "support/base/checked.h"
 #include "support/base/text.h"
 
 namespace shardwright::os {
@@ -40,15 +40,14 @@ std::vector<std::string_view> WordsOf(std::string_view line) {
 
 Result<std::uint64_t> ParseNumber(std::string_view word, std::uint64_t most,
                                   const std::string& what) {
-  std::uint64_t number = 0;
-  const auto [end, error] = std::from_chars(word.data(), word.data() + word.size(), number);
-  if (word.empty() || error != std::errc() || end != word.data() + word.size()) {
+  const auto number = NumberIn<std::uint64_t>(word);
+  if (!number) {
     return Fail(Errc::kBadInput, what, ": number expected, found ", Quoted(word));
   }
-  if (number > most) {
-    return Fail(Errc::kBadInput, what, ": ", number, " is above ", most);
+  if (*number > most) {
+    return Fail(Errc::kBadInput, what, ": ", *number, " is above ", most);
   }
-  return number;
+  return *number;
 }
 
 Status SendAnswer(Connection& connection, const Status& status, std::string_view rest) {

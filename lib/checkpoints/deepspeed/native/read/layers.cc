@@ -3,6 +3,7 @@
 #include <charconv>
 
 #include "checkpoints/deepspeed/native/read/read_internal.h"
+#include "support/base/checked.h"
 #include "support/base/text.h"
 
 namespace shardwright::checkpoints::reader {
@@ -29,16 +30,13 @@ Result<std::uint64_t> RankOfAxes(const Reading& reading, std::uint32_t file,
                                  const std::string& axes) {
   if (axes.empty()) return std::uint64_t{0};
   const std::size_t cut = axes.rfind('_');
-  std::uint64_t rank = 0;
-  const char* const end = axes.data() + axes.size();
-  const bool number = cut != std::string::npos &&
-                      std::from_chars(axes.data() + cut + 1, end, rank).ptr == end &&
-                      cut + 1 < axes.size();
-  if (!number || axes.find('-') != std::string::npos) {
+  std::optional<std::uint64_t> rank;
+  if (cut != std::string::npos) rank = NumberIn<std::uint64_t>(axes.substr(cut + 1));
+  if (!rank || axes.find('-') != std::string::npos) {
     return Fail(Errc::kUnsupported, reading.source.files[file].path,
                 ": one axis besides data and pipe expected, found ", axes);
   }
-  return rank;
+  return *rank;
 }
 
 Result<Layer> OpenLayer(const Reading& reading, std::uint64_t index,
