@@ -59,13 +59,17 @@ class Hops(unittest.TestCase):
         self.assertRegex(said, r"(?m)^consumed samples: \d+ and 0$")
         self.assertIn(" 1 difference,", said)
 
+    def check_losses(self, what, stayed, moved):
+        """Prints how far the losses are apart, for the log."""
+        apart = max(abs(a - b) for a, b in zip(stayed, moved, strict=True))
+        print(f"{what}: losses differ by {apart:.2g}")
+        self.assertLessEqual(apart, TOLERANCE, f"{stayed} and {moved}")
+
     def test_losses_are_those_of_the_run_that_stayed(self):
         for family in ("llama", "mixtral"):
             with self.subTest(family):
                 stayed, moved = self.stay(family), self.move(family, self.scratch())
-                off = max(abs(a - b) for a, b in zip(stayed, moved, strict=True))
-                print(f"{family}: {len(HOPS) - 1} hops, losses off by {off:.2g}: {stayed[0]:.4f} ... {stayed[-1]:.4f}")
-                self.assertLessEqual(off, TOLERANCE, f"{stayed} and {moved}")
+                self.check_losses(f"{family}: {len(HOPS) - 1} hops", stayed, moved)
 
     def test_by_way_of_megatron(self):
         """The same checkpoint comes back, and every trainer that resumes from it has the losses of the run that
@@ -92,9 +96,7 @@ class Hops(unittest.TestCase):
                 stayed = ranks.run(2, hops.in_deepspeed, family, stage, first, None, steps)
                 for name, moved in (("Megatron-Core", self.in_megatron(family, one / f"iter_{STEPS:07}", steps)),
                                     ("DeepSpeed again", ranks.run(2, hops.in_deepspeed, family, 3, back, None, steps))):
-                    off = max(abs(a - b) for a, b in zip(stayed, moved, strict=True))
-                    print(f"{family}, from stage {stage}: in {name} losses off by {off:.2g}")
-                    self.assertLessEqual(off, TOLERANCE, f"{stayed} and {moved}")
+                    self.check_losses(f"{family}, from stage {stage}: in {name}", stayed, moved)
 
     def in_other(self, script, family, source, steps, **more):
         """The losses of the steps, by another trainer's script that has packages of its own."""
@@ -169,10 +171,8 @@ class Hops(unittest.TestCase):
                              f"{family}:megatron", *sizes)
                 moved = self.in_other("megatron_lm_hop.py", family, made, steps, ranks=2, min_rate=hops.RATE / 20,
                                       layout=layout | {"optimizer": optimizer})
-                off = max(abs(a - b) for a, b in zip(stayed, moved, strict=True))
-                print(f"{family}, from {'FSDP2' if stage is None else f'stage {stage}'}: in Megatron-LM with {target}, "
-                      f"losses off by {off:.2g}")
-                self.assertLessEqual(off, TOLERANCE, f"{stayed} and {moved}")
+                begin = "FSDP2" if stage is None else f"stage {stage}"
+                self.check_losses(f"{family}, from {begin}: in Megatron-LM with {target}", stayed, moved)
 
     def test_weights_begin_a_run_of_megatron_lm(self):
         """Weights of a model hub have no iteration. Megatron-LM loads them without --finetune."""
@@ -182,9 +182,7 @@ class Hops(unittest.TestCase):
         expected = ranks.run(2, hops.in_fsdp2, "llama", None, None, steps)
         begun = self.in_other("megatron_lm_hop.py", "llama", scratch / "made", steps, ranks=2, min_rate=hops.RATE / 20,
                               layout={"tp": 2, "pp": 1, "ep": 1, "dp": 1, "optimizer": "none"})
-        off = max(abs(a - b) for a, b in zip(expected, begun, strict=True))
-        print(f"llama: a run of Megatron-LM that begins with weights of a model hub, losses off by {off:.2g}")
-        self.assertLessEqual(off, TOLERANCE, f"{expected} and {begun}")
+        self.check_losses("llama: a run of Megatron-LM that begins with weights of a model hub", expected, begun)
 
     def by_way_of_torchtitan(self, first, stayed, *, fused):
         """`first` continues in torchtitan, and the torchtitan checkpoint in DeepSpeed."""
@@ -201,9 +199,7 @@ class Hops(unittest.TestCase):
                      *to_hf)
         self.ucp.run("ucp-load", "--check", made / f"step-{2 * STEPS}", back, *to_hf)
         moved += ranks.run(2, hops.in_deepspeed, "llama", 2, back, None, (2 * STEPS, 3 * STEPS))
-        off = max(abs(a - b) for a, b in zip(stayed, moved, strict=True))
-        print(f"llama: in torchtitan{' with fused projections' if fused else ''} and back, losses off by {off:.2g}")
-        self.assertLessEqual(off, TOLERANCE, f"{stayed} and {moved}")
+        self.check_losses(f"llama: in torchtitan{' with fused projections' if fused else ''} and back", stayed, moved)
 
     def test_by_way_of_torchtitan(self):
         """Its optimizer has the states of query, key and value apart, or as one."""
@@ -226,9 +222,7 @@ class Hops(unittest.TestCase):
         steps = (STEPS, 2 * STEPS)
         stayed = ranks.run(3, hops.in_fsdp2, "llama", first, None, steps)
         moved = ranks.run(2, hops.in_fsdp2, "llama", made, None, steps)
-        off = max(abs(a - b) for a, b in zip(stayed, moved, strict=True))
-        print(f"llama: from an index for each rank, losses off by {off:.2g}")
-        self.assertLessEqual(off, TOLERANCE, f"{stayed} and {moved}")
+        self.check_losses("llama: from an index for each rank", stayed, moved)
 
     def test_there_and_back_is_the_same_checkpoint(self):
         scratch = self.scratch()

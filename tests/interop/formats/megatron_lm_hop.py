@@ -34,11 +34,9 @@ def share_of_batch(job, step):
 
 
 def train(job):
-    in_megatron.SAMPLES, in_megatron.LENGTH = job["batch"], job["length"] - 1
-    in_megatron.samples = lambda _, step: share_of_batch(job, step)
     model = {"layers": job["layers"], "hidden": job["hidden"], "inner": job["inner"], "heads": job["heads"],
              "kv_heads": job["kv_heads"], "vocabulary": job["vocabulary"], "norm": "RMSNorm", "seed": 105, "tied": False,
-             "gated": True, "bias": False, "bf16": False,
+             "gated": True, "bias": False, "bf16": False, "samples": job["batch"], "length": job["length"] - 1,
              "experts": job["experts"] if job["family"] == "mixtral" else 0, "more": words(job)}
     run = in_megatron.build(model, job["layout"], job["source"])
     args, _, _, scheduler = run
@@ -46,7 +44,7 @@ def train(job):
     found = (args.iteration, args.consumed_train_samples, scheduler.num_steps)
     if found != (first, samples, samples):
         raise AssertionError(f"iteration, samples, steps of the schedule: {found}, expected {(first, samples, samples)}")
-    return [in_megatron.train_step(run, model, step) for step in range(*job["steps"])]
+    return [in_megatron.train_step(run, model, step, share_of_batch(job, step)) for step in range(*job["steps"])]
 
 
 if __name__ == "__main__":

@@ -77,15 +77,21 @@ def prepare():
 prepare()
 
 
+def batch_of(model):
+    """(samples in a batch, tokens of a sample)."""
+    return model.get("samples", SAMPLES), model.get("length", LENGTH)
+
+
 def command_line(model, layout, load):
     """Megatron's arguments."""
+    batch, length = batch_of(model)
     words = f"""--num-layers {model["layers"]} --hidden-size {model["hidden"]} --ffn-hidden-size {model["inner"]}
-        --num-attention-heads {model["heads"]} --kv-channels 6 --seq-length {LENGTH} --max-position-embeddings {LENGTH}
+        --num-attention-heads {model["heads"]} --kv-channels 6 --seq-length {length} --max-position-embeddings {length}
         --vocab-size {model["vocabulary"]} --make-vocab-size-divisible-by {DIVISOR} --tokenizer-type NullTokenizer
         --normalization {model["norm"]} --position-embedding-type rope --group-query-attention
         --num-query-groups {model["kv_heads"]} --tensor-model-parallel-size {layout["tp"]}
         --pipeline-model-parallel-size {layout["pp"]} --expert-model-parallel-size {layout["ep"]}
-        --expert-tensor-parallel-size {layout["tp"]} --micro-batch-size 1 --global-batch-size {SAMPLES} --lr 2e-2 --min-lr 1e-3
+        --expert-tensor-parallel-size {layout["tp"]} --micro-batch-size 1 --global-batch-size {batch} --lr 2e-2 --min-lr 1e-3
         --lr-decay-style cosine --lr-warmup-iters 3 --train-iters 20 --weight-decay 0.1 --adam-beta2 0.95 --seed {model["seed"]}
         --attention-dropout 0 --hidden-dropout 0 --transformer-impl local --use-cpu-initialization --init-method-std 0.2
         --no-persist-layer-norm --no-gradient-accumulation-fusion --no-masked-softmax-fusion --no-bias-swiglu-fusion
@@ -117,7 +123,7 @@ def build(model, layout, load):
         config = arguments.core_transformer_config_from_args(args)
         spec = get_gpt_decoder_block_spec(config, use_transformer_engine=False, vp_stage=vp_stage) if model["experts"] else (
             get_gpt_layer_local_spec(normalization=args.normalization))
-        return GPTModel(config, spec, args.padded_vocab_size, LENGTH, pre_process, post_process, parallel_output=True,
+        return GPTModel(config, spec, args.padded_vocab_size, batch_of(model)[1], pre_process, post_process, parallel_output=True,
                         share_embeddings_and_output_weights=model["tied"], position_embedding_type="rope", vp_stage=vp_stage)
 
     made, optimizer, scheduler = training.setup_model_and_optimizer(ModelType.encoder_or_decoder, provider)
@@ -133,8 +139,9 @@ def build(model, layout, load):
 
 def samples(model, step):
     """Those of this data-parallel rank, one by one."""
-    x = torch.randint(0, model["vocabulary"], (SAMPLES, LENGTH), generator=torch.Generator().manual_seed(1000 + step))
-    for at in range(mpu.get_data_parallel_rank(), SAMPLES, mpu.get_data_parallel_world_size()):
+    batch, length = batch_of(model)
+    x = torch.randint(0, model["vocabulary"], (batch, length), generator=torch.Generator().manual_seed(1000 + step))
+    for at in range(mpu.get_data_parallel_rank(), batch, mpu.get_data_parallel_world_size()):
         yield x[at:at + 1], (x[at:at + 1] * 3 + 1) % model["vocabulary"]
 
 
@@ -142,7 +149,8 @@ def forward_step(model):
     """The function that Megatron calls for a micro batch. Padding of the vocabulary takes no part in the loss."""
     def forward(iterator, chunk):
         x, y = next(iterator)
-        mask = torch.ones(1, 1, LENGTH, LENGTH).tril() < 0.5
+        length = x.shape[1]
+        mask = torch.ones(1, 1, length, length).tril() < 0.5
 
         def loss_of(logits):
             scores = logits.float()
@@ -151,15 +159,16 @@ def forward_step(model):
             losses = tensor_parallel.vocab_parallel_cross_entropy(scores.transpose(0, 1).contiguous(), y.T.contiguous())
             return losses.mean(), {"loss": torch.stack([losses.detach().sum(), torch.tensor(float(losses.numel()))])}
 
-        return chunk(x, torch.arange(LENGTH)[None], mask), loss_of
+        return chunk(x, torch.arange(length)[None], mask), loss_of
     return forward
 
 
-def train_step(run, model, step):
+def train_step(run, model, step, batch=None):
+    """Collective. The loss of one step with this rank's samples in `batch`, or else with samples()."""
     args, made, optimizer, scheduler = run
-    answer = training.train_step(forward_step(model), samples(model, step), made, optimizer, scheduler, get_model_config(made[0]),
+    answer = training.train_step(forward_step(model), batch or samples(model, step), made, optimizer, scheduler, get_model_config(made[0]),
                                  get_forward_backward_func(), iteration=step)
-    args.consumed_train_samples += SAMPLES
+    args.consumed_train_samples += batch_of(model)[0]
     args.iteration = args.curr_iteration = step + 1
     found = torch.tensor([float(answer[0]["loss"]) if answer[0] else 0.0, float(bool(answer[0]))], dtype=torch.float64)
     dist.all_reduce(found)
