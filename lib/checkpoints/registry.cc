@@ -23,6 +23,8 @@
 namespace shardwright::checkpoints {
 namespace {
 
+bool Always(const TargetSpec& /*spec*/, const Checkpoint& /*source*/) { return true; }
+
 constexpr Format kFormats[] = {
     {.name = "deepspeed",
      .summary = "native files of a parallel layout",
@@ -34,7 +36,7 @@ constexpr Format kFormats[] = {
      .read_file = ReadEngineFile,
      .read = ReadDeepSpeed,
      .read_weights = ReadDeepSpeedWeights,
-     .running_names = true,
+     .running_names = Always,
      .resolve = deepspeed::Resolve,
      .write = deepspeed::Write,
      .readers = deepspeed::Readers,
@@ -49,7 +51,7 @@ constexpr Format kFormats[] = {
      .read_file = ReadEngineFile,
      .read = ReadUniversal,
      .read_weights = ReadUniversalWeights,
-     .running_names = true,
+     .running_names = Always,
      .resolve = universal::Resolve,
      .write = universal::Write},
     {.name = dcp::kName,
@@ -62,6 +64,7 @@ constexpr Format kFormats[] = {
      .read_file = dcp::ReadFile,
      .read = dcp::Read,
      .read_weights = dcp::ReadWeights,
+     .running_names = dcp::HasRunningNames,
      .resolve = dcp::Resolve,
      .write = dcp::Write,
      .readers = dcp::Readers,
@@ -76,6 +79,7 @@ constexpr Format kFormats[] = {
      .read_file = dtensor::ReadFile,
      .read = dtensor::Read,
      .read_weights = dtensor::ReadWeights,
+     .running_names = dtensor::HasRunningNames,
      .resolve = dtensor::Resolve,
      .write = dtensor::Write,
      .readers = dtensor::Readers,

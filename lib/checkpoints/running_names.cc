@@ -9,16 +9,6 @@
 namespace shardwright::checkpoints {
 namespace {
 
-void NameLike(Checkpoint* checkpoint, const Checkpoint& other) {
-  if (checkpoint->running_names.empty()) return;
-  const std::string& running = checkpoint->running_names.begin()->second;
-  if (std::ranges::any_of(other.params, [&](const Param& one) { return one.name == running; })) {
-    NameAsRunning(checkpoint);
-  }
-}
-
-}  // namespace
-
 void NameAsRunning(Checkpoint* checkpoint) {
   const std::map<std::string, std::string> running = std::exchange(checkpoint->running_names, {});
   if (running.empty()) return;
@@ -32,6 +22,22 @@ void NameAsRunning(Checkpoint* checkpoint) {
     name_as_running(&param.left_out_holder);
   }
   for (layout::LogicalTensor& tensor : checkpoint->map.tensors) name_as_running(&tensor.name);
+}
+
+void NameLike(Checkpoint* checkpoint, const Checkpoint& other) {
+  if (checkpoint->running_names.empty()) return;
+  const std::string& running = checkpoint->running_names.begin()->second;
+  if (std::ranges::any_of(other.params, [&](const Param& one) { return one.name == running; })) {
+    NameAsRunning(checkpoint);
+  }
+}
+
+}  // namespace
+
+void NameForTarget(const Format& format, const TargetSpec& spec, Checkpoint* checkpoint) {
+  if (format.running_names != nullptr && format.running_names(spec, *checkpoint)) {
+    NameAsRunning(checkpoint);
+  }
 }
 
 void NameAlike(Checkpoint* a, Checkpoint* b) {

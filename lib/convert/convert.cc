@@ -435,7 +435,7 @@ Status CheckDoubt(const ConvertOptions& options, const Input& input) {
 Result<ConvertReport> Convert(comm::Comm& comm, Input& input, const checkpoints::TargetSpec& spec,
                               const checkpoints::Format& format, const std::string& command,
                               const ConvertOptions& options, Sink& sink) {
-  if (format.running_names) checkpoints::NameAsRunning(&input.checkpoint);
+  checkpoints::NameForTarget(format, spec, &input.checkpoint);
   const checkpoints::Checkpoint& source = input.checkpoint;
   // State that was not read cannot be written, not even by copying files: some are missing.
   if (source.only_weights && !format.only_weights) {

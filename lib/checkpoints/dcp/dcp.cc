@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "checkpoints/pickled/weight_sets.h"
+#include "checkpoints/pickled/wrappers.h"
 #include "support/base/checked.h"
 #include "support/base/limits.h"
 #include "support/base/text.h"
@@ -34,6 +35,27 @@ std::string_view Name(Flavour flavour) {
   return kFlavourWords[1 + static_cast<std::size_t>(flavour)];
 }
 
+/// Returns the flavour that --target requests; none: that of the source, or plain.
+std::optional<Flavour> FlavourOf(const TargetSpec& spec) {
+  const std::string* word = spec.Find("flavour");
+  if (word == nullptr || *word == "source") return std::nullopt;
+  const auto at = std::find(kFlavourWords.begin(), kFlavourWords.end(), *word);
+  return static_cast<Flavour>(at - kFlavourWords.begin() - 1);
+}
+
+/// Fails if adapters have equal names without their own.
+Status CheckAdapters(const Checkpoint& source) {
+  std::unordered_map<std::string, const std::string*> seen;
+  for (const Param& param : source.params) {
+    const auto [other, fresh] = seen.emplace(PeftName(param.name), &param.name);
+    if (fresh) continue;
+    return Fail(Errc::kUnsupported, "flavour=transformers: ", Quoted(*other->second), " and ",
+                Quoted(param.name), " are adapters of the same module, and a Trainer saves one; ",
+                "--flavour accelerate writes both");
+  }
+  return {};
+}
+
 }  // namespace
 
 Naming NamingOf(Flavour flavour) {
@@ -43,6 +65,7 @@ Naming NamingOf(Flavour flavour) {
   naming.flat = flavour == Flavour::kTorchtitan;
   if (naming.flat) naming.model.clear();
   naming.pair = !naming.flat;
+  naming.peft = flavour == Flavour::kTransformers;
   return naming;
 }
 
@@ -111,12 +134,11 @@ Result<Layout> Resolve(const TargetSpec& spec, const Checkpoint& source) {
   SW_TRY(count("tp", &own->mesh.tp));
   SW_TRY(count("ep", &own->mesh.ep));
   SW_TRY(count("files", &own->files));
-  if (const std::string* word = spec.Find("flavour"); word != nullptr && *word != "source") {
-    const auto at = std::find(kFlavourWords.begin(), kFlavourWords.end(), *word);
-    const auto flavour = static_cast<Flavour>(at - kFlavourWords.begin() - 1);
-    if (flavour != own->flavour) own->naming = NamingOf(flavour);
-    own->flavour = flavour;
+  if (const auto flavour = FlavourOf(spec)) {
+    if (*flavour != own->flavour) own->naming = NamingOf(*flavour);
+    own->flavour = *flavour;
   }
+  if (own->naming.peft) SW_TRY(CheckAdapters(source));
   if (const std::string* form = spec.Find("optimizer"); form != nullptr && *form != "source") {
     own->naming.flat = *form == "flat";
   }
@@ -139,6 +161,14 @@ Result<Layout> Resolve(const TargetSpec& spec, const Checkpoint& source) {
   layout.dtype = source.layout.dtype;
   layout.own = std::move(own);
   return layout;
+}
+
+bool HasRunningNames(const TargetSpec& spec, const Checkpoint& source) {
+  const auto* before = dynamic_cast<const FolderLayout*>(source.layout.own.get());
+  const Flavour flavour =
+      FlavourOf(spec).value_or(before == nullptr ? Flavour::kPlain : before->flavour);
+  if (before != nullptr && before->flavour == flavour) return false;
+  return flavour == Flavour::kPlain || flavour == Flavour::kTorchtitan;
 }
 
 FileReaders Readers(const Layout& layout, std::span<const plan::OutputFile> files) {

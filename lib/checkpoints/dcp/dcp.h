@@ -45,6 +45,9 @@ struct Naming {
   /// Flat: one key per parameter for state and options. Otherwise nested by parameter and group.
   bool flat = false;
   bool pair = false;  ///< model and optimizer are in separate folders
+  /// The model's entries have the names of PEFT's files, without the name of the adapter. Those of
+  /// the optimizer have the names of the running model.
+  bool peft = false;
   std::string model_folder = "pytorch_model_fsdp_0";
   std::string optimizer_folder = "optimizer_0";
 
@@ -118,7 +121,12 @@ Result<Checkpoint> Read(const SourceSet& source, const Patterns& patterns);
 /// Implements Format::read_weights: reads the entries of the model and ignores the optimizer's.
 Result<Checkpoint> ReadWeights(const SourceSet& source, const Patterns& patterns);
 
+/// \error kUnsupported  flavour=transformers, and several adapters have the same names without
+///        theirs; kInfeasible, kLimit, kUsage  as Format::resolve
 Result<Layout> Resolve(const TargetSpec& spec, const Checkpoint& source);
+
+/// Implements Format::running_names: a Trainer alone saves weights of adapters under other names.
+bool HasRunningNames(const TargetSpec& spec, const Checkpoint& source);
 
 /// Returns the scheme of the flavour: torchtitan has its own, Accelerate and Trainer use "hf".
 std::span<const std::string_view> Sides(const TargetSpec& spec);

@@ -9,6 +9,7 @@
 
 #include "checkpoints/dcp/write_internal.h"
 #include "checkpoints/pickled/document.h"
+#include "checkpoints/pickled/wrappers.h"
 #include "engine/layout/mesh_cut.h"
 #include "engine/layout/mesh_rule.h"
 #include "engine/layout/shard_map.h"
@@ -182,8 +183,8 @@ Status FolderWriter::AddModel() {
                                    : master                            ? layout::kMaster
                                                                        : layout::kWeight;
     const DType dtype = master ? DType::kF32 : holder.dtype;
-    return AddTensor(model(), EntryOf(layout_.naming.model, {{param.name}}), holder, state, dtype,
-                     known);
+    const std::string name = layout_.naming.peft ? PeftName(param.name) : param.name;
+    return AddTensor(model(), EntryOf(layout_.naming.model, {{name}}), holder, state, dtype, known);
   };
   // Writes parameters with data before their aliases, independent of the model's order.
   for (const Param& param : source_.params) {

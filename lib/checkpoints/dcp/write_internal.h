@@ -79,6 +79,8 @@ class FolderWriter {
                                   std::optional<std::uint32_t> known);
   Status AddObject(FolderBuilder* folder, shardwright::dcp::Entry entry, const pickle::Node* value);
 
+  /// Returns the optimizer's name for a parameter of the model.
+  const std::string& OptimizerName(const std::string& param) const;
   shardwright::dcp::Entry SlotEntry(const std::string& param, const std::string& key) const;
   bool IsDropped(const Extra& extra) const;
   bool HasOptimizer() const { return !source_.groups.empty(); }

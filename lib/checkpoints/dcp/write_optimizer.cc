@@ -15,9 +15,15 @@ namespace shardwright::checkpoints::dcp {
 namespace file_format = shardwright::dcp;
 using pickle::Node;
 
+const std::string& FolderWriter::OptimizerName(const std::string& param) const {
+  if (own_ != nullptr) return own_->OptimizerName(param);
+  const auto running = source_.running_names.find(param);
+  return running == source_.running_names.end() ? param : running->second;
+}
+
 file_format::Entry FolderWriter::SlotEntry(const std::string& param, const std::string& key) const {
   const Naming& naming = layout_.naming;
-  const std::string& name = own_ == nullptr ? param : own_->OptimizerName(param);
+  const std::string& name = OptimizerName(param);
   if (naming.flat) return EntryOf(naming.optimizer, {{"state." + name + "." + key}});
   return EntryOf(naming.optimizer, {{"state"}, {name}, {key}});
 }
@@ -126,9 +132,11 @@ Status FolderWriter::AddGroups() {
     if (own_ != nullptr) {
       names = own_->groups[g];
     } else {
-      for (const std::uint32_t i : group.params) names.push_back(source_.params[i].name);
+      for (const std::uint32_t i : group.params) {
+        names.push_back(OptimizerName(source_.params[i].name));
+      }
       for (const Param& param : source_.fused) {
-        if (param.group == static_cast<std::int32_t>(g)) names.push_back(param.name);
+        if (param.group == static_cast<std::int32_t>(g)) names.push_back(OptimizerName(param.name));
       }
     }
     for (std::size_t k = 0; k < options->entry_count(); ++k) {

@@ -176,6 +176,17 @@ Status ResolveVersion(const TargetSpec& spec, const FilesLayout* from, FilesLayo
   return {};
 }
 
+/// Returns the trainer that --target requests, that of the source, or Accelerate.
+Trainer TrainerOf(const TargetSpec& spec, const Checkpoint& source) {
+  const std::string* word = spec.Find("trainer");
+  if (word != nullptr && *word != "source") {
+    const auto* const at = std::find(kTrainerWords.begin(), kTrainerWords.end(), *word);
+    return static_cast<Trainer>(at - kTrainerWords.begin() - 1);
+  }
+  const auto* from = dynamic_cast<const FilesLayout*>(source.layout.own.get());
+  return from == nullptr ? Trainer::kAccelerate : from->trainer;
+}
+
 }  // namespace
 
 std::uint64_t FilesLayout::ranks() const {
@@ -256,23 +267,26 @@ Status CheckKey(std::string_view key, std::string_view value) {
   return {};
 }
 
+bool HasRunningNames(const TargetSpec& spec, const Checkpoint& source) {
+  const auto* from = dynamic_cast<const FilesLayout*>(source.layout.own.get());
+  const Trainer trainer = TrainerOf(spec, source);
+  return trainer != Trainer::kAccelerate && (from == nullptr || from->trainer != trainer);
+}
+
 Result<Layout> Resolve(const TargetSpec& spec, const Checkpoint& source) {
   const auto* from = dynamic_cast<const FilesLayout*>(source.layout.own.get());
   auto to = std::make_shared<FilesLayout>();
   if (from != nullptr) {
-    to->trainer = from->trainer;
     to->form = from->form;
     to->device = from->device;
     to->blocks = from->blocks;
     to->splits = from->splits;
     to->listed = from->listed;
     to->optimizer_names = from->optimizer_names;
+  } else {
+    to->optimizer_names = source.running_names;
   }
-  if (const std::string* trainer = spec.Find("trainer");
-      trainer != nullptr && *trainer != "source") {
-    const auto* const at = std::find(kTrainerWords.begin(), kTrainerWords.end(), *trainer);
-    to->trainer = static_cast<Trainer>(at - kTrainerWords.begin() - 1);
-  }
+  to->trainer = TrainerOf(spec, source);
   if (const std::string* torch = spec.Find("torch"); torch != nullptr && *torch != "source") {
     to->form = *torch == "2.15" ? MeshForm::kNew : MeshForm::kOld;
   }

@@ -43,6 +43,9 @@ Result<Checkpoint> ReadWeights(const SourceSet& source, const Patterns& patterns
 
 Result<Layout> Resolve(const TargetSpec& spec, const Checkpoint& source);
 
+/// Implements Format::running_names: Accelerate saves a Trainer's adapters under other names.
+bool HasRunningNames(const TargetSpec& spec, const Checkpoint& source);
+
 /// Returns the naming schemes: verl and Accelerate train Hugging Face models.
 std::span<const std::string_view> Sides(const TargetSpec& spec);
 

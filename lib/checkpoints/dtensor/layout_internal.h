@@ -43,7 +43,7 @@ struct FilesLayout : OwnLayout {
   std::vector<std::vector<std::string>> groups;  ///< by rank: all groups; sources only
   /// Parameters of each group in the group's order, including frozen ones. Sources only.
   std::vector<std::vector<std::string>> listed;
-  /// Optimizer's names by the model's names, if wrappers make them differ. Sources only.
+  /// Optimizer's names by the model's names, if wrappers make them differ.
   std::map<std::string, std::string> optimizer_names;
 
   /// Returns the optimizer's name of a parameter in the files.

@@ -136,9 +136,9 @@ struct Format {
   /// Files of this format contain weights but no optimizer state, so this
   /// format can be written even if the source's optimizer is unreadable.
   bool only_weights = false;
-  /// Files have the names of the running model, which differ for adapters
-  /// (Checkpoint::running_names).
-  bool running_names = false;
+  /// Returns true if the target has the names of the running model, which differ for adapters
+  /// (Checkpoint::running_names). Null: it keeps the source's names.
+  bool (*running_names)(const TargetSpec& spec, const Checkpoint& source) = nullptr;
   /// Returns the full layout that --target requests, checked against the
   /// checkpoint, which may be of any format. Null: the format is read-only.
   /// \error kUnsupported, kInfeasible  names both values: "ep=3: 8 experts do not divide"

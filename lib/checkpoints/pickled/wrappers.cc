@@ -87,6 +87,11 @@ bool IsWithAdapter(std::string_view full, std::string_view name) {
   return !wrapped;
 }
 
+std::string PeftName(std::string_view name) {
+  std::string plain = IsAdapterName(name) ? PlainName(name) : std::string(name);
+  return IsWithAdapter(name, plain) ? plain : std::string(name);
+}
+
 std::unordered_map<std::string_view, std::string_view> MatchNames(
     std::span<const std::string_view> model, std::span<const std::string_view> optimizer) {
   std::unordered_map<std::string_view, std::string_view> matched;

@@ -22,6 +22,11 @@ bool IsAdapterName(std::string_view name);
 /// Pure.
 bool IsWithAdapter(std::string_view full, std::string_view name);
 
+/// Returns the name of a parameter in PEFT's files, which is that of the running model without the
+/// adapter's name. Other names are returned unchanged.
+/// Pure.
+std::string PeftName(std::string_view name);
+
 /// Maps the optimizer's parameter names to the model's names. Names match if they are equal, or
 /// if exactly one name of the model is equal after wrapper parts are removed. A prefix "module." or
 /// "model." on all names of the model or of the optimizer is also removed. Leaves out names without

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Adapters (LoRA) as Accelerate and the Trainer save them with FSDP: without the base model, and with the names of PEFT's
-files. DeepSpeed resumes from the outputs. It has the names of the running model.
+files. DeepSpeed, which has the names of the running model, resumes from the outputs, and Accelerate from those of
+DeepSpeed's checkpoints.
 
     adapters_test.py BIN
 """
 
+import logging
 import pathlib
 import sys
+import types
 import unittest
 import warnings
 
@@ -17,11 +20,16 @@ import commands
 import deepspeed
 import peft
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 import transformers
+from accelerate.utils import fsdp_utils
 from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import StateDictType, fully_shard
 
 warnings.filterwarnings("ignore")
+fsdp_utils.logger = logging.getLogger("accelerate")  # its own wants ranks that Accelerate has started
 STATES = ("exp_avg", "exp_avg_sq")
 
 
@@ -73,8 +81,68 @@ def differences(checkpoint, folder, stage, universal):
     return wrong
 
 
+def save_deepspeed(folder):
+    """Collective. Trains the adapter, and saves it as the Trainer does: without the base model."""
+    model = make_model()
+    config = {"train_batch_size": 2, "zero_optimization": {"stage": 2}, "zero_allow_untested_optimizer": True}
+    optimizer = torch.optim.AdamW(trained(model).values(), lr=0.01, foreach=False)
+    engine = deepspeed.initialize(model=model, optimizer=optimizer, config=config)[0]
+    for step in range(2):
+        tokens = torch.randint(0, 32, (1, 8), generator=torch.Generator().manual_seed(10 * step + dist.get_rank()))
+        engine.backward(engine(input_ids=tokens, labels=tokens).loss)
+        engine.step()
+    engine.save_checkpoint(folder / "ckpt", exclude_frozen_parameters=True)
+    expected = {name: {"fp32": safe_get_full_fp32_param(weight)}
+                | {key: safe_get_full_optimizer_state(weight, key) for key in STATES}
+                for name, weight in trained(engine.module).items()}
+    if dist.get_rank() == 0:
+        torch.save(expected, folder / "expected.pt")
+
+
+def differences_in_accelerate(checkpoint, folder, use_dcp):
+    """Collective. Resumes with Accelerate's functions, as the Trainer calls them; the adapter's tensors that differ."""
+    model = make_model()
+    with torch.no_grad():
+        for weight in trained(model).values():
+            weight.fill_(7)
+    fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    optimizer = torch.optim.AdamW(trained(model).values(), lr=0.5, foreach=False)
+    plugin = types.SimpleNamespace(fsdp_version=2, state_dict_type=StateDictType.SHARDED_STATE_DICT,
+                                   state_dict_config=None, optim_state_dict_config=None)
+    accelerator = types.SimpleNamespace(process_index=dist.get_rank(), num_processes=dist.get_world_size(),
+                                        wait_for_everyone=dist.barrier)
+    how = {"adapter_only": True, "use_dcp": use_dcp}
+    fsdp_utils.load_fsdp_model(plugin, accelerator, model, checkpoint, **how)
+    fsdp_utils.load_fsdp_optimizer(plugin, accelerator, optimizer, model, checkpoint, **how)
+    expected = torch.load(folder / "expected.pt", weights_only=True)
+    wrong = [] if optimizer.param_groups[0]["lr"] == 0.01 else ["lr"]
+    for name, weight in trained(model).items():
+        found = {"fp32": weight} | {key: optimizer.state[weight][key] for key in STATES}
+        wrong += [f"{name} {key}" for key, tensor in found.items()
+                  if not torch.equal(tensor.full_tensor(), expected[name][key])]
+    return wrong
+
+
 class Adapters(unittest.TestCase):
     ucp = None
+
+    def test_accelerate_resumes_an_adapter_of_deepspeed(self):
+        scratch = commands.Scratch()
+        self.addCleanup(scratch.close)
+        ranks.run(2, save_deepspeed, scratch.path)
+        first, made = scratch.path / "ckpt", scratch.path / "made"
+        self.ucp.run("ucp-load", first, made, "--format", "dcp", "--flavour", "transformers", "--target", "dp_shard=3")
+        self.ucp.run("ucp-load", "--check", first, made)
+        self.assertEqual(ranks.run(3, differences_in_accelerate, made, scratch.path, True), [])
+        back = scratch.path / "back"
+        self.ucp.run("ucp-load", made, back, "--format", "deepspeed", "--target", "zero=1,dp=1")
+        self.ucp.run("ucp-load", "--check", made, back)
+        self.assertEqual(ranks.run(1, differences, back, scratch.path, 1, False), [])
+        rank_files = scratch.path / "rank_files"
+        self.ucp.run("ucp-load", made, rank_files, "--format", "dtensor", "--trainer", "accelerate", "--target",
+                     "dp_shard=2,device=cpu")
+        self.ucp.run("ucp-load", "--check", first, rank_files)
+        self.assertEqual(ranks.run(2, differences_in_accelerate, rank_files, scratch.path, False), [])
 
     def test_deepspeed_resumes_an_adapter(self):
         scratch = commands.Scratch()

@@ -412,6 +412,44 @@ TEST(DcpWrite, ExpertsAreSharedOutOverTensorParallelRanksToo) {
   EXPECT_EQ(boxes("dp_shard=2,tp=2"), std::vector<Shape>(2, Shape{2, 6, 2}));
 }
 
+TEST(DcpWrite, ATrainerSavesOneAdapter) {
+  const Format* row = FindFormat(kName);
+  Checkpoint source;
+  const auto resolve = [&](const char* target) {
+    return Resolve(*ParseTarget(*row, target), source);
+  };
+  for (const char* name : {"q.weight", "q.lora_A.one.weight", "q.lora_A.two.weight"}) {
+    source.params.emplace_back().name = name;
+  }
+  const Result<Layout> both = resolve("flavour=transformers");
+  ASSERT_FALSE(both);
+  EXPECT_EQ(both.error().code, Errc::kUnsupported);
+  EXPECT_NE(both.error().message.find("q.lora_A.two.weight"), std::string::npos);
+  EXPECT_TRUE(resolve("flavour=accelerate"));
+  source.params.pop_back();
+  EXPECT_TRUE(resolve("flavour=transformers"));
+}
+
+TEST(DcpWrite, OtherFlavoursHaveTheNamesOfTheRunningModel) {
+  const Format* row = FindFormat(kName);
+  Checkpoint source;
+  const auto running = [&](const char* target) {
+    return HasRunningNames(*ParseTarget(*row, target), source);
+  };
+  EXPECT_TRUE(running(""));
+  EXPECT_TRUE(running("flavour=plain"));
+  EXPECT_TRUE(running("flavour=torchtitan"));
+  EXPECT_FALSE(running("flavour=accelerate"));
+  EXPECT_FALSE(running("flavour=transformers"));
+  auto before = std::make_shared<FolderLayout>();
+  before->flavour = Flavour::kAccelerate;
+  source.layout.own = before;
+  EXPECT_FALSE(running(""));
+  EXPECT_TRUE(running("flavour=plain"));
+  before->flavour = Flavour::kPlain;
+  EXPECT_FALSE(running("flavour=plain"));
+}
+
 TEST(DcpWrite, RefusesWhatCannotBe) {
   const Result<Checkpoint> source = ReadFrom(Data() / "nested_w3/ckpt");
   ASSERT_TRUE(source) << source.error().message;

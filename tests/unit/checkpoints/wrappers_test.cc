@@ -32,6 +32,15 @@ TEST(Wrappers, PlainNamesAreWithoutThem) {
   EXPECT_EQ(PlainName("module.weight"), "module.weight");
 }
 
+TEST(Wrappers, NamesInFilesOfPeftLackTheAdapter) {
+  EXPECT_EQ(PeftName("model.q_proj.lora_A.default.weight"), "model.q_proj.lora_A.weight");
+  EXPECT_EQ(PeftName("lm_head.modules_to_save.default.weight"), "lm_head.weight");
+  EXPECT_EQ(PeftName("q_proj.lora_A.weight"), "q_proj.lora_A.weight");
+  EXPECT_EQ(PeftName("_orig_mod.q_proj.lora_A.default.weight"),
+            "_orig_mod.q_proj.lora_A.default.weight");
+  EXPECT_EQ(PeftName("_orig_mod.mlp.weight"), "_orig_mod.mlp.weight");
+}
+
 TEST(Wrappers, NamesOfModelAndOptimizerAreMatched) {
   const auto match = [](const Names& model, const Names& optimizer) {
     std::string text;
