@@ -344,6 +344,7 @@ class Elastic:
             if self._group.rank == 0:
                 if self._read_record() != self._record:  # this process was stalled while the others were started again
                     raise Error(MISMATCH, f"{self._folder}: other processes continue this run")
+                _sync_folder(path)  # torch.distributed.checkpoint syncs the files, but not their names
                 self._record = {"job": self._job, "iteration": self._iteration, "era": self._era, "path": name}
                 _replace(os.path.join(self._folder, RECORD), self._record)
 
@@ -373,7 +374,12 @@ def _replace(path: str, value: dict[str, Any]) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(f"{path}.new", path)
-    folder = os.open(os.path.dirname(path), os.O_RDONLY)
+    _sync_folder(os.path.dirname(path))
+
+
+def _sync_folder(path: str) -> None:
+    """Makes the names in a folder durable."""
+    folder = os.open(path, os.O_RDONLY)
     try:
         os.fsync(folder)
     finally:
