@@ -7,6 +7,7 @@ The job has at least the number of `ranks`. The last line printed is what rank 0
 import contextlib
 import json
 import os
+import signal
 import sys
 import tempfile
 import traceback
@@ -35,6 +36,7 @@ def main(train):
         for rank in range(job["ranks"]):
             pid = os.fork()
             if pid == 0:
+                os.setpgid(0, 0)
                 try:
                     _rank(rank, train, job, meet)
                     code = 0
@@ -45,7 +47,10 @@ def main(train):
                 os._exit(code)
             ranks.append(pid)
         while ranks:
-            pid, status = os.wait()
+            pid = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT).si_pid
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pid, signal.SIGKILL)  # helpers that a trainer starts hold our output open
+            status = os.waitpid(pid, 0)[1]
             ranks.remove(pid)
             if status and not failed:
                 failed = True

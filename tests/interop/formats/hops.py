@@ -64,12 +64,13 @@ def load_into_engine(engine, source, _):
         raise AssertionError(f"DeepSpeed finds no checkpoint in {source}")
 
 
-def in_deepspeed(family, stage, source, output, steps, load_it=load_into_engine):
+def in_deepspeed(family, stage, source, output, steps, load_it=load_into_engine, bf16=False):
     """Collective. Trains the steps in the range, from checkpoint `source` if there is one; its losses."""
     model = make_model(family, 5 if source is None else 105)
     engine, *_ = deepspeed.initialize(model=model, optimizer=make_optimizer(model.parameters()), config={
         "train_batch_size": BATCH, "train_micro_batch_size_per_gpu": BATCH // dist.get_world_size(),
-        "zero_optimization": {"stage": stage}, "zero_allow_untested_optimizer": True, "gradient_clipping": 0.0})
+        "zero_optimization": {"stage": stage}, "zero_allow_untested_optimizer": True, "gradient_clipping": 0.0,
+        "bf16": {"enabled": bf16}})
     if source is not None:
         load_it(engine, source, False)
     losses = []

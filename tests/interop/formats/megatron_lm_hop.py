@@ -3,7 +3,7 @@
 
     megatron_lm_hop.py '{"family": "llama", "layout": {"tp": 2, ...}, "source": ..., "steps": [4, 6], ...}'
 
-Prints the losses as JSON in its last line. Runs in the environment of scripts/peers that has megatron-core.
+Prints the losses as JSON in its last line. With "output", the run first saves what it has loaded there. Runs in the environment of scripts/peers that has megatron-core.
 """
 
 import pathlib
@@ -36,7 +36,7 @@ def share_of_batch(job, step):
 def train(job):
     model = {"layers": job["layers"], "hidden": job["hidden"], "inner": job["inner"], "heads": job["heads"],
              "kv_heads": job["kv_heads"], "vocabulary": job["vocabulary"], "norm": "RMSNorm", "seed": 105, "tied": False,
-             "gated": True, "bias": False, "bf16": False, "samples": job["batch"], "length": job["length"] - 1,
+             "gated": True, "bias": False, "bf16": job["bf16"], "samples": job["batch"], "length": job["length"] - 1,
              "experts": job["experts"] if job["family"] == "mixtral" else 0, "more": words(job)}
     run = in_megatron.build(model, job["layout"], job["source"])
     args, _, _, scheduler = run
@@ -44,6 +44,8 @@ def train(job):
     found = (args.iteration, args.consumed_train_samples, scheduler.num_steps)
     if found != (first, samples, samples):
         raise AssertionError(f"iteration, samples, steps of the schedule: {found}, expected {(first, samples, samples)}")
+    if job["output"]:
+        in_megatron.save(run, job["output"], True)
     return [in_megatron.train_step(run, model, step, share_of_batch(job, step)) for step in range(*job["steps"])]
 
 
