@@ -273,6 +273,11 @@ class Trials:
     def killed_twice(self, root, number, part):
         command = self.case.command(root)
         done = run(command, fault=f"any:{number}:kill")
+        # The journal writes the records of several threads at once, so a run may have fewer calls than the counted one.
+        if done.code == 0 and number > self.calls["any"] - self.calls["write"]:
+            self.counts.update(("runs", "had fewer calls"))
+            self.judge(root, True)
+            return
         expect(done.code == KILLED, f"not killed: {done}")
         again = [*command, *getattr(self.case, "again", [])]
         # Without counting first: numbers are spread over what a whole run has, in a way of its own
