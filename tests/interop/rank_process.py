@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The life of a rank that is a fork of a test's process."""
 
+import contextlib
 import faulthandler
 import multiprocessing
 import os
@@ -29,6 +30,15 @@ def become(log, live):
     for child in multiprocessing.active_children():
         child.kill()
     os._exit(code)
+
+
+def wait_for_any():
+    """Waits until a child has ended that leads a process group of its own, and kills what it has left in that group:
+    its pid and status."""
+    pid = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT).si_pid
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+    return pid, os.waitpid(pid, 0)[1]
 
 
 def name_rank(rank, ranks):

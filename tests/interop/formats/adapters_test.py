@@ -62,13 +62,17 @@ def save(folder):
     torch.save(expected, folder / "expected.pt")
 
 
-def differences(checkpoint, folder, stage, universal):
-    """Resumes in DeepSpeed; the adapter's tensors that differ."""
+def make_engine(stage, universal):
     model = make_model()
     config = {"train_batch_size": 2, "zero_optimization": {"stage": stage}, "zero_allow_untested_optimizer": True,
               "checkpoint": {"load_universal": universal}}
     optimizer = torch.optim.AdamW(trained(model).values(), lr=0.01, foreach=False)
-    engine = deepspeed.initialize(model=model, optimizer=optimizer, config=config)[0]
+    return deepspeed.initialize(model=model, optimizer=optimizer, config=config)[0]
+
+
+def differences(checkpoint, folder, stage, universal):
+    """Resumes in DeepSpeed; the adapter's tensors that differ."""
+    engine = make_engine(stage, universal)
     if engine.load_checkpoint(checkpoint, load_module_strict=False)[0] is None:
         raise AssertionError(f"DeepSpeed finds no checkpoint in {checkpoint}")
     expected = torch.load(folder / "expected.pt", weights_only=True)
@@ -83,10 +87,7 @@ def differences(checkpoint, folder, stage, universal):
 
 def save_deepspeed(folder):
     """Collective. Trains the adapter, and saves it as the Trainer does: without the base model."""
-    model = make_model()
-    config = {"train_batch_size": 2, "zero_optimization": {"stage": 2}, "zero_allow_untested_optimizer": True}
-    optimizer = torch.optim.AdamW(trained(model).values(), lr=0.01, foreach=False)
-    engine = deepspeed.initialize(model=model, optimizer=optimizer, config=config)[0]
+    engine = make_engine(2, False)
     for step in range(2):
         tokens = torch.randint(0, 32, (1, 8), generator=torch.Generator().manual_seed(10 * step + dist.get_rank()))
         engine.backward(engine(input_ids=tokens, labels=tokens).loss)

@@ -7,11 +7,14 @@ The job has at least the number of `ranks`. The last line printed is what rank 0
 import contextlib
 import json
 import os
-import signal
+import pathlib
 import sys
 import tempfile
 import traceback
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+import rank_process
 import torch
 import torch.distributed as dist
 
@@ -47,10 +50,7 @@ def main(train):
                 os._exit(code)
             ranks.append(pid)
         while ranks:
-            pid = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT).si_pid
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(pid, signal.SIGKILL)  # helpers that a trainer starts hold our output open
-            status = os.waitpid(pid, 0)[1]
+            pid, status = rank_process.wait_for_any()  # helpers that a trainer leaves would hold our output open
             ranks.remove(pid)
             if status and not failed:
                 failed = True

@@ -109,7 +109,8 @@ class Hops(unittest.TestCase):
                "layers": config.num_hidden_layers, "hidden": config.hidden_size, "heads": config.num_attention_heads,
                "kv_heads": config.num_key_value_heads, "inner": config.intermediate_size, "epsilon": config.rms_norm_eps,
                "vocabulary": hops.VOCABULARY, "length": hops.LENGTH, "theta": config.rope_parameters["rope_theta"],
-               "experts": 4, "topk": 2, "betas": (0.9, 0.95), "rate": hops.RATE, "decay": 0.1, "adam_epsilon": 1e-8, "bf16": False, "output": None, **more}
+               "experts": 4, "topk": 2, "betas": (0.9, 0.95), "rate": hops.RATE, "decay": 0.1, "adam_epsilon": 1e-8,
+               "bf16": False, "output": None, **more}
         # Not the environment that DeepSpeed has set up for itself.
         environment = {key: os.environ[key] for key in ("PATH", "HOME") if key in os.environ}
         done = subprocess.run([python, pathlib.Path(__file__).with_name(script), json.dumps(job)],

@@ -3,7 +3,8 @@
 
     megatron_lm_hop.py '{"family": "llama", "layout": {"tp": 2, ...}, "source": ..., "steps": [4, 6], ...}'
 
-Prints the losses as JSON in its last line. With "output", the run first saves what it has loaded there. Runs in the environment of scripts/peers that has megatron-core.
+Prints the losses as JSON in its last line. With "output", the run first saves what it has loaded there. Runs in the
+environment of scripts/peers that has megatron-core.
 """
 
 import pathlib

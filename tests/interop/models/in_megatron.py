@@ -274,13 +274,6 @@ def rank_main(rank, world, job, folder):
     rank_process.become(folder / f"log{rank}", live)
 
 
-def end(pid):
-    """Kills what a rank that has ended has left in its process group, and returns the rank's status."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(pid, signal.SIGKILL)
-    return os.waitpid(pid, 0)[1]
-
-
 def run_job(job):
     """{"losses": ...} or {"error": the end of the first log of a rank that failed}."""
     world = job["layout"]["tp"] * job["layout"]["pp"] * job["layout"]["dp"]
@@ -292,9 +285,8 @@ def run_job(job):
                 rank_main(rank, world, job, folder)
             left[pid] = rank
         while left:
-            pid = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT).si_pid
+            pid, status = rank_process.wait_for_any()
             rank = left.pop(pid, None)
-            status = end(pid)
             if status and rank is not None and failed is None:
                 failed = rank
                 for other in left:
