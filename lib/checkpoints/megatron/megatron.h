@@ -23,6 +23,7 @@
 #include "checkpoints/model/format.h"
 #include "checkpoints/tp_rules/patterns.h"
 #include "files/torch_pt/reader.h"
+#include "support/base/limits.h"
 #include "support/base/result.h"
 
 namespace shardwright::checkpoints::megatron {
@@ -139,27 +140,38 @@ std::span<const std::string_view> Sides(const TargetSpec& spec);
 Result<Written> Write(const Checkpoint& source, const Layout& layout);
 
 /// Implements TargetKey::check. \error kUsage
-Status CheckCount(std::string_view key, std::string_view value);
 Status CheckWord(std::string_view key, std::string_view value);
 Status CheckRate(std::string_view key, std::string_view value);
+
+/// Checks that a value is a whole number within bounds. \error kUsage
+Status CheckNumber(std::string_view key, std::string_view value, std::uint64_t least,
+                   std::uint64_t most);
+
+/// Implements TargetKey::check. \error kUsage
+template <std::uint64_t kLeast, std::uint64_t kMost = limits::kRanks>
+Status CheckCount(std::string_view key, std::string_view value) {
+  return CheckNumber(key, value, kLeast, kMost);
+}
+
+inline constexpr std::uint64_t kMostSizes = std::uint64_t{1} << 53;  ///< of `heads` and `samples`
 
 }  // namespace shardwright::checkpoints::megatron
 
 namespace shardwright::checkpoints {
 
 inline constexpr std::array<TargetKey, 15> kMegatronKeys = {{
-    {.name = "tp", .help = "tensor-parallel ranks", .check = megatron::CheckCount},
-    {.name = "pp", .help = "pipeline stages", .check = megatron::CheckCount},
-    {.name = "vpp", .help = "virtual chunks of a stage", .check = megatron::CheckCount},
-    {.name = "ep", .help = "expert-parallel ranks", .check = megatron::CheckCount},
-    {.name = "etp", .help = "tensor-parallel ranks of experts", .check = megatron::CheckCount},
-    {.name = "dp", .help = "data-parallel ranks", .check = megatron::CheckCount},
+    {.name = "tp", .help = "tensor-parallel ranks", .check = megatron::CheckCount<1>},
+    {.name = "pp", .help = "pipeline stages", .check = megatron::CheckCount<1>},
+    {.name = "vpp", .help = "virtual chunks of a stage", .check = megatron::CheckCount<1>},
+    {.name = "ep", .help = "expert-parallel ranks", .check = megatron::CheckCount<1>},
+    {.name = "etp", .help = "tensor-parallel ranks of experts", .check = megatron::CheckCount<1>},
+    {.name = "dp", .help = "data-parallel ranks", .check = megatron::CheckCount<1>},
     {.name = "first",
      .help = "layers of the first stage, 0: as many as the others",
-     .check = megatron::CheckCount},
+     .check = megatron::CheckCount<0>},
     {.name = "last",
      .help = "layers of the last stage, 0: as many as the others",
-     .check = megatron::CheckCount},
+     .check = megatron::CheckCount<0>},
     {.name = "files",
      .help = "torch_dist, or torch for legacy files",
      .check = megatron::CheckWord},
@@ -169,17 +181,17 @@ inline constexpr std::array<TargetKey, 15> kMegatronKeys = {{
      .check = megatron::CheckWord},
     {.name = "bucket",
      .help = "elements of a gradient bucket (dp_reshardable), 0: no limit",
-     .check = megatron::CheckCount},
+     .check = megatron::CheckCount<0>},
     {.name = "lr",
      .help = "--lr of the Megatron-LM run that resumes another trainer's checkpoint",
      .check = megatron::CheckRate},
     {.name = "min_lr", .help = "with lr: its --min-lr (default: 0)", .check = megatron::CheckRate},
     {.name = "heads",
      .help = "with lr: its --num-attention-heads (default: from the map or the checkpoint)",
-     .check = megatron::CheckCount},
+     .check = megatron::CheckCount<1, megatron::kMostSizes>},
     {.name = "samples",
      .help = "with lr: samples consumed so far (default: from the checkpoint)",
-     .check = megatron::CheckCount},
+     .check = megatron::CheckCount<1, megatron::kMostSizes>},
 }};
 
 }  // namespace shardwright::checkpoints

@@ -10,7 +10,6 @@
 #include "checkpoints/megatron/write/new_run.h"
 #include "checkpoints/megatron/write/write_internal.h"
 #include "support/base/checked.h"
-#include "support/base/limits.h"
 
 namespace shardwright::checkpoints::megatron {
 namespace {
@@ -101,10 +100,8 @@ bool LayersDiffer(const Checkpoint& source) {
 
 }  // namespace
 
-Status CheckCount(std::string_view key, std::string_view value) {
-  const bool ranks = key != "heads" && key != "samples";
-  const std::uint64_t least = key == "first" || key == "last" || key == "bucket" ? 0 : 1;
-  const std::uint64_t most = ranks ? limits::kRanks : std::uint64_t{1} << 53;
+Status CheckNumber(std::string_view key, std::string_view value, std::uint64_t least,
+                   std::uint64_t most) {
   const auto number = NumberIn<std::uint64_t>(value);
   if (number && *number >= least && *number <= most) return {};
   return Fail(Errc::kUsage, "target ", key, "=", value, ": a number from ", least, " expected");
